@@ -6,12 +6,12 @@ use std::fs;
 use esp_client::MacAddr;
 use esp_client::ethers_path;
 
-/// Names by address; for output only, so that whatever cannot be read has no name.
+/// Names by address, for output only: entries that cannot be read are left out.
 #[derive(Clone, Debug, Default)]
 pub struct Names(HashMap<MacAddr, String>);
 
 impl Names {
-    /// Those of [`ethers_path`].
+    /// Reads the file at [`ethers_path`]; no names if it cannot be read.
     pub fn load() -> Names {
         Names::parse(&fs::read_to_string(ethers_path()).unwrap_or_default())
     }
@@ -28,12 +28,12 @@ impl Names {
         Names(names)
     }
 
-    /// The name of an address.
+    /// Returns the name of an address.
     pub fn of(&self, mac: MacAddr) -> Option<&str> {
         self.0.get(&mac).map(String::as_str)
     }
 
-    /// `name (address)`, or the address alone.
+    /// Formats `name (address)`, or the address alone.
     pub fn show(&self, mac: MacAddr) -> String {
         self.of(mac)
             .map_or_else(|| mac.to_string(), |name| format!("{name} ({mac})"))

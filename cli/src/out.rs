@@ -1,4 +1,4 @@
-//! How a program ends, and how it writes.
+//! Exit codes, failures and output of the programs.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -6,21 +6,21 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-/// How a program that could run ended.
+/// Result of a program that could run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Everything was done or answered: exit code 0.
     Done,
     /// Part of it failed (loss, mismatch): exit code 1.
     Partly,
-    /// The exit code of something that was run on the user's behalf.
+    /// Exit code of a command that was run for the user.
     Code(u8),
 }
 
 /// The program could not run: exit code 2 and this one line.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// What happened, where, what to do.
+    /// Names the event, the place and the remedy.
     #[error("{0}")]
     Text(String),
     /// Writing the output failed; a closed pipe ends the program cleanly.
@@ -29,13 +29,13 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// A failure with this text.
+    /// Creates a failure with this text.
     pub fn new(text: impl Into<String>) -> Failure {
         Failure::Text(text.into())
     }
 }
 
-/// Adds to an error what was being done.
+/// Adds context to an error.
 pub trait Doing<T> {
     /// Turns the error into a [`Failure`] that begins with `what`.
     fn doing(self, what: impl Display) -> Result<T, Failure>;
@@ -53,17 +53,16 @@ pub fn finish(program: &str, result: Result<Verdict, Failure>) -> ExitCode {
         Ok(Verdict::Done) => ExitCode::SUCCESS,
         Ok(Verdict::Partly) => ExitCode::from(1),
         Ok(Verdict::Code(code)) => ExitCode::from(code),
-        // Whoever read our output has had enough of it (`| head`).
+        // The reader of the output closed it early (`| head`).
         Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
-            // Nothing is left to do when standard error is closed too.
             let _ = writeln!(io::stderr(), "{program}: {failure}");
             ExitCode::from(2)
         }
     }
 }
 
-/// Writes one line to standard output and flushes it, so that a pipe shows it at once.
+/// Writes one line to standard output and flushes it.
 pub fn line(text: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
@@ -75,12 +74,12 @@ pub fn json(value: &impl Serialize) -> io::Result<()> {
     line(serde_json::to_string(value).map_err(io::Error::other)?)
 }
 
-/// Writes a remark to standard error, which is not part of the output. Failing to is no failure.
+/// Writes a remark to standard error and ignores errors.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// A progress bar on a terminal; hidden when standard error is something else.
+/// Creates a progress bar, which is hidden unless standard error is a terminal.
 pub fn progress(len: u64, template: &str) -> indicatif::ProgressBar {
     if !io::stderr().is_terminal() {
         return indicatif::ProgressBar::hidden();

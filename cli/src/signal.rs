@@ -1,4 +1,4 @@
-//! Ctrl-C as a question a loop can ask, so that it ends with its summary.
+//! A flag set by Ctrl-C, so that a loop can end with its summary.
 
 use std::io;
 use std::sync::Arc;
@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{SigSet, Signal};
 
-/// Tells whether the user (or the system) asked the program to end.
+/// Flag that is set by SIGINT and SIGTERM.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Watches for SIGINT and SIGTERM from now on. To be called before the program starts other
-    /// threads: the signals are blocked in the calling thread and those it starts, and one thread
-    /// waits for them.
+    /// Starts to watch for SIGINT and SIGTERM. Call it before the program starts other threads: it
+    /// blocks the signals in the calling thread and in those it starts later, and starts a thread
+    /// that waits for them.
+    ///
+    /// # Errors
+    /// The signals cannot be blocked, or the thread cannot be started.
     pub fn watch() -> io::Result<Interrupt> {
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGINT);
@@ -31,7 +34,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// True from the first such signal on.
+    /// Returns true once a signal has arrived.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -10,7 +10,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// to 1 Tbit/s.
 ///
 /// # Errors
-/// The text is no such rate.
+/// The text is not a rate in that range.
 pub fn rate(text: &str) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let number = lower.trim_end_matches("/s");
@@ -23,7 +23,7 @@ pub fn rate(text: &str) -> Result<u64, String> {
 /// Parses a number of bytes, such as `4096`, `64k` or `64MiB` (powers of 1024), at most 2^50.
 ///
 /// # Errors
-/// The text is no such size.
+/// The text is not a size in that range.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let config = parse_size::Config::new().with_binary();
     let bytes = config.parse_size(text).ok().filter(|b| *b <= 1 << 50);
@@ -35,7 +35,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
 /// Parses a share as parts per million: `0.01` and `1%` are 10000. At most 1.
 ///
 /// # Errors
-/// The text is no such share.
+/// The text is not a share in that range.
 pub fn share(text: &str) -> Result<u32, String> {
     let (number, whole) = match text.strip_suffix('%') {
         Some(number) => (number.trim_end(), 100.0),
@@ -54,7 +54,7 @@ pub fn share(text: &str) -> Result<u32, String> {
 /// Parses a duration: a number of seconds (`0.2`), or with a unit (`200ms`). At most a day.
 ///
 /// # Errors
-/// The text is no such duration.
+/// The text is not a duration in that range.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let duration = match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
@@ -112,9 +112,7 @@ mod tests {
         ] {
             assert_eq!(rate(text), Ok(bits), "{text}");
         }
-        for bad in [
-            "", "mbit", "10parsec", "1", "-5mbit", "2000gbit", "1.2.3m",
-        ] {
+        for bad in ["", "mbit", "10parsec", "1", "-5mbit", "2000gbit", "1.2.3m"] {
             assert!(rate(bad).is_err(), "{bad}");
         }
     }

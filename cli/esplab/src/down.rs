@@ -19,7 +19,7 @@ pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
     if !left.is_empty() {
         let pids: Vec<String> = left.iter().map(ToString::to_string).collect();
         out::note(format_args!(
-            "esplab: still running in a node of it, which lives as long: process {}",
+            "esplab: process {} still runs in a node, which exists until it ends",
             pids.join(", ")
         ));
     }

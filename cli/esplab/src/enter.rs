@@ -1,4 +1,4 @@
-//! `esplab enter`: run a tool in the namespaces of a holder; used by the lab only.
+//! `esplab enter`: runs a tool in the namespaces of a holder; used by the lab only.
 
 use std::ffi::OsString;
 

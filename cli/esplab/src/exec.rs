@@ -12,13 +12,12 @@ use cli::out::{Failure, Verdict};
 ///
 /// The command finds the programs of this build in its PATH, the names node0, node1, … in
 /// ESP_ETHERS (and /etc/hosts), its node's daemon in ESP_SOCKET, and in ESPLAB_RSH a program that
-/// goes to other nodes like ssh. ESPLAB and ESPLAB_NODE say where it runs, and so does the host
-/// name.
+/// reaches other nodes like ssh. ESPLAB, ESPLAB_NODE and the host name identify its node.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
     name: Name,
-    /// Cores the command may run on, like 0,1
+    /// Cores the command may run on, such as 0,1
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cpus: Vec<usize>,
     /// Number of the node

@@ -1,4 +1,4 @@
-//! `esplab hold`: the life of a namespace; started by the lab only.
+//! `esplab hold`: keeps a namespace alive; started by the lab only.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub(super) struct Flags {
     watch: Option<PathBuf>,
 }
 
-/// `PID:START` names a process.
+/// Parses a process as `PID:START`.
 pub(super) fn parse_process(text: &str) -> Result<ProcessRef, String> {
     let parse = || {
         let (pid, start) = text.split_once(':')?;

@@ -10,12 +10,12 @@ use lab::{ProcessRef, State, WireOptions};
 /// Show the labs of this user
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// One JSON object per lab and line
+    /// Print one JSON object per lab and line
     #[arg(long)]
     json: bool,
 }
 
-/// A lab as it is shown.
+/// Line of a lab.
 #[derive(Debug, Serialize)]
 struct Row<'a> {
     name: &'a str,
@@ -23,7 +23,7 @@ struct Row<'a> {
     rootless: bool,
     #[serde(flatten)]
     wire: &'a WireOptions,
-    /// Daemons that run.
+    /// Number of running daemons.
     daemons: usize,
 }
 

@@ -62,7 +62,7 @@ enum Command {
     Rank(rank::Flags),
 }
 
-/// Which lab a command is about.
+/// Selects a lab.
 #[derive(Debug, Args)]
 struct Name {
     /// Name of the lab [default: $ESPLAB, else "default"]
@@ -71,7 +71,7 @@ struct Name {
 }
 
 impl Name {
-    /// The name given, or that of the lab the command runs in.
+    /// Returns the given name, else that of the lab that the command runs in, else the default.
     fn resolve(self) -> String {
         self.name
             .or_else(|| std::env::var("ESPLAB").ok().filter(|name| !name.is_empty()))

@@ -1,4 +1,4 @@
-//! `esplab mpirun`: an MPI program of Open MPI's over the nodes of a lab.
+//! `esplab mpirun`: runs an Open MPI program over the nodes of a lab.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,47 +11,46 @@ use super::up;
 use cli::out::{Doing, Failure, Verdict};
 use lab::LabOptions;
 
-/// Name of the component's file, with which Open MPI finds it.
+/// File name by which Open MPI finds the component.
 const COMPONENT: &str = "mca_btl_esp.so";
 
 /// Run an MPI program over nodes of this machine, by Open MPI's mpirun: with our component, or with
 /// TCP to compare
 ///
-/// Makes a lab for the run; with --name it uses one that is up. The component is the one beside
-/// this program, else the one installed for this user (`cargo xtask install-ompi`). Exit code: that
-/// of mpirun.
+/// Creates a lab for the run, or uses the running one that --name names. The component is the one
+/// beside this program, else the one installed for this user (`cargo xtask install-ompi`). The exit
+/// code is that of mpirun.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Processes
+    /// Number of processes
     #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks: u32,
-    /// Nodes; the processes fill one after the other
+    /// Number of nodes; processes fill one node after the other
     #[arg(long, value_name = "K", default_value_t = 2)]
     nodes: usize,
-    /// What carries messages: esp or tcp between nodes (and shared memory within), or a list of
-    /// Open MPI's like esp,self
+    /// Transports: esp or tcp between nodes (and shared memory within), or a list for Open MPI such
+    /// as esp,self
     #[arg(long, value_name = "LIST", default_value = "esp")]
     btl: String,
-    /// MTU of the lab that is made
+    /// MTU of the created lab
     #[arg(long, value_name = "BYTES", default_value_t = 1500)]
     mtu: u32,
-    /// Use this lab, which is up, and leave it so
+    /// Use this running lab and do not end it
     #[arg(long, value_name = "LAB")]
     name: Option<String>,
     /// Folder with mca_btl_esp.so
     #[arg(long, value_name = "DIR")]
     component: Option<PathBuf>,
-    /// A parameter of Open MPI, like btl_esp_verbose=1; may be repeated
+    /// Parameter for Open MPI, such as btl_esp_verbose=1 (may be repeated)
     #[arg(long, value_name = "NAME=VALUE")]
     mca: Vec<String>,
-    /// Pass this variable of the environment on; may be repeated
+    /// Environment variable to pass to the processes (may be repeated)
     #[arg(short = 'x', value_name = "VAR")]
     export: Vec<String>,
-    /// End the job after so many seconds
+    /// End the job after this number of seconds
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
-    /// Give each process a core: the first that this program may use to rank 0, and so on, from the
-    /// front again when they are used up
+    /// Bind each process to a core: rank 0 to the first allowed one, and so on in turn
     #[arg(long)]
     bind: bool,
     /// The program and its arguments
@@ -89,7 +88,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let scratch = Scratch::new()?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut command = Command::new(env::current_exe().doing("finding the running program")?);
-    // The lab says where its rsh is to the commands in it.
+    // The variable is set for commands within the lab.
     let line = r#"m=$1; shift; exec "$m" --mca plm_rsh_agent "$ESPLAB_RSH" "$@""#;
     command
         .args([
@@ -120,7 +119,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
 }
 
 impl Flags {
-    /// Processes of each node that has some.
+    /// Returns the number of processes of each node that has any.
     fn used(&self) -> Vec<u32> {
         let nodes = u32::try_from(self.nodes)
             .unwrap_or(u32::MAX)
@@ -131,7 +130,7 @@ impl Flags {
             .collect()
     }
 
-    /// Open MPI's list of BTLs.
+    /// Returns the list of BTLs for Open MPI.
     fn list(&self) -> String {
         match self.btl.as_str() {
             "esp" | "tcp" => format!("{},vader,self", self.btl),
@@ -139,14 +138,14 @@ impl Flags {
         }
     }
 
-    /// The folder to name to Open MPI; none when the component is where it looks by itself.
+    /// Returns the component's folder; `None` if Open MPI finds it by itself.
     fn components(&self) -> Result<Option<PathBuf>, Failure> {
         let has = |dir: &Path| dir.join(COMPONENT).is_file();
         if let Some(dir) = &self.component {
             let dir = std::path::absolute(dir).doing(dir.display())?;
             if !has(&dir) {
                 return Err(Failure::new(format!(
-                    "{}: there is no {COMPONENT}",
+                    "{}: {COMPONENT} was not found",
                     dir.display()
                 )));
             }
@@ -187,13 +186,12 @@ impl Flags {
             "--map-by",
             "slot",
         ]);
-        // Each node believes that the machine is its own, and would bind its first process to core
-        // 0.
+        // Each node would bind its first process to core 0, as if it had the machine to itself.
         add(&["--bind-to", "none"]);
         for (parameter, value) in [
             ("oob_tcp_if_include", "eth0"),
             ("btl_tcp_if_include", "eth0"),
-            // Else a component for whole messages may be chosen, which knows nothing of BTLs.
+            // Else Open MPI may choose a component for whole messages, which uses no BTL.
             ("pml", "ob1"),
             ("btl", &self.list()),
         ] {
@@ -218,7 +216,7 @@ impl Flags {
     }
 }
 
-/// The cores that this process may use, which its children may use, too.
+/// Returns the cores that this process and its children may use.
 fn allowed_cores() -> Result<Vec<usize>, Failure> {
     let set = rustix::thread::sched_getaffinity(None).doing("asking for the cores")?;
     Ok((0..rustix::thread::CpuSet::MAX_CPU)
@@ -226,8 +224,8 @@ fn allowed_cores() -> Result<Vec<usize>, Failure> {
         .collect())
 }
 
-/// Words in front of a program that give each rank a core. The launcher cannot do it: it takes each
-/// node for a machine of its own.
+/// Returns the words before a program that bind each rank to a core. The launcher cannot do it: it
+/// takes each node for a machine of its own.
 fn bound(cores: &[usize]) -> Vec<OsString> {
     let list: Vec<String> = cores.iter().map(usize::to_string).collect();
     let line = format!(
@@ -238,7 +236,7 @@ fn bound(cores: &[usize]) -> Vec<OsString> {
     ["/bin/sh", "-c", &line, "bind"].map(OsString::from).into()
 }
 
-/// Debian has several programs of that name.
+/// Finds the `mpirun` of Open MPI: Debian has several programs of that name.
 fn mpirun() -> Result<PathBuf, Failure> {
     let path = env::var_os("PATH").unwrap_or_default();
     let find = |name: &str| {
@@ -248,10 +246,10 @@ fn mpirun() -> Result<PathBuf, Failure> {
     };
     find("mpirun.openmpi")
         .or_else(|| find("mpirun"))
-        .ok_or_else(|| Failure::new("no mpirun of Open MPI: apt install openmpi-bin"))
+        .ok_or_else(|| Failure::new("mpirun of Open MPI was not found: apt install openmpi-bin"))
 }
 
-/// Room for the launcher's own files.
+/// Folder for the launcher's own files, removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -264,7 +262,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left of it lies in the folder for such things.
+        // Remains lie in the folder for temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -304,7 +302,7 @@ mod tests {
     fn ranks_have_cores_in_turn() {
         for (rank, core) in [("0", "3"), ("1", "5"), ("2", "3")] {
             let words = bound(&[3, 5]);
-            // A taskset that says what it was asked for.
+            // A taskset that prints its arguments.
             let line = words[2].to_str().unwrap().replace("exec taskset", "echo");
             let output = Command::new(&words[0])
                 .args([
@@ -326,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_mpirun() {
+    fn the_command_line_of_mpirun_has_all_options() {
         let flags = flags("-n 3 --btl tcp --mca a_b=c=d --timeout 9 -x FOO prog -n 7");
         assert_eq!(flags.command, ["prog", "-n", "7"]);
         let words = flags.arguments(&flags.used(), 2, Path::new("/scratch"));

@@ -1,4 +1,4 @@
-//! `esplab rank`: one process of ours in a benchmark within a node; started by the benchmarks only.
+//! `esplab rank`: one process of a benchmark within a node; started by the benchmarks only.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ fn contender(name: &str) -> Result<Contender, String> {
     Contender::OURS
         .into_iter()
         .find(|who| who.name() == name)
-        .ok_or_else(|| format!("nobody of ours is {name}"))
+        .ok_or_else(|| format!("unknown contender `{name}`"))
 }
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
@@ -58,7 +58,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
                 job.p2p().stats()
             ));
         }
-        // Nothing is sent any more; that a peer has left already is no failure.
+        // A peer may have left already: nothing is sent any more.
         let _ = job.finalize();
     }
     Ok(Verdict::Done)

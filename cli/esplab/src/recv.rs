@@ -12,26 +12,26 @@ use cli::names::Names;
 use cli::out::{self, Doing, Failure, Verdict};
 use cli::units;
 
-/// Wait for an `esplab send`, check what it sends
+/// Wait for an `esplab send` and check every byte
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Port to wait at
+    /// Port to listen on
     port: u16,
-    /// No progress, even on a terminal
+    /// Show no progress, even on a terminal
     #[arg(short, long)]
     quiet: bool,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// The end of a transfer.
+/// Result of a transfer.
 #[derive(Debug, Serialize)]
 pub(super) struct Transferred {
     direction: &'static str,
     peer: String,
     bytes: u64,
-    /// Bytes that were right, from the beginning.
+    /// Number of correct bytes from the start.
     right: u64,
     intact: bool,
     seconds: f64,
@@ -75,12 +75,12 @@ impl Transferred {
             let content = if *intact {
                 "content verified".into()
             } else {
-                format!("WRONG from byte {right} on")
+                format!("WRONG from byte {right}")
             };
             let size = units::show_bytes(*bytes);
-            let way = if *direction == "sent" { "to" } else { "from" };
+            let preposition = if *direction == "sent" { "to" } else { "from" };
             out::line(format_args!(
-                "{size} {direction} {way} {peer} in {seconds:.2} s ({gbit_s:.2} Gbit/s), {content}"
+                "{size} {direction} {preposition} {peer} in {seconds:.2} s ({gbit_s:.2} Gbit/s), {content}"
             ))?;
         }
         Ok(if *intact {
@@ -119,7 +119,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     });
     bar.finish_and_clear();
     let received = result.doing(format_args!("receiving from {peer}"))?;
-    // The answer is on its way; the program may end only when it has arrived.
+    // The program may end only when its answer has arrived.
     stream.finish(Duration::from_secs(10)).doing("answering")?;
     Transferred::new("received", &peer, received, start.elapsed()).print(flags.json)
 }

@@ -1,4 +1,4 @@
-//! `esplab rsh`: what `ssh` is between machines, between the nodes of a lab.
+//! `esplab rsh`: runs a shell command in a node of a lab, with the arguments of ssh.
 
 use std::ffi::{OsStr, OsString};
 
@@ -8,12 +8,11 @@ use super::Name;
 use cli::out::{Failure, Verdict};
 use lab::{LabError, Node};
 
-/// Run a shell command in a node, with the arguments of ssh: what launchers of MPI jobs start their
-/// helpers with
+/// Run a shell command in a node, with the arguments of ssh, for launchers of MPI jobs
 ///
 /// mpirun --mca plm_rsh_agent "$ESPLAB_RSH" …, mpiexec -launcher ssh -launcher-exec "$ESPLAB_RSH"
-/// …: the whole lines are in docs/launchers.md. Options of ssh in front of the node are accepted
-/// and have no effect.
+/// …: docs/launchers.md has the whole commands. Options of ssh before the node are accepted and
+/// ignored.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
@@ -32,13 +31,13 @@ pub(super) struct Flags {
 /// Options of ssh that have a value.
 const WITH_VALUE: &str = "BbcDEeFIiJLlmOopQRSWw";
 
-/// What is meant: the node, and the line for its shell.
+/// Parses the arguments: returns the node and the line for its shell.
 fn plan(words: &[OsString]) -> Result<(usize, OsString), LabError> {
     let mut words = words.iter();
     let node = loop {
-        let word = words
-            .next()
-            .ok_or_else(|| LabError::BadOption("rsh: which node?".into()))?;
+        let word = words.next().ok_or_else(|| {
+            LabError::BadOption("rsh: no node was given: write node0, node1, …".into())
+        })?;
         let Some(option) = word.to_str().and_then(|w| w.strip_prefix('-')) else {
             break word;
         };
@@ -50,7 +49,7 @@ fn plan(words: &[OsString]) -> Result<(usize, OsString), LabError> {
     let text = node.to_string_lossy();
     let host = text.rsplit_once('@').map_or(&*text, |(_user, host)| host);
     let number = host.strip_prefix("node").unwrap_or(host).parse().ok();
-    // `node01` and `+1` are no names of nodes.
+    // `node01` and `+1` do not name nodes.
     let number = number.filter(|n: &usize| host == Node(*n).to_string() || host == n.to_string());
     let number = number.ok_or_else(|| {
         LabError::BadOption(format!(
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_launchers_are_understood() {
+    fn arguments_of_launchers_are_parsed() {
         for (line, node, command) in [
             ("node1 true", 1, "true"),
             ("-x node12 'a b' --x", 12, "'a b' --x"),
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_arguments_are_refused() {
         for line in [
             "",
             "-x",

@@ -1,8 +1,8 @@
-//! A transfer whose every byte is checked: `esplab send` and `esplab recv`.
+//! Checked transfers: `esplab send` and `esplab recv`.
 //!
-//! The sender opens with a header (what it is, how long, which seed), then sends that many bytes of
-//! a pattern that the seed and the position make, so that a byte lost, doubled or displaced
-//! anywhere is seen. The receiver answers with what it found.
+//! The sender writes a header (magic, length, seed) and then a pattern that depends on the seed and
+//! the position, so that a lost, duplicated or displaced byte is detected. The receiver answers
+//! with the number of correct bytes.
 
 use std::io::{self, Read, Write};
 
@@ -12,51 +12,51 @@ const MAGIC: [u8; 8] = *b"ESPLAB\x01\n";
 const HEADER: usize = 24;
 /// Bytes of the answer: position of the first wrong byte, or of the end.
 const ANSWER: usize = 8;
-/// Bytes handed over at once; whole words of the pattern.
+/// Bytes of a write or read: whole words of the pattern.
 const CHUNK: usize = 128 * 1024;
 
-/// What a receiver found.
+/// Result of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
-    /// Bytes announced.
+    /// Length in the header.
     pub bytes: u64,
-    /// Bytes that came and were right, from the beginning.
+    /// Number of correct bytes from the start.
     pub right: u64,
 }
 
 impl Received {
-    /// True when all of it is right.
+    /// Returns true if every byte is correct.
     pub(crate) fn is_intact(&self) -> bool {
         self.bytes == self.right
     }
 }
 
-/// Why a transfer has no result.
+/// Error that leaves a transfer without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransferError {
     /// The connection failed.
     #[error("after {at} bytes: {source}")]
     Connection {
-        /// Bytes until then.
+        /// Bytes transferred before the error.
         at: u64,
-        /// What happened.
+        /// Cause.
         source: io::Error,
     },
-    /// The other side is no `esplab send`.
+    /// The peer is not an `esplab send`.
     #[error("the peer does not send a checked transfer (is it `esplab send` of the same version?)")]
-    Stranger,
+    NotATransfer,
     /// The connection ended too early.
     #[error("the peer ended the connection after {at} of {bytes} bytes")]
     Short {
-        /// Bytes until then.
+        /// Bytes transferred before the error.
         at: u64,
-        /// Bytes announced.
+        /// Length in the header.
         bytes: u64,
     },
 }
 
-/// Sends `bytes` bytes and waits for the receiver's answer. `progress` is called with how many are
-/// written.
+/// Sends `bytes` bytes and waits for the receiver's answer. Calls `progress` with the number of
+/// bytes written.
 pub(crate) fn send(
     stream: &mut (impl Read + Write),
     bytes: u64,
@@ -87,8 +87,8 @@ pub(crate) fn send(
     })
 }
 
-/// Receives a transfer, checks it, answers. `progress` is called with the length announced and how
-/// much has come.
+/// Receives a transfer, checks it and answers. Calls `progress` with the length in the header and
+/// the number of bytes received.
 pub(crate) fn receive(
     stream: &mut (impl Read + Write),
     mut progress: impl FnMut(u64, u64),
@@ -99,7 +99,7 @@ pub(crate) fn receive(
         .map_err(|source| TransferError::Connection { at: 0, source })?;
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
     if header[..8] != MAGIC {
-        return Err(TransferError::Stranger);
+        return Err(TransferError::NotATransfer);
     }
     let (bytes, seed) = (word(8), word(16));
     let (mut chunk, mut expected) = (vec![0u8; CHUNK], vec![0u8; CHUNK]);
@@ -133,7 +133,7 @@ pub(crate) fn receive(
     Ok(received)
 }
 
-/// As much of the chunk as is left to do.
+/// Returns the part of the chunk for the bytes that are left.
 fn part(chunk: &mut [u8], left: u64) -> &mut [u8] {
     let len = usize::try_from(left).unwrap_or(usize::MAX).min(chunk.len());
     &mut chunk[..len]
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn intact() -> Result<(), TransferError> {
+    fn an_intact_transfer_passes() -> Result<(), TransferError> {
         for bytes in [0, 1, 7, 8, CHUNK as u64, CHUNK as u64 + 13, 1 << 20] {
             assert_eq!(
                 transfer(bytes, |_| ())?,
@@ -251,14 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn a_displaced_piece_is_found() -> Result<(), TransferError> {
+    fn a_displaced_part_is_found() -> Result<(), TransferError> {
         let received = transfer(400_000, |all| all[HEADER..].rotate_left(1489))?;
         assert!(!received.is_intact() && received.right < 8, "{received:?}");
         Ok(())
     }
 
     #[test]
-    fn short_and_strange_peers() {
+    fn short_transfers_and_other_peers_are_refused() {
         assert!(matches!(
             transfer(1000, |all| all.truncate(HEADER + 10)),
             Err(TransferError::Short {
@@ -268,7 +268,7 @@ mod tests {
         ));
         assert!(matches!(
             transfer(1000, |all| all[0] = b'X'),
-            Err(TransferError::Stranger)
+            Err(TransferError::NotATransfer)
         ));
         assert!(matches!(
             transfer(1000, Vec::clear),

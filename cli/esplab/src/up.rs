@@ -10,7 +10,7 @@ use lab::{Lab, LabError, LabOptions, WireOptions};
 /// Make a lab: N nodes on one switch, an esp-daemon in each
 #[derive(Debug, Args)]
 pub(super) struct Flags {
-    /// Number of nodes, 1 to 254; they are counted from 0
+    /// Number of nodes, 1 to 254, numbered from 0
     #[arg(long, value_name = "N")]
     nodes: usize,
     /// Interfaces of each node, each on a switch of its own, 1 to 8
@@ -22,13 +22,13 @@ pub(super) struct Flags {
     /// Bandwidth from the switch to each node, with a queue of 64 frames: 10mbit, 1gbit
     #[arg(long, value_parser = units::rate)]
     rate: Option<u64>,
-    /// Share of frames that get lost: 0.01 or 1%
+    /// Share of frames that are lost: 0.01 or 1%
     #[arg(long, value_name = "P", value_parser = units::share)]
     loss: Option<u32>,
-    /// Without segmentation offload for TCP
+    /// Disable segmentation offload for TCP
     #[arg(long)]
     no_offload: bool,
-    /// Without esp-daemons
+    /// Start no esp-daemons
     #[arg(long)]
     no_daemon: bool,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    /// What is meant.
+    /// Returns the options of the lab.
     pub(super) fn plan(self) -> Result<LabOptions, LabError> {
         let mut options = LabOptions::new(self.nodes);
         options.name = Some(self.name.resolve());
@@ -77,7 +77,7 @@ pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
     Ok(Verdict::Done)
 }
 
-/// Makes a lab; on a terminal, shows how far it is.
+/// Creates a lab; shows progress on a terminal.
 pub(super) fn create(options: &LabOptions) -> Result<Lab, LabError> {
     let bar = out::progress(
         Lab::steps(options),
@@ -91,7 +91,7 @@ pub(super) fn create(options: &LabOptions) -> Result<Lab, LabError> {
     lab
 }
 
-/// A wire in words.
+/// Describes a wire.
 pub(super) fn describe(wire: &WireOptions) -> String {
     let mut text = format!(
         "{} node{}, MTU {}",

@@ -1,4 +1,4 @@
-//! Benchmarks within a node, and `esplab tune`: every row is there and makes sense. No time is
+//! Benchmarks within a node, and `esplab tune`: all rows exist and are plausible. No time is
 //! asserted.
 
 mod common;
@@ -11,13 +11,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use common::{TestResult, esplab, esplab_ends, programs, unique};
 use serde_json::Value;
 
-/// Benches that run side by side would wait for each other's cores.
+/// Serializes the tests: benchmarks that run side by side would compete for cores.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a bench in its short form.
+/// Runs a benchmark in its short form.
 fn rows(name: &str) -> Result<Vec<Value>, Box<dyn std::error::Error>> {
     let _alone = alone();
     let out = esplab_ends(&["bench", "--quick", "--json", "--only", name], 0);
@@ -32,7 +32,7 @@ fn rows(name: &str) -> Result<Vec<Value>, Box<dyn std::error::Error>> {
     Ok(rows)
 }
 
-/// A row has a figure, or says why it has none; only peers and compilers may be missing.
+/// Checks that a row has a figure or the reason for none; only peers and compilers may be missing.
 fn sane(row: &Value) {
     let positive = |field: &str| row[field].as_f64().is_some_and(|v| v > 0.0);
     let path = row["path"].as_str().unwrap_or_default();
@@ -75,7 +75,7 @@ fn paths<'a>(rows: &'a [Value], what: &str) -> BTreeSet<&'a str> {
 }
 
 #[test]
-fn shared_memory_beside_peers_and_limits() -> TestResult {
+fn shm_has_rows_of_peers_and_limits() -> TestResult {
     let rows = rows("shm")?;
     let latency = paths(&rows, "latency");
     assert!(
@@ -118,7 +118,7 @@ fn shared_memory_beside_peers_and_limits() -> TestResult {
 }
 
 #[test]
-fn the_papers_experiments() -> TestResult {
+fn papers_has_rows_of_all_experiments() -> TestResult {
     let rows = rows("papers")?;
     let whats: BTreeSet<&str> = rows.iter().filter_map(|r| r["what"].as_str()).collect();
     for what in [
@@ -149,7 +149,7 @@ fn the_papers_experiments() -> TestResult {
     assert!(crowd.clone().count() > 0);
     assert!(
         crowd.clone().all(|r| cores >= 4 || r["note"].is_string()),
-        "a crowd is told"
+        "oversubscription is noted"
     );
     let skewed = rows
         .iter()
@@ -164,7 +164,7 @@ fn the_papers_experiments() -> TestResult {
 }
 
 #[test]
-fn matching_behind_many() -> TestResult {
+fn matching_compares_short_and_long_queues() -> TestResult {
     let rows = rows("matching")?;
     for what in ["unexpected", "posted"] {
         let mut ours = rows
@@ -187,7 +187,7 @@ fn matching_behind_many() -> TestResult {
 }
 
 #[test]
-fn peers_that_are_not_installed_have_rows_that_say_so() -> TestResult {
+fn missing_peers_have_rows_with_a_note() -> TestResult {
     let _alone = alone();
     let program = programs().join("esplab");
     let args = ["bench", "--quick", "--json", "--only", "matching"];
@@ -223,7 +223,7 @@ fn peers_that_are_not_installed_have_rows_that_say_so() -> TestResult {
     Ok(())
 }
 
-/// A folder that goes.
+/// Folder that is removed on drop.
 struct Folder(std::path::PathBuf);
 
 impl Drop for Folder {
@@ -273,7 +273,7 @@ fn tune_writes_what_jobs_read() -> TestResult {
             .ok_or("no number")?;
         assert!(number.parse::<u64>()? > 0, "{line}");
     }
-    // A job takes it.
+    // A job reads it.
     let program = programs().join("esplab");
     let rank = Command::new(program)
         .args(["bench", "--quick", "--only", "matching"])
@@ -287,7 +287,7 @@ fn tune_writes_what_jobs_read() -> TestResult {
     let text = String::from_utf8_lossy(&rank.stdout);
     assert!(
         text.contains(shm.to_str().ok_or("a name")?),
-        "the table says whose thresholds: {text}"
+        "the table names the file of the thresholds: {text}"
     );
 
     let again = tune(&[])?;

@@ -213,10 +213,10 @@ fn killed_up_leaves_nothing(signal: Signal) -> TestResult {
     let pid = Pid::from_raw(i32::try_from(child.id())?).ok_or("pid 0")?;
     kill_process(pid, signal)?;
     assert!(!child.wait()?.success(), "it was killed before its end");
-    wait_until("the lab is gone", || {
+    wait_until("the lab has ended", || {
         matches!(lab::open(&name), Err(LabError::NotFound { .. }))
     });
-    wait_until("its processes are gone", || {
+    wait_until("its processes have ended", || {
         !holders(&half).into_iter().any(ProcessRef::is_alive)
     });
     Ok(())
@@ -335,7 +335,7 @@ fn the_wire_is_silent_and_carries_whole_jumbo_frames() -> TestResult {
         return Ok(());
     };
     let (sender, receiver) = udp_pair(&lab)?;
-    assert_eq!(received_frames(&lab, 1)?, 0, "nobody has spoken yet");
+    assert_eq!(received_frames(&lab, 1)?, 0, "no frame was sent yet");
     let datagram = vec![7u8; 65507];
     assert_eq!(sender.send(&datagram)?, datagram.len());
     let mut buffer = vec![0u8; 70_000];

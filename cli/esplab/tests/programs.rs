@@ -62,7 +62,7 @@ fn refusal(output: &Output) -> String {
 }
 
 #[test]
-fn echo_of_a_node_that_is_there() -> TestResult {
+fn an_echo_is_answered() -> TestResult {
     let Some(lab) = lab(2, |_| ()) else {
         return Ok(());
     };
@@ -104,7 +104,7 @@ fn echo_of_a_node_that_is_there() -> TestResult {
 }
 
 #[test]
-fn echo_of_nobody() -> TestResult {
+fn an_echo_without_answer_is_lost() -> TestResult {
     let Some(lab) = lab(1, |_| ()) else {
         return Ok(());
     };
@@ -153,7 +153,7 @@ fn echo_of_nobody() -> TestResult {
 }
 
 #[test]
-fn no_daemon_is_said_in_one_line() -> TestResult {
+fn a_missing_daemon_is_reported_in_one_line() -> TestResult {
     for program in ["esping", "espstat"] {
         let mut command = Command::new(programs().join(program));
         if program == "esping" {
@@ -174,7 +174,7 @@ fn no_daemon_is_said_in_one_line() -> TestResult {
 }
 
 #[test]
-fn an_interrupted_esping_says_what_it_has() -> TestResult {
+fn an_interrupted_esping_prints_its_summary() -> TestResult {
     let Some(lab) = lab(2, |_| ()) else {
         return Ok(());
     };
@@ -221,7 +221,7 @@ fn the_largest_payload_is_that_of_the_wire() -> TestResult {
 }
 
 #[test]
-fn everybody_is_discovered() -> TestResult {
+fn all_nodes_are_discovered() -> TestResult {
     let Some(lab) = lab(3, |_| ()) else {
         return Ok(());
     };
@@ -294,7 +294,7 @@ fn a_transfer_under_loss_arrives_intact_and_is_seen_by_espstat() -> TestResult {
 }
 
 #[test]
-fn nobody_receives() -> TestResult {
+fn a_port_without_receiver_refuses() -> TestResult {
     let Some(lab) = lab(2, |_| ()) else {
         return Ok(());
     };
@@ -304,7 +304,7 @@ fn nobody_receives() -> TestResult {
 }
 
 #[test]
-fn the_tour_ends_well() {
+fn the_demo_succeeds() {
     let output = esplab(&["demo"]);
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),

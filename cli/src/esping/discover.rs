@@ -1,4 +1,4 @@
-//! `--discover`: who answers a broadcast.
+//! `--discover`: lists the nodes that answer a broadcast.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::wire::{Answer, Wire};
 use crate::out::{Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 
-/// Shortest wait on one interface while others want to be looked at.
+/// Longest wait on one interface while others are polled, too.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Asks `requests` times on every wire; prints each node once.
+/// Sends `requests` requests on every wire and prints each node once.
 pub(super) fn run(
     wires: &mut [impl Wire],
     requests: u64,
@@ -48,7 +48,7 @@ pub(super) fn run(
     })
 }
 
-/// Takes answers for this long. `asked`: when the last request went out on each wire.
+/// Receives answers for this long. `asked`: time of the last request on each wire.
 fn listen(
     wires: &mut [impl Wire],
     asked: &[u64],
@@ -95,7 +95,7 @@ fn listen(
     }
 }
 
-/// A name from the wire without what could confuse a terminal.
+/// Replaces control characters in a name from the wire, which could confuse a terminal.
 fn printable(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_control() { '?' } else { c })
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody() -> Result<(), Failure> {
+    fn no_answer_is_partial_success() -> Result<(), Failure> {
         let (verdict, lines, _) = discover(Fake::new(1488, |_, _, _| vec![]))?;
         assert_eq!((verdict, lines.len()), (Verdict::Partly, 0));
         Ok(())

@@ -1,4 +1,4 @@
-//! The run of ping: a request each interval, answers as they come, a summary.
+//! Echo requests at an interval, their answers, and a summary.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use super::wire::{Answer, Arrival, Wire};
 use crate::out::{Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 
-/// Requests remembered, so that a late or second answer is known.
+/// Number of requests remembered, to recognize late and duplicate answers.
 const REMEMBERED: usize = 1 << 16;
-/// Bytes of a request's number at the beginning of its body.
+/// Bytes of the request number at the start of the body.
 const TAG: usize = 8;
-/// How often a wait looks for Ctrl-C.
+/// Nanoseconds between two checks for Ctrl-C.
 const LOOK: u64 = 50_000_000;
 
-/// Asks until the count, the deadline or Ctrl-C.
+/// Sends requests until the count, the deadline or Ctrl-C.
 pub(super) fn run(
     wire: &mut impl Wire,
     target: &Target,
@@ -27,7 +27,7 @@ pub(super) fn run(
     if echo.size > wire.max_body() {
         let max = wire.max_body();
         return Err(Failure::new(format!(
-            "{} bytes do not fit into a frame of {}: at most {max} (-s)",
+            "invalid size {} for -s: a frame on {} carries at most {max} bytes",
             echo.size,
             wire.interface()
         )));
@@ -56,7 +56,6 @@ pub(super) fn run(
             due = run.next_due(due, wire.now());
             continue;
         }
-        // The last ones get their time to come back.
         let last_chance = run.last_asked().saturating_add(nanos(echo.wait));
         if !more && (run.open() == 0 || now >= last_chance) {
             break;
@@ -79,7 +78,7 @@ pub(super) fn run(
 struct Run<'a> {
     target: &'a Target,
     echo: &'a Echo,
-    /// When each of the last requests was sent, and whether it was answered.
+    /// By number: time of the request, and true if it was answered.
     asked: BTreeMap<u64, (u64, bool)>,
     /// Number of the next request, from 1.
     next: u64,
@@ -102,7 +101,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// When the next request is due. Behind time, the requests missed are not made up for.
+    /// Returns the time of the next request. Missed ones are not made up for.
     fn next_due(&self, due: u64, now: u64) -> u64 {
         if self.echo.interval.is_zero() {
             return now.saturating_add(nanos(self.echo.wait));
@@ -116,12 +115,12 @@ impl Run<'_> {
         self.asked.last_key_value().map_or(0, |(_, (at, _))| *at)
     }
 
-    /// Requests without an answer.
+    /// Number of requests without an answer.
     fn open(&self) -> u64 {
         self.summary.sent - self.summary.received
     }
 
-    /// Takes an answer; true when it was to be expected.
+    /// Handles an answer; returns true if it is the first one to a known request.
     fn take(&mut self, arrival: Arrival, report: &mut Report) -> Result<bool, Failure> {
         let Arrival {
             src,
@@ -162,9 +161,8 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// The youngest request that can have had this body: number, time, answered. A body shorter
-    /// than the tag holds the low bytes of the number, and one of no bytes is taken for the last
-    /// request's.
+    /// Finds the latest request that matches the body: number, time, answered. A body shorter than
+    /// the tag holds the low bytes of the number; an empty one matches the last request.
     fn find(&self, body: &[u8]) -> Option<(u64, u64, bool)> {
         let mut tag = [0u8; TAG];
         let known = body.len().min(TAG);
@@ -199,10 +197,9 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The bytes of a request: its number, then a pattern that is another one for each number.
+/// Returns the body of a request: its number, then a pattern that depends on the number.
 pub(super) fn body(number: u64, size: usize) -> Vec<u8> {
     let mut body: Vec<u8> = number.to_le_bytes().into_iter().take(size).collect();
-    // The low byte is what is wanted.
     body.extend((TAG..size).map(|i| {
         (i as u64)
             .wrapping_mul(7)
@@ -211,7 +208,7 @@ pub(super) fn body(number: u64, size: usize) -> Vec<u8> {
     body
 }
 
-/// Minimum, mean and so on without keeping the values.
+/// Running minimum, maximum, mean and deviation.
 #[derive(Default)]
 struct Times {
     count: u64,
@@ -309,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_duplicates_strangers_and_wrong_bytes() -> Result<(), Failure> {
+    fn losses_duplicates_other_senders_and_corruption_are_counted() -> Result<(), Failure> {
         let mut wire = Fake::new(100, |_, number, body| {
             let good = fake::echo(PEER, body.unwrap_or_default());
             match number {
@@ -331,7 +328,7 @@ mod tests {
         assert_eq!(verdict, Verdict::Partly);
         let text = lines.join("\n");
         assert!(text.contains("seq=2 time=20.0 µs (DUP!)"), "{text}");
-        assert!(text.contains("seq=3 time=10.0 µs (other bytes"), "{text}");
+        assert!(text.contains("seq=3 time=10.0 µs (CORRUPT: the bytes differ"), "{text}");
         assert!(
             text.contains(
                 "5 packets transmitted, 3 received, +1 duplicates, +1 corrupt, 40% packet loss"

@@ -1,4 +1,4 @@
-//! What was typed.
+//! Command line of esping.
 
 use std::time::Duration;
 
@@ -15,25 +15,25 @@ pub(super) struct Flags {
     /// MAC address, or a name of /etc/ethers (or of the file $ESP_ETHERS names)
     #[arg(required_unless_present = "discover")]
     pub(super) target: Option<String>,
-    /// Stop after this many requests
+    /// Stop after COUNT requests
     #[arg(short, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) count: Option<u64>,
-    /// Time between requests, in seconds; 0: the next as soon as one is answered
+    /// Time between requests; with 0 the next one is sent as soon as one is answered
     #[arg(short, value_name = "SECS", value_parser = units::seconds)]
     pub(super) interval: Option<Duration>,
     /// Bytes of data in a request [default: 56]
     #[arg(short, value_name = "BYTES", conflicts_with_all = ["mtu", "discover"])]
     pub(super) size: Option<usize>,
-    /// Stop after this many seconds, whatever has come
+    /// Stop after SECS seconds, answered or not
     #[arg(short = 'w', value_name = "SECS", value_parser = units::seconds, conflicts_with_all = ["mtu", "discover"])]
     pub(super) deadline: Option<Duration>,
-    /// How long to wait for an answer, in seconds
+    /// Time to wait for an answer
     #[arg(short = 'W', value_name = "SECS", value_parser = units::seconds)]
     pub(super) wait: Option<Duration>,
     /// Only the summary
     #[arg(short)]
     pub(super) quiet: bool,
-    /// Interface to use [default: the one that leads there]
+    /// Interface to use [default: the one that reaches the target]
     #[arg(short = 'I', value_name = "IF")]
     pub(super) interface: Option<String>,
     /// One JSON object per line

@@ -1,7 +1,7 @@
-//! `esping`: EDP echo with the habits of ping(8).
+//! `esping`: EDP echo with the command line of ping(8).
 //!
-//! `flags` has what was typed, `plan` what is meant; `echo`, `mtu` and `discover` do it over a
-//! `wire` (the daemon, or a made-up one in tests); `report` has what is printed.
+//! `flags` is the command line, `plan` the checked request; `echo`, `mtu` and `discover` run it
+//! over a `wire` (the daemon, or a fake in tests); `report` prints.
 
 mod discover;
 mod echo;
@@ -21,7 +21,7 @@ use crate::signal::Interrupt;
 use flags::Flags;
 use plan::{Mode, Plan};
 
-/// The program.
+/// Runs esping.
 pub fn main() -> ExitCode {
     out::finish("esping", run(Flags::parse()))
 }

@@ -1,4 +1,4 @@
-//! `--mtu`: the largest payload that passes, found by halving and verified byte by byte.
+//! `--mtu`: finds the largest payload that passes by bisection, and verifies every byte.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::wire::{Answer, Wire};
 use crate::out::{Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 
-/// Echo payload is the body and one byte that says it is an echo.
+/// Bytes of the type in front of an echo's body.
 const TYPE: usize = 1;
 
-/// Searches. `tries` requests without an answer mean that a size does not pass.
+/// Searches. A size does not pass if `tries` requests have no answer.
 pub(super) fn run(
     wire: &mut impl Wire,
     target: &Target,
@@ -61,7 +61,7 @@ struct Search<'a, W> {
 }
 
 impl<W: Wire> Search<'_, W> {
-    /// What the peer says it can receive.
+    /// Asks the peer for its largest payload.
     fn peer_payload(&mut self) -> Result<Option<u16>, Failure> {
         for _ in 0..self.tries {
             let sequence = self.next_sequence();
@@ -80,7 +80,8 @@ impl<W: Wire> Search<'_, W> {
         Ok(None)
     }
 
-    /// The longest body that comes back. Tries what the ends say first: mostly that is it.
+    /// Finds the longest body that comes back. The limit of both ends, mostly the answer, is tried
+    /// first.
     fn largest(&mut self, peer_payload: Option<u16>) -> Result<Option<usize>, Failure> {
         let local = self.wire.max_body();
         let ends = peer_payload.map_or(local, |peer| {
@@ -111,7 +112,7 @@ impl<W: Wire> Search<'_, W> {
             self.wire
                 .echo(self.target.mac, sequence, &body)
                 .doing("sending")?;
-            // Late answers to shorter requests are not meant.
+            // Answers to earlier requests have other bodies.
             let same = |answer| (answer == Answer::Echo(body.clone())).then_some(());
             if self.await_answer(same)?.is_some() {
                 return Ok(true);
@@ -125,7 +126,8 @@ impl<W: Wire> Search<'_, W> {
         (self.sent & 0xffff) as u16
     }
 
-    /// What `wanted` makes of the first answer it knows, within the time for one.
+    /// Returns the first answer that `wanted` accepts, converted by it; `None` after the time for
+    /// one.
     fn await_answer<T>(
         &mut self,
         wanted: impl Fn(Answer) -> Option<T>,
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_are_right_mostly() -> Result<(), Failure> {
+    fn the_limit_of_the_ends_is_found() -> Result<(), Failure> {
         let (verdict, lines) = search(8988, 8989, |_| false)?;
         assert_eq!(verdict, Verdict::Done);
         assert_eq!(
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_way_is_found_in_spite_of_losses() -> Result<(), Failure> {
+    fn a_narrow_path_is_found_despite_losses() -> Result<(), Failure> {
         let (verdict, lines) = search(1488, 8989, |n| n % 3 == 0)?;
         assert_eq!(verdict, Verdict::Partly);
         assert!(
@@ -233,21 +235,21 @@ mod tests {
             "{lines:?}"
         );
         assert!(
-            lines[1].contains("could send 8989, the peer 8989"),
+            lines[1].contains("can send 8989, the peer can receive 8989"),
             "{lines:?}"
         );
         Ok(())
     }
 
     #[test]
-    fn a_peer_with_a_smaller_mtu_is_no_fault_of_the_way() -> Result<(), Failure> {
+    fn a_smaller_mtu_of_the_peer_is_no_error() -> Result<(), Failure> {
         let (verdict, lines) = search(1488, 1489, |_| false)?;
         assert_eq!((verdict, lines.len()), (Verdict::Done, 1));
         Ok(())
     }
 
     #[test]
-    fn silence() -> Result<(), Failure> {
+    fn no_answer_is_reported() -> Result<(), Failure> {
         let (verdict, lines) = search(0, 0, |_| true)?;
         assert_eq!(verdict, Verdict::Partly);
         assert_eq!(

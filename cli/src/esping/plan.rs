@@ -1,4 +1,4 @@
-//! What is meant.
+//! The checked request, with its defaults.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use esp_client::{MacAddr, resolve};
 use super::flags::Flags;
 use crate::out::Failure;
 
-/// All that is to be done.
+/// A checked command line.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) mode: Mode,
@@ -15,18 +15,18 @@ pub(super) struct Plan {
     pub(super) quiet: bool,
 }
 
-/// What is to be done.
+/// Kind of request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Ask for echoes.
+    /// Send echo requests.
     Echo { target: Target, echo: Echo },
-    /// Find the largest payload; `tries` for each size, `wait` for each answer.
+    /// Find the largest payload, with `tries` requests of each size and `wait` for each answer.
     Mtu {
         target: Target,
         tries: u32,
         wait: Duration,
     },
-    /// Ask everybody.
+    /// Broadcast information requests.
     Discover {
         interface: Option<String>,
         requests: u64,
@@ -35,7 +35,7 @@ pub(super) enum Mode {
     },
 }
 
-/// Whom to ask.
+/// Node to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     /// As typed.
@@ -44,7 +44,7 @@ pub(super) struct Target {
     pub(super) interface: Option<String>,
 }
 
-/// How to ask.
+/// Parameters of echo requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Echo {
     pub(super) count: Option<u64>,
@@ -83,7 +83,7 @@ impl Plan {
             }
         } else {
             let text = target.ok_or_else(|| {
-                Failure::new("whom to ask? (esping TARGET, or esping --discover)")
+                Failure::new("no target: write esping TARGET, or esping --discover")
             })?;
             let (name, behind) = text
                 .split_once('%')

@@ -1,4 +1,4 @@
-//! What is printed: lines for people, or the same structs as JSON.
+//! Output of esping: text, or one JSON object per line.
 
 use std::io;
 
@@ -8,12 +8,12 @@ use serde::Serialize;
 use crate::names::Names;
 use crate::out;
 
-/// Prints.
+/// Prints results.
 pub(super) struct Report {
     json: bool,
     quiet: bool,
     names: Names,
-    /// Instead of standard output, in tests.
+    /// Receives the output in tests.
     #[cfg(test)]
     pub(super) lines: Option<Vec<String>>,
 }
@@ -22,17 +22,17 @@ pub(super) struct Report {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Line<'a> {
-    /// An echo that came back.
+    /// Echo reply.
     Reply(&'a Reply),
-    /// The end of a run.
+    /// Statistics at the end.
     Summary(&'a Summary),
-    /// The largest payload.
+    /// Result of `--mtu`.
     Mtu(&'a Mtu),
-    /// A node that was found.
+    /// Node found by `--discover`.
     Node(&'a Found),
 }
 
-/// An echo that came back.
+/// Echo reply.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Reply {
     pub(super) target: String,
@@ -40,15 +40,15 @@ pub(super) struct Reply {
     pub(super) seq: u64,
     pub(super) bytes: usize,
     pub(super) rtt_us: f64,
-    /// It had come before.
+    /// True if an earlier answer had the same number.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) duplicate: bool,
-    /// It came back with other bytes.
+    /// True if the body differs from the one sent.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) corrupt: bool,
 }
 
-/// The end of a run; times in µs.
+/// Statistics at the end of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Summary {
     pub(super) target: String,
@@ -64,7 +64,7 @@ pub(super) struct Summary {
     pub(super) rtt: Option<Rtt>,
 }
 
-/// Round trips in µs.
+/// Round-trip times in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Rtt {
     pub(super) min_us: f64,
@@ -73,31 +73,31 @@ pub(super) struct Rtt {
     pub(super) mdev_us: f64,
 }
 
-/// The largest payload that passes.
+/// Result of `--mtu`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Mtu {
     pub(super) target: String,
     pub(super) mac: String,
     pub(super) interface: String,
-    /// Bytes; none when nothing came back.
+    /// Largest payload in bytes; `None` if nothing came back.
     pub(super) payload: Option<usize>,
-    /// The MTU it needs: payload + 11.
+    /// MTU that it needs: payload + 11.
     pub(super) mtu: Option<usize>,
-    /// What the own interface could send.
+    /// Largest payload of the local interface.
     pub(super) local_payload: usize,
-    /// What the peer says it can receive.
+    /// Largest payload that the peer reports.
     pub(super) peer_payload: Option<u16>,
     /// Requests sent.
     pub(super) sent: u64,
 }
 
-/// A node that was found.
+/// Node found by `--discover`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Found {
     pub(super) mac: String,
-    /// From the file of names.
+    /// Name in the ethers file.
     pub(super) name: Option<String>,
-    /// What the node calls itself.
+    /// Name that the node reports.
     pub(super) node_name: String,
     pub(super) interface: String,
     pub(super) version: u8,
@@ -135,7 +135,7 @@ impl Report {
         self.text(&text)
     }
 
-    /// The first line of a run.
+    /// Prints the first line of a run.
     pub(super) fn start(
         &mut self,
         target: &str,
@@ -170,7 +170,7 @@ impl Report {
             text += " (DUP!)";
         }
         if reply.corrupt {
-            text += " (other bytes than were sent!)";
+            text += " (CORRUPT: the bytes differ from those sent)";
         }
         self.text(&text)
     }
@@ -230,9 +230,9 @@ impl Report {
         if mtu.is_narrow() {
             let peer = mtu
                 .peer_payload
-                .map_or_else(String::new, |p| format!(", the peer {p}"));
+                .map_or_else(String::new, |p| format!(", the peer can receive {p}"));
             self.text(&format!(
-                "the way carries less than its ends: this node could send {}{peer}",
+                "the path carries less than its ends: this node can send {}{peer} bytes",
                 mtu.local_payload
             ))?;
         }
@@ -260,7 +260,7 @@ impl Report {
 }
 
 impl Mtu {
-    /// True when less passes than both ends are able to.
+    /// Returns true if the path carries less than both ends can.
     pub(super) fn is_narrow(&self) -> bool {
         let ends = self.peer_payload.map_or(self.local_payload, |peer| {
             self.local_payload.min(usize::from(peer))

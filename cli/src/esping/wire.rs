@@ -1,4 +1,4 @@
-//! What esping needs of a datagram socket.
+//! The datagram socket of esping.
 
 use std::io;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use esp_client::{Client, DatagramInfo, EdpKind, EdpSocket, MacAddr, NodeInfo, mo
 use super::plan::Target;
 use crate::out::Failure;
 
-/// An answer that came.
+/// Content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// To an echo request: its body.
+    /// Body of an echo reply.
     Echo(Vec<u8>),
-    /// To an information request.
+    /// Reply to an information request.
     Info(NodeInfo),
 }
 
-/// An answer with what is known of it.
+/// A received answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
     pub(super) src: MacAddr,
@@ -26,31 +26,31 @@ pub(super) struct Arrival {
     pub(super) answer: Answer,
 }
 
-/// Asks and hears. The sequence is for those who read the wire; which answer belongs to which
-/// request is told by the bytes that come back, because a node numbers its datagrams as it likes.
+/// Sends requests and receives answers. Answers are matched by their body: the sequence number of
+/// an answer is the peer's own, that of a request helps to read a capture.
 pub(super) trait Wire {
     /// Name of the interface.
     fn interface(&self) -> &str;
-    /// Most bytes of an echo request's body.
+    /// Maximum number of bytes in the body of an echo request.
     fn max_body(&self) -> usize;
-    /// Nanoseconds; the clock of [`Arrival::at`].
+    /// Current time in nanoseconds, by the clock of [`Arrival::at`].
     fn now(&self) -> u64;
-    /// Asks for an echo.
+    /// Sends an echo request.
     fn echo(&mut self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<()>;
-    /// Asks who is there.
+    /// Sends an information request.
     fn info(&mut self, dst: MacAddr, sequence: u16) -> io::Result<()>;
-    /// The next answer within this time. What is no answer is passed over.
+    /// Receives a datagram; `None` after `patience`, or if it is not an answer.
     fn hear(&mut self, patience: Duration) -> io::Result<Option<Arrival>>;
 }
 
-/// By way of the node's daemon.
+/// Socket of the node's daemon.
 pub(super) struct Daemon {
     socket: EdpSocket,
     buffer: Vec<u8>,
 }
 
 impl Daemon {
-    /// A socket on the interface that leads to the target.
+    /// Binds to the interface that reaches the target.
     pub(super) fn towards(target: &Target) -> Result<Daemon, Failure> {
         let client = client()?;
         let interface = match &target.interface {
@@ -65,7 +65,7 @@ impl Daemon {
         Daemon::on(&client, &interface)
     }
 
-    /// A socket on this interface, or on each that is up.
+    /// Binds to this interface, or to each one that is up.
     pub(super) fn everywhere(interface: Option<&str>) -> Result<Vec<Daemon>, Failure> {
         let client = client()?;
         if let Some(name) = interface {
@@ -102,7 +102,7 @@ impl Wire for Daemon {
     }
 
     fn max_body(&self) -> usize {
-        // A request has its type in front of its body.
+        // The type precedes the body.
         self.socket.max_payload().saturating_sub(1)
     }
 
@@ -147,13 +147,13 @@ fn arrival(info: &DatagramInfo, body: &[u8]) -> Option<Arrival> {
     })
 }
 
-/// A wire whose peer is a closure, on a clock that only waiting moves.
+/// A wire whose peer is a closure; only waiting advances its clock.
 #[cfg(test)]
 pub(super) mod fake {
     use super::*;
     use std::collections::VecDeque;
 
-    /// What the peer makes of a request (its number from 1, its body): answers, each after so many
+    /// Converts a request (its number from 1, its body) to answers, each with its delay in
     /// microseconds.
     type Peer = Box<dyn FnMut(MacAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)>>;
 

@@ -87,7 +87,10 @@ impl Report {
             selection => self.sockets(status, selection),
         };
         match time {
-            Some(_) => out::line(format_args!("{}\n{text}\n", timestamp(SystemTime::now()))),
+            Some(_) => out::line(format_args!(
+                "{}\n{text}\n",
+                humantime::format_rfc3339_seconds(SystemTime::now())
+            )),
             None => out::line(text),
         }
     }
@@ -132,17 +135,12 @@ impl Report {
     }
 }
 
-/// Formats a table, or says that it is empty.
+/// Formats a table; returns `empty` if it has no rows.
 fn titled(headings: &[&str], rows: Vec<Vec<String>>, empty: &str) -> String {
     if rows.is_empty() {
         return empty.to_owned();
     }
     table::text(headings, rows).trim_end().to_owned()
-}
-
-/// Formats the time as `2026-01-31T12:00:00Z`.
-fn timestamp(time: SystemTime) -> impl std::fmt::Display {
-    humantime::format_rfc3339_seconds(time)
 }
 
 fn items<'a>(status: &'a Status, selection: Selection) -> Vec<Item<'a>> {
@@ -326,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_says_so() {
+    fn an_empty_list_is_named() {
         let empty = Status {
             listeners: Vec::new(),
             ..status()

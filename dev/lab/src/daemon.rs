@@ -13,14 +13,14 @@ use crate::options::Node;
 use crate::process::ProcessRef;
 use crate::tools::one_line;
 
-/// How long a daemon may take until its socket answers.
+/// Time limit for a daemon to answer on its socket.
 const READY: Duration = Duration::from_secs(15);
-/// Name of its socket in the node's folder.
+/// File name of the socket in the node's folder.
 pub(crate) const SOCKET: &str = "esp.sock";
-/// Bytes of the log's end that an error shows.
+/// Maximum bytes of the end of the log in an error.
 const LOG_TAIL: u64 = 1500;
 
-/// A daemon that has been started.
+/// A started daemon.
 pub(crate) struct Daemon {
     node: usize,
     dir: PathBuf,
@@ -28,18 +28,18 @@ pub(crate) struct Daemon {
     pub process: ProcessRef,
 }
 
-/// The folder of a node in the lab's.
+/// Returns the folder of a node.
 pub(crate) fn node_dir(lab: &Path, node: usize) -> PathBuf {
     lab.join(format!("node{node}"))
 }
 
-/// The socket of a node's daemon.
+/// Returns the path of the daemon's socket.
 pub(crate) fn socket(lab: &Path, node: usize) -> PathBuf {
     node_dir(lab, node).join(SOCKET)
 }
 
 impl Daemon {
-    /// Starts it by `enter`, a command that goes into the node and runs what follows.
+    /// Starts the daemon by `enter`, a command that enters the node and runs its arguments.
     pub(crate) fn start(
         lab: &Path,
         node: usize,
@@ -50,7 +50,7 @@ impl Daemon {
         let dir = node_dir(lab, node);
         let log = dir.join("daemon.log");
         let doing = || format!("starting {} of node {node}", program.display());
-        // A file of its own, so that the machine's is not taken.
+        // An own file, so that the machine's is not read.
         let file = dir.join("esp-daemon.toml");
         fs::write(&file, format!("node_name = \"{}\"\n{config}", Node(node))).at(doing)?;
         let out = File::create(&log).at(doing)?;
@@ -64,7 +64,7 @@ impl Daemon {
             .arg(socket(lab, node))
             .arg("--config")
             .arg(file);
-        // A group of its own: the terminal's Ctrl-C is not for it.
+        // An own process group: the terminal's Ctrl-C must not reach it.
         enter
             .stdin(Stdio::null())
             .stdout(out)
@@ -83,7 +83,7 @@ impl Daemon {
         })
     }
 
-    /// Waits until its socket takes connections.
+    /// Waits until the socket accepts connections.
     pub(crate) fn await_ready(&mut self) -> Result<(), LabError> {
         let socket = self.dir.join(SOCKET);
         let end = Instant::now() + READY;
@@ -114,7 +114,7 @@ impl Daemon {
     }
 }
 
-/// The last lines of a file as one line.
+/// Returns the last lines of a file as one line.
 pub(crate) fn tail(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let len = fs::metadata(path)?.len();

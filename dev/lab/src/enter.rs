@@ -1,8 +1,7 @@
-//! Going into a node: its network namespace (and the lab's user namespace), and a view of the files
-//! that fits it.
+//! Enters a node: its network namespace, the lab's user namespace, and a fitting view of the files.
 //!
-//! A process must have a single thread to join a user namespace, so nobody joins one for a child:
-//! `esplab` itself goes in and then becomes the command.
+//! Only a process with a single thread can join a user namespace: `esplab` itself joins and then
+//! executes the command.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -18,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::error::{At, LabError};
 use crate::process::ProcessRef;
 
-/// Joins the namespaces of a holder. For the user namespace the caller must have one thread only.
+/// Joins the namespaces of a holder. The caller must have one thread.
 pub(crate) fn join(holder: ProcessRef, user: bool) -> Result<(), LabError> {
     let doing = || format!("entering the namespace held by process {}", holder.pid);
     let fd = holder
@@ -26,7 +25,7 @@ pub(crate) fn join(holder: ProcessRef, user: bool) -> Result<(), LabError> {
         .ok_or(std::io::ErrorKind::NotFound)
         .at(doing)?;
     let mut kinds = CloneFlags::CLONE_NEWNET;
-    // Who is in the user namespace already (a command run in a node) must not join it again.
+    // A command run in a node is in the user namespace already and must not join it again.
     let user_namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/user"));
     if user
         && user_namespace("self").at(doing)? != user_namespace(&holder.pid.to_string()).at(doing)?
@@ -36,8 +35,8 @@ pub(crate) fn join(holder: ProcessRef, user: bool) -> Result<(), LabError> {
     setns(fd, kinds).at(doing)
 }
 
-/// Gives the calling process a host name of its own, as launchers of jobs tell hosts by it. Where
-/// the system does not allow that, it keeps the machine's.
+/// Sets the host name of the calling process, by which launchers distinguish hosts. If the system
+/// does not allow it, the machine's name stays.
 pub(crate) fn private_name(name: &str) {
     if unshare(CloneFlags::CLONE_NEWUTS).is_ok() {
         let _ = rustix::system::sethostname(name.as_bytes());
@@ -45,12 +44,11 @@ pub(crate) fn private_name(name: &str) {
 }
 
 /// Gives the calling process a mount namespace in which `/sys` shows the devices of its network
-/// namespace and `/etc/hosts` knows the lab's nodes. A folder of the lab becomes that of the node:
-/// launchers of jobs carry the environment from node to node, so a path in it must mean the right
-/// thing in each. Nothing of it is seen outside.
+/// namespace and `/etc/hosts` lists the lab's nodes. The folder `here` shows that of the node:
+/// launchers copy the environment from node to node, so that paths in it must fit each node. The
+/// mounts are not visible outside.
 ///
-/// All are conveniences, and systems differ in what they allow: what cannot be had is left as it
-/// is. True: `here` shows the folder `node`.
+/// What the system does not allow is left out. Returns true if `here` shows the folder `node`.
 pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     let nothing: Option<&str> = None;
     let cut_off = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| {
@@ -97,7 +95,7 @@ pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     mount(Some(node), here, nothing, MsFlags::MS_BIND, nothing).is_ok()
 }
 
-/// Binds the calling thread to these cores; an empty list changes nothing.
+/// Binds the calling thread to the cores, if there are any.
 pub fn pin(cpus: &[usize]) -> Result<(), LabError> {
     if cpus.is_empty() {
         return Ok(());
@@ -105,14 +103,16 @@ pub fn pin(cpus: &[usize]) -> Result<(), LabError> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
         if cpu >= CpuSet::MAX_CPU {
-            return Err(LabError::BadOption(format!("there is no core {cpu}")));
+            return Err(LabError::BadOption(format!(
+                "invalid core {cpu}: the system supports no such number"
+            )));
         }
         set.set(cpu);
     }
     sched_setaffinity(None, &set).at(|| format!("binding to the cores {cpus:?}"))
 }
 
-/// Becomes the command. Returns only when that failed.
+/// Executes the command in place of this process. Returns only an error.
 pub(crate) fn become_command(command: &[OsString], set: impl FnOnce(&mut Command)) -> LabError {
     let Some((program, args)) = command.split_first() else {
         return LabError::BadOption("no command was given".into());
@@ -126,7 +126,7 @@ pub(crate) fn become_command(command: &[OsString], set: impl FnOnce(&mut Command
     }
 }
 
-/// The lines of the host's `/etc/hosts` followed by the nodes'.
+/// Appends the nodes to the lines of the host's `/etc/hosts`.
 pub(crate) fn hosts_file(nodes: &str) -> String {
     let mut text = fs::read_to_string("/etc/hosts").unwrap_or_default();
     if !text.is_empty() && !text.ends_with('\n') {

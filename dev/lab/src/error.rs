@@ -1,111 +1,111 @@
-//! What can go wrong with a virtual cluster.
+//! Errors of a virtual cluster.
 
 use std::path::PathBuf;
 
-/// One line that says what happened, where, and what to do.
+/// An error in one line: the event, the place and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// An option is out of range.
     #[error("{0}")]
     BadOption(String),
-    /// A lab of that name exists.
+    /// A lab of the name exists.
     #[error(
         "lab `{name}` exists already (end it with `esplab down --name {name}`, or choose another --name)"
     )]
     Exists {
-        /// Its name.
+        /// Name.
         name: String,
     },
     /// No such lab.
     #[error("no lab `{name}` here (`esplab list` shows them; `esplab up --nodes 2` makes one)")]
     NotFound {
-        /// The name asked for.
+        /// Requested name.
         name: String,
     },
-    /// Somebody is still making it.
+    /// Another process is creating the lab.
     #[error("lab `{name}` is being set up by process {pid}; wait for it or end that process")]
     Busy {
-        /// Its name.
+        /// Name.
         name: String,
-        /// Who makes it.
+        /// Process that creates it.
         pid: i32,
     },
     /// No such node.
     #[error("lab `{name}` has no node {node} (its nodes are 0 to {last})")]
     NoNode {
-        /// The lab.
+        /// Name of the lab.
         name: String,
-        /// The node asked for.
+        /// Requested node.
         node: usize,
-        /// The highest one there is.
+        /// Highest node.
         last: usize,
     },
-    /// A node's holder process is gone, and its namespace with it.
+    /// The holder process of a node has ended, and its namespace with it.
     #[error(
-        "lab `{name}` is broken: {what} is gone (make it anew: `esplab down --name {name}`, then `esplab up`)"
+        "lab `{name}` is broken: {what} has ended (run `esplab down --name {name}`, then `esplab up`)"
     )]
     Broken {
-        /// The lab.
+        /// Name of the lab.
         name: String,
-        /// What is missing.
+        /// Missing part.
         what: String,
     },
     /// A tool of the system is not installed.
     #[error(
-        "`{tool}` is not installed: it comes with the package `{debian}` (Debian, Ubuntu: apt install {debian}) or `{fedora}` (Fedora: dnf install {fedora})"
+        "`{tool}` is not installed: apt install {debian} (Debian, Ubuntu) or dnf install {fedora} (Fedora)"
     )]
     NoTool {
         /// The program.
         tool: &'static str,
-        /// Debian's package.
+        /// Package of Debian.
         debian: &'static str,
-        /// Fedora's package.
+        /// Package of Fedora.
         fedora: &'static str,
     },
-    /// A program of this workspace is not where it should be.
+    /// A program of this workspace was not found.
     #[error("`{program}` is not in {} (build it: cargo build -p {package})", dir.display())]
     NoProgram {
-        /// Its name.
+        /// Name.
         program: &'static str,
-        /// The crate it comes from.
+        /// Crate of the program.
         package: &'static str,
-        /// Where it was expected.
+        /// Folder that was searched.
         dir: PathBuf,
     },
-    /// The kernel does not let this user make namespaces.
+    /// The kernel refuses namespaces to this user.
     #[error("{0}")]
     Forbidden(String),
     /// A tool failed.
     #[error("{what}: `{tool}` failed: {text}")]
     Tool {
-        /// What it was for.
+        /// Purpose.
         what: String,
-        /// Which.
+        /// Name of the tool.
         tool: &'static str,
-        /// What it printed, in one line.
+        /// Its output, in one line.
         text: String,
     },
     /// A node's daemon did not start.
     #[error("esp-daemon of node {node} {how}; its log ended with: {log}")]
     Daemon {
-        /// Which node.
+        /// Number of the node.
         node: usize,
-        /// What became of it.
+        /// Fate of the process.
         how: String,
-        /// Its last lines, joined.
+        /// Last lines of its log, joined.
         log: String,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// Action that failed.
         what: String,
-        /// The system's answer.
+        /// Cause.
         source: std::io::Error,
     },
 }
 
-/// Names what was being done when the system refused it.
+/// Adds the action to an error of the system.
 pub(crate) trait At<T> {
     fn at(self, what: impl FnOnce() -> String) -> Result<T, LabError>;
 }

@@ -1,13 +1,13 @@
-//! Holders: small processes whose only work is to be in a namespace, so that it exists.
+//! Holders: processes that keep a namespace alive.
 //!
-//! A holder is started with a pipe on its standard input, the *leash*. It makes its namespace, says
-//! `ready` on its standard output, and waits for `go`, which comes when it has been written down in
-//! the lab's state; without it, it ends, so that a creator that dies leaves nobody behind
-//! unrecorded.
+//! A holder is started with a pipe on its standard input, the *leash*. It creates its namespace,
+//! writes `ready` to its standard output and waits for `go`, which the creator sends once the
+//! holder is recorded in the lab's state. If the creator dies before, the pipe closes and the
+//! holder ends.
 //!
-//! The first holder, the switch's, keeps watching its leash: when the creator dies before it has
-//! said `keep`, by whatever signal, this holder ends everything of the lab. So a half-made lab
-//! never stays, nor does one that belongs to a program (a benchmark, a test) that was killed.
+//! The first holder, the switch's, keeps watching its leash: if it closes before `keep`, this
+//! holder ends all processes of the lab. A half-created lab or one of a killed benchmark therefore
+//! ends.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -23,18 +23,18 @@ use crate::process::ProcessRef;
 use crate::state::State;
 use crate::teardown;
 
-/// In which user namespace a holder makes its network namespace.
+/// User namespace of a holder's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserNs {
-    /// That of the caller, who is superuser there.
+    /// The caller's, where the caller is superuser.
     Same,
-    /// A new one, in which the caller's user is the superuser.
+    /// A new one, in which the caller's user is superuser.
     New,
-    /// The one of this other holder.
+    /// That of another holder.
     Of(ProcessRef),
 }
 
-/// A holder that has been started and waits for `go`.
+/// A started holder that waits for `go`.
 pub(crate) struct Holder {
     pub process: ProcessRef,
     pub child: Child,
@@ -42,7 +42,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Starts one and waits until its namespace is there. `watch`: the lab's folder, for the
+    /// Starts a holder and waits until its namespace exists. `watch`: the lab's folder, for the
     /// switch's holder.
     pub(crate) fn start(
         esplab: &Path,
@@ -75,7 +75,7 @@ impl Holder {
                 leash,
             }),
             Err(e) => {
-                // It has ended, or does when the pipes of `child` close.
+                // It has ended, or ends when the pipes of `child` close.
                 let _ = child.kill();
                 let _ = child.wait();
                 match e {
@@ -91,7 +91,7 @@ impl Holder {
     }
 }
 
-/// Lets a holder stay.
+/// Sends `go`: the holder stays.
 pub(crate) fn say(leash: &mut ChildStdin, word: &str) -> Result<(), LabError> {
     writeln!(leash, "{word}").at(|| "telling a namespace holder to stay".into())
 }
@@ -118,10 +118,9 @@ fn greeting(child: &mut Child) -> io::Result<(ProcessRef, ChildStdin)> {
     }
 }
 
-/// The life of a holder process.
+/// Runs a holder process.
 pub fn hold(user: UserNs, watch: Option<PathBuf>) -> io::Result<()> {
-    // Out of the terminal's reach: Ctrl-C is for the creator. Fails only for a process that leads a
-    // group already.
+    // Ctrl-C must reach the creator only. Fails only for a process that leads a group already.
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
     match make_namespace(user) {
@@ -136,7 +135,7 @@ pub fn hold(user: UserNs, watch: Option<PathBuf>) -> io::Result<()> {
             return Err(e);
         }
     }
-    // Descriptor 1 is closed for good, so that nobody who reads the creator's pipe waits for us.
+    // Readers of the creator's output must not wait for this process.
     writeln!(io::stdout(), "ready")?;
     let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(null.as_fd())?;
@@ -156,13 +155,12 @@ pub fn hold(user: UserNs, watch: Option<PathBuf>) -> io::Result<()> {
     }
 }
 
-/// The creator died: ends everything that is written down, but not this process, which ends by
-/// itself.
+/// Ends all recorded processes except this one, after the creator died.
 fn abandoned(dir: &Path) {
     if let Ok(Some(state)) = State::read(dir) {
         let me = ProcessRef::me().ok();
         if state.switch.is_some() && state.switch == me {
-            // Nobody is left to hear of an error.
+            // No process is left to report an error to.
             let _ = teardown(&state, dir, me);
         }
     }
@@ -183,23 +181,21 @@ fn make_namespace(user: UserNs) -> io::Result<()> {
         UserNs::Of(holder) => {
             let fd = holder
                 .open()
-                .ok_or_else(|| io::Error::other("the first namespace holder is gone"))?;
+                .ok_or_else(|| io::Error::other("the first namespace holder has ended"))?;
             setns(fd, CloneFlags::CLONE_NEWUSER)?;
             unshare(CloneFlags::CLONE_NEWNET).map_err(|e| forbidden(e.into(), true))
         }
     }
 }
 
-/// No IPv6: it talks by itself, and the lab's wire is to be silent unless somebody speaks. Kernels
-/// without it have no such file.
+/// Disables IPv6, which sends frames by itself. Kernels without it have no such file.
 fn quiet() {
     for which in ["all", "default"] {
         let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
     }
 }
 
-/// Switches of distributions that forbid user namespaces: file, the value that forbids, how to
-/// allow.
+/// Settings that forbid user namespaces: file, forbidding value, remedy.
 const FORBIDDING: [(&str, &str, &str); 3] = [
     (
         "/proc/sys/kernel/unprivileged_userns_clone",
@@ -218,7 +214,7 @@ const FORBIDDING: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Says what the refusal of a namespace means and what to do about it.
+/// Explains the refusal of a namespace and names the remedy.
 fn forbidden(error: io::Error, user: bool) -> io::Error {
     if !matches!(
         error.raw_os_error(),
@@ -245,7 +241,7 @@ fn forbidden(error: io::Error, user: bool) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, text)
 }
 
-/// The system's error numbers that mean "you may not".
+/// Returns true for the error numbers of a missing permission.
 mod libc_errno {
     use rustix::io::Errno;
     pub(super) const EPERM: i32 = Errno::PERM.raw_os_error();

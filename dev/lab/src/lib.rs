@@ -1,12 +1,11 @@
 //! A virtual cluster on this machine: network namespaces on one bridge, an esp-daemon in each.
 //!
-//! Nothing touches the machine's own network: the bridge is in a namespace of its own (the
-//! *switch*), each node is another with one interface `eth0`. The namespaces exist as long as their
-//! holder processes do, so the end of the holders is the end of everything. Without privilege all
-//! of it is inside a user namespace.
+//! The machine's own network is not touched: the bridge has its own namespace (the *switch*), and
+//! so has each node, with one interface `eth0`. The namespaces exist as long as their holder
+//! processes. Without privilege everything is inside a user namespace.
 //!
-//! [`Lab::create`] makes one for the calling program: it ends when the [`Lab`] is dropped, and also
-//! when the program is killed. [`Lab::keep`] lets it stay until [`down`].
+//! [`Lab::create`] creates a lab that ends when the [`Lab`] is dropped or the program is killed;
+//! [`Lab::keep`] lets it stay until [`down`].
 #![forbid(unsafe_code)]
 
 mod daemon;
@@ -47,13 +46,13 @@ pub use options::{
 pub use process::{ProcessRef, cpu_time};
 pub use state::{NodeState, State};
 
-/// The name of a lab when none is given.
+/// Default name of a lab.
 pub const DEFAULT_NAME: &str = "default";
-/// The program in a lab's folder that goes from node to node like `ssh`.
+/// File name of the program in a lab's folder that reaches nodes like `ssh`.
 const RSH: &str = "rsh";
-/// The folder in a lab's that is, for processes in a node, the node's.
+/// Name of the folder that processes in a node see as the node's.
 const HERE: &str = "here";
-/// Time a daemon gets to say goodbye to its peers.
+/// Time limit for a daemon to close its connections.
 const DAEMON_GRACE: Duration = Duration::from_secs(3);
 
 /// A lab of this process. Dropping it ends it.
@@ -61,19 +60,19 @@ pub struct Lab {
     state: State,
     dir: PathBuf,
     programs: Programs,
-    /// While it is open (and `keep` was not said) the lab lives; see [`holder`].
+    /// Unless `keep` was sent, the lab ends when this is closed; see [`holder`].
     leash: Option<ChildStdin>,
     children: Vec<Child>,
     kept: bool,
 }
 
 impl Lab {
-    /// Makes a lab and waits until its daemons answer. Errors leave nothing behind.
+    /// Creates a lab and waits until its daemons answer. An error leaves nothing behind.
     pub fn create(options: &LabOptions) -> Result<Lab, LabError> {
         Lab::create_watched(options, |_| ())
     }
 
-    /// As [`Lab::create`]; calls `step` for each of the [`Lab::steps`] when it is done.
+    /// Creates a lab like [`Lab::create`]; calls `step` after each of the [`Lab::steps`].
     pub fn create_watched(options: &LabOptions, step: impl Fn(&str)) -> Result<Lab, LabError> {
         options.check()?;
         wire::check_tools(&options.wire)?;
@@ -122,7 +121,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// How many steps `create_watched` will report.
+    /// Returns the number of steps that `create_watched` reports.
     pub fn steps(options: &LabOptions) -> u64 {
         (1 + options.wire.nodes * if options.daemon { 3 } else { 2 }) as u64
     }
@@ -179,7 +178,7 @@ impl Lab {
         holder::say(&mut leash, "go")
     }
 
-    /// The names of the nodes, for our programs (`ethers`) and for those of TCP/IP (`hosts`).
+    /// Writes the names of the nodes for programs over ESP (`ethers`) and over TCP/IP (`hosts`).
     fn write_names(&self) -> Result<(), LabError> {
         let (mut ethers, mut hosts) = (String::new(), String::new());
         for node in (0..self.state.nodes.len()).map(Node) {
@@ -195,12 +194,11 @@ impl Lab {
         fs::write(self.dir.join("hosts"), enter::hosts_file(&hosts)).at(doing)
     }
 
-    /// `ssh` for launchers of jobs, which want the path of one program: it knows its lab.
+    /// Writes the program that replaces `ssh` for launchers, which take the path of one program.
     fn write_rsh(&self, esplab: &Path) -> Result<(), LabError> {
         let file = self.dir.join(RSH);
         let doing = || format!("writing {}", file.display());
-        // Whatever is in the path of the program is quoted for the shell; the lab's name needs no
-        // quoting.
+        // The path is quoted for the shell; the lab's name needs no quoting.
         let program = esplab.to_string_lossy().replace('\'', r"'\''");
         let text = format!(
             "#!/bin/sh\nexec env {}='{}' '{program}' rsh --name {} \"$@\"\n",
@@ -252,23 +250,23 @@ impl Lab {
         result
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.state.name
     }
 
-    /// Its folder: `ethers`, and for each node `nodeI/esp.sock` and `nodeI/daemon.log`.
+    /// Returns the folder with `ethers`, and for each node `nodeI/esp.sock` and `nodeI/daemon.log`.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What is known about it.
+    /// Returns the recorded state.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// A program that runs commands in nodes with the arguments of `ssh`, for launchers of jobs; in
-    /// the nodes it is `$ESPLAB_RSH`.
+    /// Returns the program that runs commands in nodes with the arguments of `ssh`, for launchers;
+    /// in the nodes it is `$ESPLAB_RSH`.
     pub fn rsh(&self) -> PathBuf {
         self.dir.join(RSH)
     }
@@ -278,12 +276,12 @@ impl Lab {
         daemon::socket(&self.dir, node)
     }
 
-    /// A command that runs in a node; the caller adds arguments and pipes and spawns it.
+    /// Returns a command that runs in a node; the caller adds arguments and pipes and spawns it.
     pub fn command(&self, node: usize, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
         self.pinned_command(node, &[], program)
     }
 
-    /// As [`Lab::command`], bound to these cores.
+    /// Returns a command like [`Lab::command`], bound to these cores.
     pub fn pinned_command(
         &self,
         node: usize,
@@ -295,7 +293,7 @@ impl Lab {
         Ok(command)
     }
 
-    /// Runs a program in a node to its end and gives its output.
+    /// Runs a program in a node and returns its output.
     pub fn run<I, S>(
         &self,
         node: usize,
@@ -318,9 +316,9 @@ impl Lab {
             .at(|| what)
     }
 
-    /// Runs `work` on a thread of this process that is in the node's network namespace: sockets it
-    /// opens are the node's, wherever they are used. For the superuser only (a thread cannot change
-    /// its user namespace).
+    /// Runs `work` on a thread in the node's network namespace: sockets that it opens are the
+    /// node's, wherever they are used. Only for the superuser: a thread cannot change its user
+    /// namespace.
     pub fn run_in<T: Send>(
         &self,
         node: usize,
@@ -356,7 +354,7 @@ impl Lab {
         Err(std::io::Error::other(text)).at(doing)
     }
 
-    /// Frames the switch has dropped by the set loss; 0 for a lab without loss.
+    /// Returns the number of frames dropped by the configured loss; 0 without loss.
     pub fn frames_lost(&self) -> Result<u64, LabError> {
         match self.state.switch {
             Some(switch) if self.state.wire.loss_ppm > 0 => wire::frames_lost(self.enter(switch)),
@@ -364,8 +362,8 @@ impl Lab {
         }
     }
 
-    /// Frames the switch has dropped because a node's port had [`QUEUE_FRAMES`] waiting; 0 for a
-    /// lab without rate.
+    /// Returns the number of frames dropped because a node's port had [`QUEUE_FRAMES`] queued; 0
+    /// without a rate.
     pub fn frames_overrun(&self, node: usize) -> Result<u64, LabError> {
         match self.state.switch {
             Some(switch) if self.state.wire.rate.is_some() => {
@@ -417,8 +415,7 @@ impl Drop for Lab {
         if self.kept {
             return;
         }
-        // Without the processes there is no lab; a folder that cannot be removed gives way to the
-        // next lab of the name.
+        // Without its processes the lab has ended; the next lab of the name replaces the folder.
         let _ = teardown(&self.state, &self.dir, None);
         for child in &mut self.children {
             let _ = child.wait();
@@ -426,7 +423,7 @@ impl Drop for Lab {
     }
 }
 
-/// A name no other lab has.
+/// Returns a name that no other lab has.
 fn unique_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!(
@@ -452,18 +449,18 @@ pub(crate) fn teardown(
     Root::of(dir).release(state)
 }
 
-/// The lab of this name.
+/// Returns the lab of this name.
 pub fn open(name: &str) -> Result<State, LabError> {
     Root::new().open(name).map(|(state, _)| state)
 }
 
-/// All labs of this user.
+/// Returns all labs of this user.
 pub fn list() -> Result<Vec<State>, LabError> {
     Root::new().list()
 }
 
-/// Ends the lab of this name, whoever made it. Returns the processes that still run in one of its
-/// nodes: they were started by others, and keep their node's namespace as long as they live.
+/// Ends the lab of this name. Returns the other processes that still run in one of its nodes; they
+/// keep the namespace of their node alive.
 pub fn down(name: &str) -> Result<Vec<i32>, LabError> {
     let (state, dir) = Root::new().open(name)?;
     if !state.ready && state.boot == state::boot_id() && state.creator.is_alive() {
@@ -482,12 +479,12 @@ pub fn down(name: &str) -> Result<Vec<i32>, LabError> {
     Ok(inhabitants(&namespaces))
 }
 
-/// Text that names a process's network namespace, like `net:[4026531840]`.
+/// Returns the name of a process's network namespace, such as `net:[4026531840]`.
 fn net_namespace(pid: i32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/net")).ok()
 }
 
-/// The processes in these namespaces.
+/// Returns the processes in these namespaces.
 fn inhabitants(namespaces: &[PathBuf]) -> Vec<i32> {
     let pids = fs::read_dir("/proc")
         .into_iter()
@@ -498,8 +495,8 @@ fn inhabitants(namespaces: &[PathBuf]) -> Vec<i32> {
         .collect()
 }
 
-/// Goes into a node and becomes the command: the calling process must have one thread. Returns only
-/// an error.
+/// Enters a node and executes the command in place of this process, which must have one thread.
+/// Returns only an error.
 pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> LabError {
     let go = || -> Result<(PathBuf, PathBuf), LabError> {
         let (state, dir) = Root::new().open(name)?;
@@ -523,7 +520,7 @@ pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> La
     let path = std::env::join_paths(
         std::iter::once(programs.dir().to_owned()).chain(std::env::split_paths(&old)),
     );
-    // A new PATH counts for finding the command, too.
+    // The new PATH must also find the command.
     enter::become_command(command, |command| {
         command
             .env("ESPLAB", name)
@@ -538,7 +535,7 @@ pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> La
     })
 }
 
-/// Joins the namespaces of a holder and becomes the command. Returns only an error.
+/// Joins the namespaces of a holder and executes the command. Returns only an error.
 pub fn enter_holder(holder: ProcessRef, user: bool, command: &[OsString]) -> LabError {
     match enter::join(holder, user) {
         Ok(()) => enter::become_command(command, |_| ()),

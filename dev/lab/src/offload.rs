@@ -1,9 +1,8 @@
-//! Segmentation offload of an interface on and off, as `ethtool -K IF tso … gso …` does, for
-//! systems without ethtool.
+//! Turns segmentation offload of an interface on and off, like `ethtool -K IF tso … gso …`.
 //!
-//! Over generic netlink, because the older way (an ioctl with a pointer in a structure) needs
-//! unsafe code. (A limit of one segment for each super-packet, `ip link set … gso_max_segs 1`, is
-//! not the same: it makes TCP send in a stop-and-go that no real device causes.)
+//! It uses generic netlink, because the older ioctl with a pointer in a structure needs unsafe
+//! code. A limit of one segment per packet (`ip link set … gso_max_segs 1`) is no replacement: it
+//! makes TCP send in a stop-and-go that no real device causes.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,8 +14,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 
-/// Features of the kernel that are segmentation offload of TCP, in hardware and (the last) in
-/// software.
+/// Kernel features that make up segmentation offload of TCP, the last one in software.
 const FEATURES: [&str; 5] = [
     "tx-tcp-segmentation",
     "tx-tcp-ecn-segmentation",
@@ -27,7 +25,7 @@ const FEATURES: [&str; 5] = [
 
 /// Message type of errors and acknowledgements.
 const NLMSG_ERROR: u16 = 2;
-/// Family number of the controller, which knows the others by name; its request and its attributes.
+/// Family number, request and attributes of the controller, which resolves family names.
 const CONTROLLER: u16 = 0x10;
 const CTRL_GETFAMILY: u8 = 3;
 const CTRL_FAMILY_ID: u16 = 1;
@@ -43,7 +41,7 @@ const BITSET_BITS: u16 = 3;
 const BITS_BIT: u16 = 1;
 const BIT_NAME: u16 = 2;
 const BIT_VALUE: u16 = 3;
-/// Marks an attribute made of attributes.
+/// Flag of an attribute that consists of attributes.
 const NESTED: u16 = 0x8000;
 /// Lengths of the two headers.
 const HEADER: usize = 16;
@@ -68,7 +66,9 @@ pub fn set_segmentation_offload(interface: &str, on: bool) -> io::Result<()> {
         ),
     )?
     .and_then(|reply| find(reply.get(HEADER + GENERIC_HEADER..)?, CTRL_FAMILY_ID))
-    .ok_or_else(|| io::Error::other("this kernel has no ethtool by netlink"))?;
+    .ok_or_else(|| {
+        io::Error::other("the kernel has no ethtool netlink family: version 5.6 or later is needed")
+    })?;
     ask(
         &socket,
         &message(family, 2, FEATURES_SET, &features(interface, on)),
@@ -76,7 +76,7 @@ pub fn set_segmentation_offload(interface: &str, on: bool) -> io::Result<()> {
     .map(drop)
 }
 
-/// The attributes of the request: the interface, and for each feature that it is wanted or not.
+/// Returns the attributes of the request: the interface and the wanted state of each feature.
 fn features(interface: &str, on: bool) -> Vec<u8> {
     let name = [interface.as_bytes(), b"\0"].concat();
     let header = [
@@ -102,7 +102,7 @@ fn features(interface: &str, on: bool) -> Vec<u8> {
     .concat()
 }
 
-/// One attribute, padded. Ours are some hundred bytes at most.
+/// Encodes an attribute of at most 64 KiB, padded.
 fn attribute(kind: u16, data: &[u8]) -> Vec<u8> {
     let len = u16::try_from(4 + data.len()).unwrap_or(u16::MAX);
     let mut bytes = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), data].concat();
@@ -110,7 +110,7 @@ fn attribute(kind: u16, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A request that wants to be acknowledged.
+/// Encodes a request that asks for an acknowledgement.
 fn message(family: u16, sequence: u32, command: u8, attributes: &[u8]) -> Vec<u8> {
     const REQUEST_ACK: u16 = 1 | 4;
     let len = u32::try_from(HEADER + GENERIC_HEADER + attributes.len()).unwrap_or(u32::MAX);
@@ -125,8 +125,7 @@ fn message(family: u16, sequence: u32, command: u8, attributes: &[u8]) -> Vec<u8
     bytes
 }
 
-/// Sends a request and reads up to its acknowledgement; gives the reply that came before it, if
-/// any.
+/// Sends a request and reads until its acknowledgement; returns the reply before it, if any.
 fn ask(socket: &OwnedFd, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
     sendto(
         socket,
@@ -161,7 +160,7 @@ fn ask(socket: &OwnedFd, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
     ))
 }
 
-/// Type and bytes of the first message, and what is behind it.
+/// Splits off the first message: returns its type, its bytes and the rest.
 fn first_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let len = usize::try_from(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?)).ok()?;
     let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
@@ -173,7 +172,7 @@ fn first_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     ))
 }
 
-/// The 16-bit attribute of this kind.
+/// Finds the 16-bit attribute of this kind.
 fn find(mut attributes: &[u8], wanted: u16) -> Option<u16> {
     loop {
         let len = usize::from(u16::from_ne_bytes(attributes.get(..2)?.try_into().ok()?));
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_taken_apart() {
+    fn messages_are_split() {
         let one = message(5, 1, 2, &[]);
         let two = [one.clone(), one.clone()].concat();
         let (kind, first, rest) = first_message(&two).expect("two whole messages");
@@ -211,7 +210,7 @@ mod tests {
         assert!(first_message(&two[..10]).is_none());
         assert!(
             first_message(&[0; 16]).is_none(),
-            "a length of 0 is no message"
+            "a length of 0 is invalid"
         );
     }
 }

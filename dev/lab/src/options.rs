@@ -1,4 +1,4 @@
-//! What a virtual cluster should be like, and the addresses of its nodes.
+//! Options of a virtual cluster, and the addresses of its nodes.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::LabError;
 
-/// Most nodes of a lab: the host numbers of 10.99.0.0/24.
+/// Maximum number of nodes: the host numbers of 10.99.0.0/24.
 pub const MAX_NODES: usize = 254;
-/// Most interfaces of a node.
+/// Maximum number of interfaces of a node.
 pub const MAX_RAILS: usize = 8;
-/// Largest MTU a veth pair takes.
+/// Largest MTU of a veth pair.
 pub const MAX_MTU: u32 = 65535;
-/// Smallest MTU: IPv4's, which the nodes speak too.
+/// Smallest MTU of IPv4, which the nodes use, too.
 pub const MIN_MTU: u32 = 576;
-/// Frames a port of the switch holds back under `--rate` before it drops.
+/// Number of frames that a port of the switch queues under `--rate` before it drops.
 pub const QUEUE_FRAMES: u32 = 64;
 
-/// How to make a lab.
+/// Options of a lab.
 #[derive(Clone, Debug)]
 pub struct LabOptions {
-    /// Its name: letters, digits, `-`, `_`, at most 32. `None`: a unique one.
+    /// Name of at most 32 letters, digits, `-` and `_`. `None`: a unique one.
     pub name: Option<String>,
     /// The wire.
     pub wire: WireOptions,
@@ -30,19 +30,18 @@ pub struct LabOptions {
     pub rails: usize,
     /// Start an esp-daemon in each node, on all its interfaces.
     pub daemon: bool,
-    /// Lines for each esp-daemon's config file (which has the node's name, and nothing else of its
-    /// own).
+    /// Lines added to the config file of each esp-daemon, which otherwise has the node's name only.
     pub daemon_config: String,
-    /// Cores each node's daemon may run on, by node number modulo the length; empty: all.
+    /// Cores of each node's daemon, by node number modulo the length; empty: all.
     pub daemon_cpus: Vec<Vec<usize>>,
-    /// The folder with `esplab`, `esping`, `espstat` and `esp-daemon`. `None`: that of the running
+    /// Folder with `esplab`, `esping`, `espstat` and `esp-daemon`. `None`: that of the running
     /// program.
     pub programs: Option<PathBuf>,
     /// Use a user namespace. `None`: unless this is the superuser.
     pub rootless: Option<bool>,
 }
 
-/// What the nodes' wire is like.
+/// Options of the nodes' wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireOptions {
     /// Number of nodes, 1 to [`MAX_NODES`].
@@ -51,14 +50,14 @@ pub struct WireOptions {
     pub mtu: u32,
     /// Bits per second from the switch to each node.
     pub rate: Option<u64>,
-    /// Frames lost, per million, whatever their direction.
+    /// Frames lost, per million, in both directions.
     pub loss_ppm: u32,
     /// False: TCP hands whole segments of MTU size to the wire (no segmentation offload).
     pub offload: bool,
 }
 
 impl LabOptions {
-    /// `nodes` nodes with daemons on a perfect wire of MTU 1500.
+    /// Creates options of `nodes` nodes with daemons on a wire of MTU 1500 without loss.
     pub fn new(nodes: usize) -> LabOptions {
         let wire = WireOptions {
             nodes,
@@ -79,14 +78,14 @@ impl LabOptions {
         }
     }
 
-    /// The same on this wire.
+    /// Replaces the wire.
     #[must_use]
     pub fn with_wire(mut self, wire: WireOptions) -> LabOptions {
         self.wire = wire;
         self
     }
 
-    /// Refuses what cannot be made.
+    /// Checks the limits.
     pub fn check(&self) -> Result<(), LabError> {
         let WireOptions {
             nodes,
@@ -96,27 +95,29 @@ impl LabOptions {
         } = self.wire;
         let bad = |text: String| Err(LabError::BadOption(text));
         if !(1..=MAX_NODES).contains(&nodes) {
-            return bad(format!("{nodes} nodes cannot be made: 1 to {MAX_NODES}"));
+            return bad(format!(
+                "invalid number of nodes {nodes}: write 1 to {MAX_NODES}"
+            ));
         }
         if !(1..=MAX_RAILS).contains(&self.rails) {
             return bad(format!(
-                "{} interfaces for each node cannot be made: 1 to {MAX_RAILS}",
+                "invalid number of interfaces {}: write 1 to {MAX_RAILS}",
                 self.rails
             ));
         }
         if !(MIN_MTU..=MAX_MTU).contains(&mtu) {
-            return bad(format!("MTU {mtu} cannot be made: {MIN_MTU} to {MAX_MTU}"));
+            return bad(format!("invalid MTU {mtu}: write {MIN_MTU} to {MAX_MTU}"));
         }
         if loss_ppm > 1_000_000 {
             return bad(format!(
-                "a loss of {loss_ppm} per million frames cannot be made"
+                "invalid loss of {loss_ppm} per million frames: write at most 1000000"
             ));
         }
         self.name.as_deref().map_or(Ok(()), check_name)
     }
 }
 
-/// A lab's name becomes a folder's and must keep the sockets' paths short.
+/// Checks a name, which becomes a folder's and must keep the paths of sockets short.
 pub(crate) fn check_name(name: &str) -> Result<(), LabError> {
     let fine = !name.is_empty()
         && name.len() <= 32
@@ -127,33 +128,33 @@ pub(crate) fn check_name(name: &str) -> Result<(), LabError> {
         Ok(())
     } else {
         Err(LabError::BadOption(format!(
-            "`{name}` is no name of a lab: letters, digits, - and _, at most 32"
+            "invalid name `{name}` of a lab: write at most 32 letters, digits, - and _"
         )))
     }
 }
 
-/// Addresses of a node, known from its number alone.
+/// Number of a node, from which its addresses follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node(pub usize);
 
 impl Node {
-    /// Last byte of both addresses: 1 to 254.
+    /// Returns the last byte of both addresses, 1 to 254.
     fn host(self) -> u8 {
         // Labs have at most 254 nodes, see LabOptions::check.
         u8::try_from(self.0 + 1).unwrap_or(u8::MAX)
     }
 
-    /// Its Ethernet address, 02:e5:00:00:00:(number + 1).
+    /// Returns the Ethernet address, 02:e5:00:00:00:(number + 1).
     pub fn mac(self) -> [u8; 6] {
         [0x02, 0xe5, 0, 0, 0, self.host()]
     }
 
-    /// The Ethernet address as text.
+    /// Returns the Ethernet address as text.
     pub fn mac_text(self) -> String {
         format!("02:e5:00:00:00:{:02x}", self.host())
     }
 
-    /// The Ethernet address of one of its interfaces: 02:e5:00:00:(rail):(number + 1).
+    /// Returns the Ethernet address of one of its interfaces: 02:e5:00:00:(rail):(number + 1).
     pub fn rail_mac(self, rail: usize) -> [u8; 6] {
         // At most 8, see LabOptions::check.
         [
@@ -166,7 +167,7 @@ impl Node {
         ]
     }
 
-    /// Its IPv4 address, for comparisons with TCP: 10.99.0.(number + 1).
+    /// Returns the IPv4 address for comparisons with TCP: 10.99.0.(number + 1).
     pub fn ip(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 99, 0, self.host())
     }
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses() {
+    fn addresses_follow_from_the_number() {
         assert_eq!(Node(0).mac_text(), "02:e5:00:00:00:01");
         assert_eq!(Node(253).mac(), [2, 0xe5, 0, 0, 0, 254]);
         assert_eq!(Node(9).ip().to_string(), "10.99.0.10");
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_kept() {
+    fn limits_are_checked() {
         let with = |change: fn(&mut LabOptions)| {
             let mut options = LabOptions::new(2);
             change(&mut options);

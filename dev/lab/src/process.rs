@@ -1,4 +1,4 @@
-//! Processes named so that no other process can be meant: by id and start time.
+//! Processes identified by id and start time.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// A process of this boot of the machine. Ids are reused; an id with its start time is not.
+/// A process since the machine booted. Ids are reused; an id with its start time is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRef {
     /// Process id.
@@ -18,33 +18,32 @@ pub struct ProcessRef {
 }
 
 impl ProcessRef {
-    /// The process that has this id now.
+    /// Returns the process that has this id now.
     pub fn of(pid: i32) -> io::Result<ProcessRef> {
         let (_, start) = stat(pid)?;
         Ok(ProcessRef { pid, start })
     }
 
-    /// The calling process.
+    /// Returns the calling process.
     pub fn me() -> io::Result<ProcessRef> {
         ProcessRef::of(rustix::process::getpid().as_raw_nonzero().get())
     }
 
-    /// True while it runs; a zombie is dead.
+    /// Returns true while it runs; a zombie does not.
     pub fn is_alive(self) -> bool {
         stat(self.pid)
             .is_ok_and(|(state, start)| start == self.start && !matches!(state, 'Z' | 'X'))
     }
 
-    /// A descriptor of exactly this process; `None` when it is gone.
+    /// Opens a descriptor of exactly this process; `None` if it has ended.
     pub(crate) fn open(self) -> Option<OwnedFd> {
         let fd = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
-        // Looked at after opening: from here on the id cannot pass to another process behind our
-        // back.
+        // Checked after opening: the descriptor stays with its process.
         self.is_alive().then_some(fd)
     }
 }
 
-/// State letter and start time.
+/// Reads state letter and start time.
 fn stat(pid: i32) -> io::Result<(char, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     parse_stat(&text).ok_or_else(|| {
@@ -55,7 +54,7 @@ fn stat(pid: i32) -> io::Result<(char, u64)> {
     })
 }
 
-/// The command name in parentheses may hold anything, parentheses too: count from the last one.
+/// Parses `/proc/PID/stat` from the last parenthesis: the command name may contain any character.
 fn parse_stat(text: &str) -> Option<(char, u64)> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
@@ -64,8 +63,8 @@ fn parse_stat(text: &str) -> Option<(char, u64)> {
     Some((state, start))
 }
 
-/// CPU time all threads of a process have used, in nanoseconds. `None`: it is gone, or the kernel
-/// does not say.
+/// Returns the CPU time of all threads of a process in nanoseconds; `None` if it has ended or the
+/// kernel does not report it.
 pub fn cpu_time(process: ProcessRef) -> Option<u64> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.pid)).ok()?;
     let times = tasks.map(|task| {
@@ -76,13 +75,13 @@ pub fn cpu_time(process: ProcessRef) -> Option<u64> {
     if process.is_alive() { sum } else { None }
 }
 
-/// Ends these processes: SIGTERM, and SIGKILL for those that are still there after `grace`. A
-/// `grace` of zero is SIGKILL at once. Returns when all are dead (or unkillable for five seconds).
+/// Ends the processes: SIGTERM, then SIGKILL after `grace`, or SIGKILL at once if it is zero.
+/// Returns when all have ended, or after five seconds.
 pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) {
     let mut open: Vec<OwnedFd> = processes.iter().filter_map(|p| p.open()).collect();
     if !grace.is_zero() {
         for fd in &open {
-            // A process that has gone in the meantime is what we want.
+            // The process may have ended meanwhile.
             let _ = pidfd_send_signal(fd, Signal::TERM);
         }
         wait_all(&mut open, grace);
@@ -93,7 +92,7 @@ pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) {
     wait_all(&mut open, Duration::from_secs(5));
 }
 
-/// Waits until all have ended or the time is over; keeps those that have not.
+/// Waits until all have ended or the time is over; retains those that run.
 fn wait_all(open: &mut Vec<OwnedFd>, limit: Duration) {
     let end = Instant::now() + limit;
     while let Some(first) = open.first() {
@@ -120,7 +119,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn stat_with_any_command_name() {
+    fn stat_is_parsed_with_any_command_name() {
         let line = "42 (a) S (b)) R 1 1 1 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 987654 1000 10 18446744073709551615";
         assert_eq!(parse_stat(line), Some(('R', 987_654)));
         for bad in ["", "42", "42 (x)", "42 (x) S 1 2 3"] {

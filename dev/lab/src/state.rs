@@ -1,4 +1,4 @@
-//! What is written down about a lab, so that another process can enter it or end it.
+//! Recorded state of a lab, by which another process can enter it or end it.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
@@ -13,41 +13,41 @@ use crate::error::{At, LabError};
 use crate::options::{Node, WireOptions, check_name};
 use crate::process::ProcessRef;
 
-/// The file in the lab's folder.
+/// File name in the lab's folder.
 const FILE: &str = "lab.json";
 
-/// All about a lab. Written anew after every step of making it.
+/// State of a lab, written after every step of its creation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct State {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// `/proc/sys/kernel/random/boot_id`: process ids mean nothing after a reboot.
+    /// `/proc/sys/kernel/random/boot_id`: process ids are valid for one boot.
     pub boot: String,
-    /// The process that makes (or made) it.
+    /// Process that created it.
     pub creator: ProcessRef,
-    /// True once it is usable.
+    /// True once it is complete.
     pub ready: bool,
-    /// True: it lives in a user namespace.
+    /// True if it is in a user namespace.
     pub rootless: bool,
-    /// The wire.
+    /// Options of the wire.
     pub wire: WireOptions,
     /// Holder of the namespace with the bridge.
     pub switch: Option<ProcessRef>,
-    /// The nodes.
+    /// Nodes by number.
     pub nodes: Vec<NodeState>,
 }
 
-/// A node's processes.
+/// Processes of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeState {
     /// Holder of its namespace.
     pub holder: ProcessRef,
-    /// Its esp-daemon.
+    /// The esp-daemon, if there is one.
     pub daemon: Option<ProcessRef>,
 }
 
 impl State {
-    /// Reads the state in a lab's folder. `None`: there is none (yet).
+    /// Reads the state in a lab's folder; `None` if there is none yet.
     pub(crate) fn read(dir: &Path) -> Result<Option<State>, LabError> {
         let file = dir.join(FILE);
         let text = match fs::read_to_string(&file) {
@@ -61,7 +61,7 @@ impl State {
             .at(|| format!("reading {}", file.display()))
     }
 
-    /// Writes it; a reader sees the old or the new one, never a part.
+    /// Replaces the file atomically.
     pub(crate) fn write(&self, dir: &Path) -> Result<(), LabError> {
         let (file, new) = (dir.join(FILE), dir.join("lab.json.new"));
         let doing = || format!("writing {}", file.display());
@@ -73,17 +73,17 @@ impl State {
         fs::rename(&new, &file).at(doing)
     }
 
-    /// The daemons.
+    /// Returns the daemons.
     pub(crate) fn daemons(&self) -> Vec<ProcessRef> {
         self.of_this_boot(self.nodes.iter().filter_map(|n| n.daemon))
     }
 
-    /// The processes that keep the namespaces; the switch's last.
+    /// Returns the holders, the switch's last.
     pub(crate) fn holders(&self) -> Vec<ProcessRef> {
         self.of_this_boot(self.nodes.iter().map(|n| n.holder).chain(self.switch))
     }
 
-    /// True while anything of it runs, or while it is being made.
+    /// Returns true while a process of it runs or it is being created.
     pub fn is_alive(&self) -> bool {
         let making = self.of_this_boot((!self.ready).then_some(self.creator).into_iter());
         making
@@ -93,7 +93,7 @@ impl State {
             .any(ProcessRef::is_alive)
     }
 
-    /// The holder of a node's namespace.
+    /// Returns the holder of a node's namespace.
     pub(crate) fn holder(&self, node: usize) -> Result<ProcessRef, LabError> {
         let name = || self.name.clone();
         let found = self.nodes.get(node).ok_or_else(|| LabError::NoNode {
@@ -119,7 +119,7 @@ impl State {
     }
 }
 
-/// Random number of this boot of the machine.
+/// Returns the random id of this boot.
 pub(crate) fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .unwrap_or_default()
@@ -127,16 +127,16 @@ pub(crate) fn boot_id() -> String {
         .to_owned()
 }
 
-/// Names the folder of all labs, for programs in a node (whose user may look like another there).
+/// Variable with the folder of all labs, for programs in a node, where the user may be another.
 pub(crate) const ENV: &str = "ESPLAB_STATE";
 
-/// The folder of all labs of this user.
+/// Folder of all labs of this user.
 #[derive(Clone, Debug)]
 pub(crate) struct Root(PathBuf);
 
 impl Root {
-    /// `$ESPLAB_STATE`, or `/run/esplab` for the superuser, else `$XDG_RUNTIME_DIR/esplab`, else
-    /// `/tmp/esplab-UID`. Not made yet.
+    /// Returns `$ESPLAB_STATE`, or `/run/esplab` for the superuser, else `$XDG_RUNTIME_DIR/esplab`,
+    /// else `/tmp/esplab-UID`, without creating it.
     pub(crate) fn new() -> Root {
         if let Some(dir) = std::env::var_os(ENV)
             .map(PathBuf::from)
@@ -157,18 +157,18 @@ impl Root {
         ))
     }
 
-    /// The one that holds this lab's folder.
+    /// Returns the root that contains this lab's folder.
     pub(crate) fn of(lab: &Path) -> Root {
         Root(lab.parent().unwrap_or(Path::new("/")).to_owned())
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Makes it when it is missing, and makes sure that nobody else can write there (it may lie in
-    /// /tmp).
+    /// Creates the folder if it is missing, and checks that no other user can write to it: it may
+    /// be in /tmp.
     fn make(&self) -> Result<(), LabError> {
         let doing = || format!("making {}", self.0.display());
         match DirBuilder::new().mode(0o700).create(&self.0) {
@@ -177,18 +177,18 @@ impl Root {
         }
         let found = fs::symlink_metadata(&self.0).at(doing)?;
         if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o022 != 0 {
-            let text = "it exists and is not a folder of this user alone; remove it";
+            let text = "it exists, but is not a private folder of this user: remove it";
             return Err(io::Error::other(text)).at(doing);
         }
         Ok(())
     }
 
-    /// A lab's folder.
+    /// Returns a lab's folder.
     pub(crate) fn dir(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Held while labs come and go; ends with the value (or its process).
+    /// Locks the root for changes until the value is dropped.
     fn lock(&self) -> Result<File, LabError> {
         let doing = || format!("locking {}", self.0.display());
         let dir = File::open(&self.0).at(doing)?;
@@ -196,7 +196,8 @@ impl Root {
         Ok(dir)
     }
 
-    /// Takes the lab's name: makes its folder with a first state. Remains of a dead lab give way.
+    /// Reserves the lab's name: creates its folder with a first state. Remains of an ended lab are
+    /// removed.
     pub(crate) fn claim(&self, state: &State) -> Result<PathBuf, LabError> {
         self.make()?;
         let _lock = self.lock()?;
@@ -217,7 +218,7 @@ impl Root {
         Ok(dir)
     }
 
-    /// Removes a lab's folder if it still is that of `state`.
+    /// Removes a lab's folder if it is still that of `state`.
     pub(crate) fn release(&self, state: &State) -> Result<(), LabError> {
         let dir = self.dir(&state.name);
         let _lock = self.lock()?;
@@ -227,7 +228,7 @@ impl Root {
         fs::remove_dir_all(&dir).at(|| format!("removing {}", dir.display()))
     }
 
-    /// A lab by name.
+    /// Returns the lab of this name.
     pub(crate) fn open(&self, name: &str) -> Result<(State, PathBuf), LabError> {
         check_name(name)?;
         let dir = self.dir(name);
@@ -237,7 +238,7 @@ impl Root {
         Ok((state, dir))
     }
 
-    /// All labs, by name. Those that cannot be read are left out.
+    /// Returns all labs, by name, except those that cannot be read.
     pub(crate) fn list(&self) -> Result<Vec<State>, LabError> {
         let entries = match fs::read_dir(&self.0) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

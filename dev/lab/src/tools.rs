@@ -1,4 +1,4 @@
-//! The programs a lab is made with: `ip`, `tc`, `nft` of the system, and our own.
+//! Programs that create a lab: `ip`, `tc` and `nft` of the system, and our own.
 
 use std::env;
 use std::ffi::OsStr;
@@ -39,8 +39,7 @@ pub(crate) const NFT: Tool = Tool {
 };
 
 impl Tool {
-    /// Its path. Folders of the superuser are searched too: users often have them not in their
-    /// PATH.
+    /// Returns its path. Folders of the superuser are searched, too: they often are not in PATH.
     pub(crate) fn find(self) -> Result<PathBuf, LabError> {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path)
@@ -54,8 +53,8 @@ impl Tool {
             })
     }
 
-    /// Runs it with `input` on its standard input by way of `enter`, a command that joins a
-    /// namespace and runs what follows. Returns its output.
+    /// Runs the tool with `input` on its standard input by `enter`, a command that joins a
+    /// namespace and runs its arguments. Returns its output.
     pub(crate) fn run(
         self,
         mut enter: Command,
@@ -71,7 +70,7 @@ impl Tool {
             .stderr(Stdio::piped());
         let mut child = enter.spawn().at(doing)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A tool that stopped reading has printed why.
+            // A tool that stops reading prints the reason.
             let _ = stdin.write_all(input.as_bytes());
         }
         let output = child.wait_with_output().at(doing)?;
@@ -87,7 +86,7 @@ impl Tool {
     }
 }
 
-/// Several lines as one.
+/// Joins lines to one.
 pub(crate) fn one_line(text: &str) -> String {
     text.lines()
         .map(str::trim)
@@ -101,13 +100,12 @@ fn is_program(file: &Path) -> bool {
         .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// The folder with our own programs.
+/// Folder of our own programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs(PathBuf);
 
 impl Programs {
-    /// `dir`, or the folder of the running program (for a test program, which lies in `deps`, the
-    /// one above).
+    /// Returns `dir`, or the folder of the running program; for a test in `deps`, the one above.
     pub(crate) fn locate(dir: Option<&Path>) -> Result<Programs, LabError> {
         if let Some(dir) = dir {
             return Ok(Programs(dir.to_owned()));
@@ -120,17 +118,17 @@ impl Programs {
         Ok(Programs(dir.to_owned()))
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub(crate) fn dir(&self) -> &Path {
         &self.0
     }
 
-    /// `esplab` itself, which holds and enters the namespaces.
+    /// Returns `esplab`, which holds and enters the namespaces.
     pub(crate) fn esplab(&self) -> Result<PathBuf, LabError> {
         self.find("esplab", "cli")
     }
 
-    /// The node's service.
+    /// Returns `esp-daemon`.
     pub(crate) fn daemon(&self) -> Result<PathBuf, LabError> {
         self.find("esp-daemon", "esp-daemon")
     }
@@ -174,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_says_how_to_build_it() {
+    fn a_missing_program_names_the_command_to_build_it() {
         let programs = Programs(PathBuf::from("/nonexistent"));
         let text = programs
             .daemon()

@@ -1,7 +1,6 @@
-//! The lab's wire: one bridge in a namespace of its own, a veth pair from it to each node.
+//! Wire of a lab: a bridge in its own namespace and a veth pair to each node.
 //!
-//! The texts for `ip`, `tc` and `nft` are made by functions without effects, and then run inside
-//! the namespaces.
+//! Pure functions create the input of `ip`, `tc` and `nft`, which run inside the namespaces.
 
 use std::fmt::Write;
 use std::process::Command;
@@ -15,21 +14,20 @@ use crate::options::{Node, QUEUE_FRAMES, WireOptions};
 use crate::process::ProcessRef;
 use crate::tools::{IP, NFT, SH, TC};
 
-/// Bytes of an Ethernet header with a VLAN tag, which MTU does not count.
+/// Bytes of an Ethernet header with a VLAN tag, which the MTU does not include.
 const ETHERNET: u32 = 18;
-/// How long a port may send at line speed after a pause: the kernel's timers may be that late.
+/// Microseconds that a port may send at line speed after a pause: kernel timers may be that late.
 const BURST_TIME_US: u64 = 250;
 
-/// A switch does not look into packets. Where the module `br_netfilter` is loaded, as container
-/// engines do, a bridge would take all IP packets, and so TCP's alone, through the rules of
-/// `iptables`: 0.4 µs each. (Where it may not be set, nothing can be done.)
+/// Keeps `iptables` off the bridge. With the module `br_netfilter`, which container engines load, a
+/// bridge passes IP packets, and so those of TCP alone, through its rules: 0.4 µs each.
 const NO_RULES: &str = "for rules in iptables ip6tables arptables; do
     file=/proc/sys/net/bridge/bridge-nf-call-$rules
     [ ! -w $file ] || echo 0 > $file || true
 done 2> /dev/null
 ";
 
-/// Makes sure beforehand that the tools are there.
+/// Checks that the tools are installed.
 pub(crate) fn check_tools(wire: &WireOptions) -> Result<(), LabError> {
     IP.find()?;
     if wire.rate.is_some() {
@@ -41,8 +39,8 @@ pub(crate) fn check_tools(wire: &WireOptions) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Makes the bridge and a port for each node, whose other end is `eth0` in the node's namespace;
-/// and once more for each further rail.
+/// Creates for each rail a bridge with a port for each node, whose peer is `ethN` in the node's
+/// namespace.
 pub(crate) fn build_switch(
     enter: impl Fn() -> Command,
     wire: &WireOptions,
@@ -97,7 +95,7 @@ pub(crate) fn build_node(
     .map(drop)
 }
 
-/// A node's port on the switch of a rail.
+/// Returns the name of a node's port on the switch of a rail.
 fn port(node: usize, rail: usize) -> String {
     if rail == 0 {
         format!("port{node}")
@@ -157,7 +155,7 @@ pub(crate) fn frames_lost(enter: Command) -> Result<u64, LabError> {
     })
 }
 
-/// The number behind `counter packets`.
+/// Parses the number after `counter packets`.
 fn count_lost(rules: &str) -> Option<u64> {
     rules
         .split_once("counter packets ")?
@@ -168,7 +166,7 @@ fn count_lost(rules: &str) -> Option<u64> {
         .ok()
 }
 
-/// Frames that found the queue of a node's port full.
+/// Reads the number of frames dropped at the full queue of a node's port.
 pub(crate) fn frames_overrun(enter: Command, node: usize) -> Result<u64, LabError> {
     let what = "reading the queue";
     let text = TC.run(
@@ -193,8 +191,8 @@ pub(crate) fn frames_overrun(enter: Command, node: usize) -> Result<u64, LabErro
     })
 }
 
-/// The part of `tc -statistics -json qdisc` that counts here. The outer queue's drops include the
-/// inner one's.
+/// Fields read from `tc -statistics -json qdisc`. The drops of the outer queue include those of the
+/// inner one.
 #[derive(Deserialize)]
 struct Queue {
     kind: String,
@@ -237,7 +235,7 @@ fn node_links(wire: &WireOptions, rails: usize, node: usize) -> String {
             "link set dev eth{rail} addrgenmode none\nlink set dev eth{rail} up"
         );
     }
-    // Neighbours are known from the start, so that no ARP is on the wire either.
+    // Static neighbours avoid ARP on the wire.
     for other in (0..wire.nodes).filter(|&other| other != node).map(Node) {
         let _ = writeln!(
             text,
@@ -249,8 +247,7 @@ fn node_links(wire: &WireOptions, rails: usize, node: usize) -> String {
     text
 }
 
-/// Every frame from a node to a node passes the bridge's forward hook once, so one rule is the loss
-/// of both directions.
+/// Returns the loss rule. Every frame passes the bridge's forward hook once, in both directions.
 fn loss_rules(ppm: u32) -> String {
     format!(
         "table bridge esplab {{\n\
@@ -262,11 +259,11 @@ fn loss_rules(ppm: u32) -> String {
     )
 }
 
-/// A token bucket on each port towards its node, with room for few frames.
+/// Returns the token bucket of each port, with a short queue.
 fn rate_rules(wire: &WireOptions, rail: usize, rate: u64) -> String {
     let frame = u64::from(wire.mtu + ETHERNET);
     let burst = (2 * frame).max(rate / 8 * BURST_TIME_US / 1_000_000);
-    // The bucket's own limit in bytes is never what bounds: the queue of frames below it is.
+    // The limit in bytes is above that of the inner queue in frames, which decides.
     let limit = u64::from(QUEUE_FRAMES + 2) * frame;
     let mut text = String::new();
     for i in 0..wire.nodes {
@@ -280,7 +277,7 @@ fn rate_rules(wire: &WireOptions, rail: usize, rate: u64) -> String {
     text
 }
 
-/// The part of `ip -json -details link` that counts here.
+/// Fields read from `ip -json -details link`.
 #[derive(Deserialize)]
 struct Link {
     linkinfo: Option<LinkInfo>,
@@ -297,7 +294,7 @@ struct PortInfo {
 }
 
 fn count_forwarding(json: &str) -> usize {
-    // What cannot be read does not forward; the wait for it ends with an error.
+    // Unreadable output counts as not forwarding; the wait then ends with an error.
     let links: Vec<Link> = serde_json::from_str(json).unwrap_or_default();
     let state = |link: Link| link.linkinfo?.info_slave_data?.state;
     links
@@ -322,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_get_mtu_and_address() {
+    fn both_ends_have_mtu_and_address() {
         let text = switch_links(
             &wire(),
             0,
@@ -349,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_know_their_neighbours() {
+    fn nodes_have_static_neighbours() {
         let text = node_links(&WireOptions { nodes: 3, ..wire() }, 1, 1);
         assert_eq!(text.matches("neighbour").count(), 2);
         assert!(text.contains("address add 10.99.0.2/24 dev eth0"), "{text}");
