@@ -9,6 +9,7 @@
 
 use std::io;
 use std::io::IoSlice;
+use std::process::ExitCode;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -304,7 +305,17 @@ fn compare(what: &str, unit: &str, ours: &[f64], theirs: &[f64], inverse: bool) 
     );
 }
 
-fn main() -> Outcome<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("eth_overhead: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let sockets: [String; 2] = args
         .try_into()

@@ -10,11 +10,22 @@
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::process::ExitCode;
 use std::thread;
 
 use esp_client::{EspListener, EspStream};
 
-fn main() -> io::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("echo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> io::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.as_slice() {
         [mode, port] if mode == "serve" => serve(port.parse().map_err(io::Error::other)?),

@@ -2,11 +2,22 @@
 //! SOCKET1 MAC1 SECONDS`. Both ends are threads of this program, each a program of its node.
 
 use std::io::{Read, Write};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use esp_client::{Client, EspAddr, EspListener, EspStream, Path, Spin};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ways: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [near, far, mac, seconds] = args.as_slice() else {
         return Err("SOCKET0 SOCKET1 MAC1 SECONDS".into());

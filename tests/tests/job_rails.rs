@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use bench::rails::{Job, Outcome, measure};
+use bench::rails::{RailsResult, RailsTask, measure};
 use bench::worker::{Protocol, Role};
 use esp_tests::frames::in_switch;
 use esp_tests::process::ip_in_switch;
@@ -22,8 +22,8 @@ fn lab(test: &str, rate: Option<u64>, config: &str) -> Option<Lab> {
     lab_or_skip(test, &options)
 }
 
-fn job(warm: u32, count: u32) -> Job {
-    Job {
+fn job(warm: u32, count: u32) -> RailsTask {
+    RailsTask {
         rails: Role::Client,
         links: 4,
         pings: 50,
@@ -33,7 +33,7 @@ fn job(warm: u32, count: u32) -> Job {
 }
 
 /// Returns the fraction of the bytes that each rail carried.
-fn parts(outcome: &Outcome) -> Vec<f64> {
+fn parts(outcome: &RailsResult) -> Vec<f64> {
     let all: u64 = outcome.rails.iter().map(|rail| rail.sent).sum();
     outcome
         .rails

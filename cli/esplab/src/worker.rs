@@ -12,7 +12,7 @@ use cli::out::{self, Doing, Failure, Verdict};
 enum AnyTask {
     Ends(worker::Task),
     Incast(incast::IncastTask),
-    Rails(rails::Job),
+    Rails(rails::RailsTask),
 }
 
 #[derive(Debug, Args)]

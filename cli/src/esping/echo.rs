@@ -328,7 +328,10 @@ mod tests {
         assert_eq!(verdict, Verdict::Partly);
         let text = lines.join("\n");
         assert!(text.contains("seq=2 time=20.0 µs (DUP!)"), "{text}");
-        assert!(text.contains("seq=3 time=10.0 µs (CORRUPT: the bytes differ"), "{text}");
+        assert!(
+            text.contains("seq=3 time=10.0 µs (CORRUPT: the bytes differ"),
+            "{text}"
+        );
         assert!(
             text.contains(
                 "5 packets transmitted, 3 received, +1 duplicates, +1 corrupt, 40% packet loss"

@@ -1,10 +1,10 @@
-//! Which core does what.
+//! Assignment of cores to processes.
 
 use std::fmt;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// Cores of the four processes of a case. Empty lists: not bound.
+/// Cores of the four processes of a case. An empty list binds nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cores {
     /// The worker in node 0.
@@ -18,12 +18,12 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// As well as the cores this process may use allow.
+    /// Assigns the cores that this process may use.
     pub fn here() -> Cores {
         Cores::of(&allowed())
     }
 
-    /// Four cores: one each. Two: one for each node, as two machines would have it. One: no choice.
+    /// Assigns four cores to one process each, two to one node each.
     fn of(cores: &[usize]) -> Cores {
         let (client, client_daemon, server, server_daemon) = match *cores {
             [a, b, c, d, ..] => (a, b, c, d),
@@ -40,7 +40,7 @@ impl Cores {
         }
     }
 
-    /// The daemons' cores by node, as [`lab::LabOptions`] wants them.
+    /// Returns the daemons' cores by node, for [`lab::LabOptions`].
     pub fn daemons(&self) -> Vec<Vec<usize>> {
         vec![self.client_daemon.clone(), self.server_daemon.clone()]
     }
@@ -71,7 +71,7 @@ impl fmt::Display for Cores {
     }
 }
 
-/// The cores this process may run on, in order.
+/// Returns the cores that this process may run on, in order.
 pub fn allowed() -> Vec<usize> {
     sched_getaffinity(None).map_or_else(
         |_| Vec::new(),
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spread_as_far_as_they_go() {
+    fn processes_share_cores_only_if_there_are_too_few() {
         assert_eq!(Cores::of(&[]), Cores::default());
         let two = Cores::of(&[3, 5]);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! One end of a connection, whatever it runs over.
+//! One end of a connection over any protocol.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,13 +10,13 @@ use p2p::Comm;
 use crate::worker::{Protocol, Role, Task, Wait};
 use lab::Node;
 
-/// A connected stream. With [`Wait::Poll`], `read` may answer `WouldBlock`; `write` never does.
+/// A connected stream. With [`Wait::Poll`], `read` may return `WouldBlock`; `write` never does.
 pub(super) trait End: Read + Write {
-    /// Nothing more will be written.
+    /// Ends the direction of this end.
     fn finish(&mut self) -> io::Result<()>;
 }
 
-/// Connects or takes the one connection of the job.
+/// Connects, or accepts the one connection of the task.
 pub(super) fn open(
     job: &Task,
     listening: impl FnOnce() -> io::Result<()>,
@@ -35,7 +35,6 @@ pub(super) fn open(
         }
         Protocol::Daemon | Protocol::Lease => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
         Protocol::P2p => {
-            // The two meet in the folder that both were given.
             if job.role == Role::Server {
                 listening()?;
             }
@@ -43,21 +42,21 @@ pub(super) fn open(
         }
         Protocol::Raw => Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "a raw loop is no stream",
+            "the bare loop has no stream",
         )),
     }
 }
 
 fn esp_stream(job: &Task, listening: impl FnOnce() -> io::Result<()>) -> io::Result<EspStream> {
     let spin = esp_spin(job);
-    let way = if job.path == Protocol::Lease {
+    let path = if job.path == Protocol::Lease {
         esp_client::Path::Lease
     } else {
         esp_client::Path::Daemon
     };
     match job.role {
         Role::Server => {
-            let mut builder = EspListener::builder().path(way);
+            let mut builder = EspListener::builder().path(path);
             if let Some(spin) = spin {
                 builder = builder.spin(spin);
             }
@@ -66,7 +65,7 @@ fn esp_stream(job: &Task, listening: impl FnOnce() -> io::Result<()>) -> io::Res
             Ok(listener.accept()?.0)
         }
         Role::Client => {
-            let mut builder = EspStream::builder().path(way);
+            let mut builder = EspStream::builder().path(path);
             if let Some(spin) = spin {
                 builder = builder.spin(spin);
             }
@@ -75,10 +74,10 @@ fn esp_stream(job: &Task, listening: impl FnOnce() -> io::Result<()>) -> io::Res
     }
 }
 
-/// How an ESP end stays awake: the library's way for [`Wait::Block`]; for [`Wait::Poll`] without
-/// end, letting the daemon run where it has the same core.
+/// Returns the waiting of an ESP end: the default for [`Wait::Block`]; for [`Wait::Poll`] without
+/// end, yielding if the daemon has the same core.
 fn esp_spin(job: &Task) -> Option<Spin> {
-    // Over a lease nobody else has to run.
+    // Over a lease no daemon has to run.
     match (job.wait, job.own_core || job.path == Protocol::Lease) {
         (Wait::Block, _) => None,
         (Wait::Poll, true) => Some(Spin {
@@ -116,7 +115,7 @@ impl End for EspEnd {
     }
 }
 
-/// Each write is a message, each read takes one; an empty one is the end of the stream.
+/// Each write is a message and each read takes one; an empty message ends the stream.
 struct P2pEnd {
     world: Comm,
     peer: u32,
@@ -146,7 +145,7 @@ impl P2pEnd {
 
 impl Drop for P2pEnd {
     fn drop(&mut self) {
-        // The other one may have failed; its own words say how.
+        // If the other rank failed, it reports its own error.
         let _ = self.job.take().map(job::Job::finalize);
     }
 }
@@ -180,7 +179,7 @@ impl End for P2pEnd {
     }
 }
 
-/// An end of a TCP connection.
+/// Creates an end of a TCP connection.
 pub(super) fn tcp_end(stream: TcpStream, wait: Wait) -> io::Result<impl End> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(wait == Wait::Poll)?;
@@ -213,7 +212,7 @@ impl Write for TcpEnd {
 impl End for TcpEnd {
     fn finish(&mut self) -> io::Result<()> {
         match self.0.shutdown(Shutdown::Write) {
-            // The peer was faster.
+            // The peer has closed the connection already.
             Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()),
             result => result,
         }

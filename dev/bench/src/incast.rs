@@ -1,7 +1,6 @@
-//! Incast: many nodes send to one through a slow link with a short queue, at the same time.
+//! Incast: many nodes send at once to one node through a slow link with a short queue.
 //!
-//! What counts is how much of the link is used, how fairly it is shared, and how long anybody has
-//! to wait in between.
+//! The figures are the use of the link, the fairness of its shares and the longest stall.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -34,47 +33,47 @@ const PATHS: [Protocol; 3] = [Protocol::Tcp, Protocol::Lease, Protocol::Daemon];
 const SENDERS: usize = 8;
 /// Bits per second of the link, Ethernet headers included.
 const RATE: u64 = 1_000_000_000;
-/// From the moment when all have begun until the clock starts.
+/// Time from the first bytes of the last sender until the clock starts.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Senders go on for so long after the time that is measured, counted from their own start.
+/// Time that senders continue after the measured time, by their own clock.
 const SPARE: Duration = Duration::from_secs(2);
-/// All senders must have begun by then.
+/// Time limit for all senders to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 const CHUNK: usize = 64 * 1024;
 const PORT: u16 = 7099;
 
-/// What one of the programs does; an argument of `esplab worker`.
+/// Argument of `esplab worker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncastTask {
-    /// The server takes all connections; each client has one.
+    /// The server accepts all connections; each client has one.
     pub incast: Role,
-    /// Over what.
+    /// Protocol under test.
     pub path: Protocol,
-    /// Connections.
+    /// Number of connections.
     pub senders: usize,
     /// Milliseconds measured.
     pub millis: u64,
 }
 
-/// What became of one connection in the time that is measured.
+/// Result of one connection in the measured time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
     /// Bytes received.
     pub bytes: u64,
-    /// Longest time without any, nanoseconds.
+    /// Longest time without any, in nanoseconds.
     pub stall: u64,
 }
 
-/// What a program has to say at its end: the server, of all flows.
+/// Last line of a worker; only the server's has flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncastResult {
-    /// One for each connection.
+    /// Results by connection.
     pub flows: Vec<Flow>,
     /// Nanoseconds measured.
     pub nanos: u64,
 }
 
-/// Does the job; `say` is called with the line that comes before the outcome.
+/// Runs the task. Calls `say` with the line that precedes the result.
 pub fn work(
     job: &IncastTask,
     say: impl FnOnce(&str) -> io::Result<()>,
@@ -98,7 +97,7 @@ pub fn work(
 trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-fn way(path: Protocol) -> io::Result<esp_client::Path> {
+fn client_path(path: Protocol) -> io::Result<esp_client::Path> {
     match path {
         Protocol::Lease => Ok(esp_client::Path::Lease),
         Protocol::Daemon => Ok(esp_client::Path::Daemon),
@@ -117,7 +116,7 @@ fn connect(path: Protocol) -> io::Result<Box<dyn Stream>> {
     }
     Ok(Box::new(
         EspStream::builder()
-            .path(way(path)?)
+            .path(client_path(path)?)
             .connect((MacAddr(Node(0).mac()), PORT))?,
     ))
 }
@@ -129,11 +128,11 @@ fn listen(path: Protocol) -> io::Result<Accept> {
         let listener = TcpListener::bind((Node(0).ip(), PORT))?;
         return Ok(Box::new(move || Ok(Box::new(listener.accept()?.0))));
     }
-    let listener = EspListener::builder().path(way(path)?).bind(PORT)?;
+    let listener = EspListener::builder().path(client_path(path)?).bind(PORT)?;
     Ok(Box::new(move || Ok(Box::new(listener.accept()?.0))))
 }
 
-/// Writes for so long, or until the reader has enough.
+/// Writes for this time, or until the reader closes the connection.
 fn pour(stream: &mut dyn Stream, time: Duration) -> io::Result<()> {
     let chunk = vec![0x5a; CHUNK];
     let start = Instant::now();
@@ -143,7 +142,7 @@ fn pour(stream: &mut dyn Stream, time: Duration) -> io::Result<()> {
             Ok(0) => break,
             Ok(n) => written += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            // The server has seen enough and has gone.
+            // The server has ended its measurement.
             Err(_) if written > 0 => break,
             Err(e) => return Err(e),
         }
@@ -151,11 +150,11 @@ fn pour(stream: &mut dyn Stream, time: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads all streams, a thread for each, and measures from a moment after the last has begun.
+/// Reads each stream on a thread, and measures from shortly after the last has started.
 fn watch(streams: Vec<Box<dyn Stream>>, time: Duration) -> io::Result<IncastResult> {
     let count = streams.len();
     let begun = AtomicUsize::new(0);
-    // When the clock starts and stops; nothing yet.
+    // Start and end of the measured time.
     let clock: Mutex<Option<(Instant, Instant)>> = Mutex::new(None);
     let interval = || {
         *clock
@@ -198,7 +197,7 @@ fn watch(streams: Vec<Box<dyn Stream>>, time: Duration) -> io::Result<IncastResu
     })
 }
 
-/// Reads until the time is over (or the stream is), and counts what comes in the time.
+/// Reads until the end of the time or of the stream, and counts the bytes within the time.
 fn read_until(
     stream: &mut dyn Stream,
     begun: &AtomicUsize,
@@ -234,7 +233,7 @@ fn read_until(
         flow.bytes += n as u64;
         last = Some(now);
     }
-    // It ended early, or nothing came at all: all the rest of the time is a stall.
+    // Ended early, or without any bytes: the rest of the time is a stall.
     if let Some((from, until)) = times.or_else(interval) {
         flow.stall = flow
             .stall
@@ -252,22 +251,22 @@ fn nanos(time: Duration) -> u64 {
 pub struct Row {
     /// `incast`.
     pub bench: &'static str,
-    /// Over what.
+    /// Protocol under test.
     pub path: &'static str,
-    /// Payload of all together, 10^9 bits per second; median of the rounds.
+    /// Payload of all flows in 10^9 bits per second; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
-    /// That, divided by the rate of the link.
+    /// Payload rate divided by the rate of the link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_link: Option<f64>,
-    /// Jain's index of the flows' bytes: 1 is fair, one over the number of flows is one who has
-    /// all. Median of the rounds.
+    /// Jain's index of the flows' bytes, from 1 (equal shares) down to one over the number of
+    /// flows. Median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jain: Option<f64>,
-    /// Longest time in which some flow got nothing, milliseconds; median of the rounds.
+    /// Longest time without data of any flow, in milliseconds; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall_ms: Option<f64>,
-    /// The same, the worst of all rounds.
+    /// Longest time without data of any flow in all rounds, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worst_stall_ms: Option<f64>,
     /// Rounds measured.
@@ -290,17 +289,17 @@ pub fn table(rows: &[Row], style: Style) -> String {
     render(rows, &COLUMNS, style)
 }
 
-/// The bench with its number of rounds.
+/// Benchmark of incast.
 #[derive(Clone, Copy, Debug)]
 pub struct Bench {
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
     /// Milliseconds of each measurement.
     pub millis: u64,
 }
 
 impl Bench {
-    /// `quick`: shorter, noisier.
+    /// Creates the benchmark; `quick`: shorter and noisier.
     pub fn new(quick: bool) -> Bench {
         if quick {
             Bench {
@@ -315,7 +314,7 @@ impl Bench {
         }
     }
 
-    /// Measurements in all.
+    /// Returns the number of measurements.
     pub fn steps(&self) -> usize {
         self.rounds * PATHS.len()
     }
@@ -397,7 +396,7 @@ fn row(path: Protocol, outcomes: &[IncastResult]) -> Row {
     }
 }
 
-/// Jain's fairness index.
+/// Returns Jain's fairness index.
 fn jain(flows: &[Flow]) -> f64 {
     let sum: f64 = flows.iter().map(|f| f.bytes as f64).sum();
     let squares: f64 = flows.iter().map(|f| (f.bytes as f64).powi(2)).sum();
@@ -413,13 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn fair_and_unfair() {
+    fn fairness_is_between_equal_shares_and_one_flow() {
         assert!((jain(&[flow(5, 0); 8]) - 1.0).abs() < 1e-9);
         assert!((jain(&[flow(9, 0), flow(0, 0), flow(0, 0), flow(0, 0)]) - 0.25).abs() < 1e-9);
     }
 
     #[test]
-    fn rows_of_medians_and_the_worst() {
+    fn rows_have_medians_and_the_worst_round() {
         let round = |bytes, stall| IncastResult {
             flows: vec![flow(bytes, stall), flow(bytes, 1_000_000)],
             nanos: 1_000_000,
@@ -442,7 +441,7 @@ mod tests {
         );
     }
 
-    /// Bytes, then silence, then bytes again, until the reader goes.
+    /// Writes bytes, pauses, and writes bytes until the reader closes.
     struct Script {
         quiet: Duration,
         reads: u32,
@@ -471,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_within_the_time_is_a_stall() {
+    fn a_pause_within_the_time_is_a_stall() {
         let start = Instant::now();
         let interval = || Some((start, start + Duration::from_millis(400)));
         let begun = AtomicUsize::new(0);

@@ -32,21 +32,21 @@ const LINKS: [usize; 2] = [1, 2];
 const RATE: u64 = 200_000_000;
 /// Bytes of a long message.
 const LONG: usize = 4 << 20;
-/// Messages of all sorts carry this tag.
+/// Tag of all messages.
 const TAG: i32 = 1;
 
 /// Work of one of the two processes; an argument of `esplab worker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
+pub struct RailsTask {
     /// The client sends, the server receives and checks.
     pub rails: Role,
     /// Maximum number of rails.
     pub links: usize,
     /// Number of short round trips.
     pub pings: u32,
-    /// Long messages before those that count.
+    /// Number of long messages before the measured ones.
     pub warm: u32,
-    /// Long messages that count.
+    /// Number of measured long messages.
     pub count: u32,
 }
 
@@ -55,16 +55,16 @@ pub struct Job {
 pub struct RailTraffic {
     /// The two interfaces.
     pub interfaces: String,
-    /// Bytes of fragments sent while they counted.
+    /// Bytes of fragments sent during the measured time.
     pub sent: u64,
 }
 
 /// Report of the client.
 #[derive(Clone, Default, Serialize, Deserialize)]
-pub struct Outcome {
-    /// Nanoseconds of the long messages that counted.
+pub struct RailsResult {
+    /// Nanoseconds of the measured long messages.
     pub nanos: u64,
-    /// Their bytes.
+    /// Bytes of the measured long messages.
     pub bytes: u64,
     /// Half round trips of short messages.
     pub half: Samples,
@@ -72,9 +72,9 @@ pub struct Outcome {
     pub rails: Vec<RailTraffic>,
 }
 
-impl fmt::Debug for Outcome {
+impl fmt::Debug for RailsResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outcome")
+        f.debug_struct("RailsResult")
             .field("nanos", &self.nanos)
             .field("bytes", &self.bytes)
             .field("rails", &self.rails)
@@ -86,7 +86,7 @@ impl fmt::Debug for Outcome {
 ///
 /// # Errors
 /// The job does not start, or a message is wrong or lost.
-pub fn work(job: &Job) -> io::Result<Outcome> {
+pub fn work(job: &RailsTask) -> io::Result<RailsResult> {
     let mut options = job::Options::from_env().map_err(io::Error::other)?;
     (options.transports, options.rails) = (vec![job::Transport::Eth], job.links);
     let joined = job::join_with(options).map_err(io::Error::other)?;
@@ -101,7 +101,7 @@ pub fn work(job: &Job) -> io::Result<Outcome> {
     Ok(outcome)
 }
 
-/// First bytes of each part of a long message, so that a part in the wrong place is noticed.
+/// First bytes of each part of a long message, so that a part in the wrong place is detected.
 const PART: usize = 1 << 10;
 
 fn mark(buffer: &mut [u8], number: u32) {
@@ -120,15 +120,15 @@ fn is_marked(buffer: &[u8], number: u32) -> bool {
     (0u64..).zip(buffer.chunks(PART)).all(right)
 }
 
-fn send(job: &Job, joined: &job::Job, world: &Comm) -> Result<Outcome, p2p::Error> {
+fn send(job: &RailsTask, joined: &job::Job, world: &Comm) -> Result<RailsResult, p2p::Error> {
     let peer = 1 - world.rank();
-    let mut outcome = Outcome::default();
+    let mut outcome = RailsResult::default();
     let mut byte = [7];
     for round in 0..job.pings {
         let start = Instant::now();
         world.send(&[7], peer, TAG)?;
         world.recv(&mut byte, peer, TAG)?;
-        // The first ones make the connections.
+        // The first messages connect the ranks.
         if round >= job.pings / 10 {
             outcome.half.add(nanos(start.elapsed()) / 2);
         }
@@ -167,7 +167,7 @@ fn rails(joined: &job::Job) -> Vec<RailTraffic> {
     joined.p2p().rails().into_iter().map(traffic).collect()
 }
 
-fn receive(job: &Job, world: &Comm) -> Result<Outcome, p2p::Error> {
+fn receive(job: &RailsTask, world: &Comm) -> Result<RailsResult, p2p::Error> {
     let peer = 1 - world.rank();
     let mut byte = [0];
     for _ in 0..job.pings {
@@ -184,9 +184,9 @@ fn receive(job: &Job, world: &Comm) -> Result<Outcome, p2p::Error> {
         }
     }
     world.send(&byte, peer, TAG)?;
-    Ok(Outcome {
+    Ok(RailsResult {
         bytes: LONG as u64 * u64::from(job.warm + job.count),
-        ..Outcome::default()
+        ..RailsResult::default()
     })
 }
 
@@ -197,27 +197,27 @@ fn nanos(time: Duration) -> u64 {
 /// Runs the two processes in nodes 0 (client) and 1 of a lab. Returns the report of the client.
 ///
 /// # Errors
-/// One of them fails.
-pub fn measure(lab: &Lab, path: Protocol, job: Job) -> Result<Outcome, Failure> {
+/// A process fails.
+pub fn measure(lab: &Lab, path: Protocol, job: RailsTask) -> Result<RailsResult, Failure> {
     let meet = Scratch::new()?;
     let env = [("ESP_PATH", path.name())];
-    let start = |node, job: &Job| Worker::start_in(lab, node, &[], job, Some(&meet), &env);
+    let start = |node, job: &RailsTask| Worker::start_in(lab, node, &[], job, Some(&meet), &env);
     let mut server = start(
         1,
-        &Job {
+        &RailsTask {
             rails: Role::Server,
             ..job
         },
     )?;
     let mut client = start(
         0,
-        &Job {
+        &RailsTask {
             rails: Role::Client,
             ..job
         },
     )?;
-    let outcome: Outcome = client.outcome()?;
-    server.outcome::<Outcome>()?;
+    let outcome: RailsResult = client.outcome()?;
+    server.outcome::<RailsResult>()?;
     Ok(outcome)
 }
 
@@ -226,23 +226,23 @@ pub fn measure(lab: &Lab, path: Protocol, job: Job) -> Result<Outcome, Failure> 
 pub struct Row {
     /// `rails`.
     pub bench: &'static str,
-    /// Path to the daemon or lease.
+    /// Path of the frames: daemon or lease.
     pub path: &'static str,
-    /// Links that may be used.
+    /// Number of links.
     pub links: usize,
-    /// Long messages, 10^9 bits per second of payload; median of the rounds.
+    /// Payload of long messages in 10^9 bits per second; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
-    /// That, divided by that of one link in the same round; median of the rounds.
+    /// Ratio of the rate to that of one link in the same round; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_one: Option<f64>,
-    /// Part of the bytes that the busier link carried; median.
+    /// Share of the bytes that the busier link carried; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busier: Option<f64>,
-    /// Half round trip of 1 byte, microseconds: median of the rounds' medians.
+    /// Half a round trip of 1 byte in microseconds; median of the rounds' medians.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub half_us: Option<f64>,
-    /// That, divided by that with one link in the same round; median of the rounds.
+    /// Ratio of the latency to that of one link in the same round; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub half_of_one: Option<f64>,
     /// Rounds measured.
@@ -270,17 +270,17 @@ pub fn table(rows: &[Row], style: Style) -> String {
     render(rows, &COLUMNS, style)
 }
 
-/// The bench with its number of rounds.
+/// Benchmark of jobs over several links.
 #[derive(Clone, Copy, Debug)]
 pub struct Bench {
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Long messages that count.
+    /// Number of measured long messages.
     pub count: u32,
 }
 
 impl Bench {
-    /// `quick`: shorter, noisier.
+    /// Creates the benchmark; `quick`: shorter and noisier.
     pub fn new(quick: bool) -> Bench {
         if quick {
             Bench {
@@ -295,15 +295,15 @@ impl Bench {
         }
     }
 
-    /// Measurements in all.
+    /// Returns the number of measurements.
     pub fn steps(&self) -> usize {
         self.rounds * PATHS.len() * LINKS.len()
     }
 
-    /// Runs it in a lab of its own. Calls `step` after each measurement.
+    /// Runs the benchmark in its own lab. Calls `step` after each measurement.
     ///
     /// # Errors
-    /// The lab cannot be made, or a process fails.
+    /// The lab cannot be created, or a process fails.
     pub fn run(&self, step: impl Fn()) -> Result<Vec<Row>, Failure> {
         let wire = WireOptions {
             rate: Some(RATE),
@@ -319,10 +319,10 @@ impl Bench {
             .into_iter()
             .flat_map(|path| LINKS.map(|links| (path, links)))
             .collect();
-        let mut outcomes: Vec<Vec<Outcome>> = cases.iter().map(|_| Vec::new()).collect();
+        let mut outcomes: Vec<Vec<RailsResult>> = cases.iter().map(|_| Vec::new()).collect();
         for _ in 0..self.rounds {
             for ((path, links), outcomes) in cases.iter().zip(&mut outcomes) {
-                let job = Job {
+                let job = RailsTask {
                     rails: Role::Client,
                     links: *links,
                     pings: 2000,
@@ -345,13 +345,13 @@ impl Bench {
     }
 }
 
-fn row(path: Protocol, links: usize, here: &[Outcome], alone: &[Outcome]) -> Row {
-    let gbit_s = |o: &Outcome| o.bytes as f64 * 8.0 / o.nanos.max(1) as f64;
-    let half = |o: &Outcome| o.half.percentile(50.0) / 1e3;
-    let of = |value: &dyn Fn(&Outcome) -> f64| {
+fn row(path: Protocol, links: usize, here: &[RailsResult], alone: &[RailsResult]) -> Row {
+    let gbit_s = |o: &RailsResult| o.bytes as f64 * 8.0 / o.nanos.max(1) as f64;
+    let half = |o: &RailsResult| o.half.percentile(50.0) / 1e3;
+    let of = |value: &dyn Fn(&RailsResult) -> f64| {
         rounded(median(&here.iter().map(value).collect::<Vec<_>>()))
     };
-    let ratio = |value: &dyn Fn(&Outcome) -> f64| {
+    let ratio = |value: &dyn Fn(&RailsResult) -> f64| {
         let pairs = here
             .iter()
             .zip(alone)
@@ -360,7 +360,7 @@ fn row(path: Protocol, links: usize, here: &[Outcome], alone: &[Outcome]) -> Row
             .then(|| rounded(median(&pairs.collect::<Vec<_>>())))
             .flatten()
     };
-    let busier = |o: &Outcome| {
+    let busier = |o: &RailsResult| {
         let most = o.rails.iter().map(|rail| rail.sent).max().unwrap_or(0);
         most as f64 / o.rails.iter().map(|rail| rail.sent).sum::<u64>().max(1) as f64
     };
@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misplaced_parts_are_noticed() {
+    fn misplaced_parts_are_detected() {
         let mut buffer = vec![0; 8 * PART];
         mark(&mut buffer, 5);
         assert!(is_marked(&buffer, 5) && !is_marked(&buffer, 4));
@@ -394,10 +394,10 @@ mod tests {
     #[test]
     fn rows_compare_rounds_with_the_same_round() {
         let outcome = |nanos, sent: [u64; 2], half| {
-            let mut all = Outcome {
+            let mut all = RailsResult {
                 nanos,
                 bytes: 1000,
-                ..Outcome::default()
+                ..RailsResult::default()
             };
             all.half.add(half);
             all.rails = sent

@@ -11,13 +11,13 @@ use crate::samples::Samples;
 use crate::worker::{Role, Task, TaskResult, Wait, Work};
 use lab::Node;
 
-/// Bytes the server receives into and the client sends from: as much as a stream's rings, so that
-/// both find it in the cache alike.
+/// Bytes of the server's and the client's buffer: the size of a stream's rings, for equal use of
+/// the cache.
 const BUFFER: usize = 1 << 20;
-/// Bytes of one of the streams that fill the time.
-const PIECE: u64 = 64 << 20;
+/// Bytes of each stream; streams repeat until the time is over.
+const STREAM: u64 = 64 << 20;
 
-/// Does the job.
+/// Runs the task.
 pub(super) fn work(
     job: &Task,
     listening: impl FnOnce() -> io::Result<()>,
@@ -44,7 +44,7 @@ pub(super) fn work(
         }
         (Role::Client, _) => Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "the raw loop has no such work",
+            "the bare loop supports ping-pong and stream only",
         )),
     }
 }
@@ -60,7 +60,7 @@ fn serve(
     listening()?;
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Nothing is sent; an error ends the serving as well as the end does.
+            // No data arrives; the end of the input and an error both end the server.
             let _ = io::stdin().read(&mut [0; 1]);
             stop.store(true, Ordering::Relaxed);
         });
@@ -87,7 +87,7 @@ fn ping(
     })
 }
 
-/// Streams of one piece after the other until the time is over.
+/// Repeats streams until the time is over.
 fn stream(
     interface: &Interface,
     peer: MacAddr,
@@ -98,9 +98,9 @@ fn stream(
     let start = Instant::now();
     let (mut bytes, mut took) = (0, Duration::ZERO);
     while start.elapsed() < time {
-        let piece = rawloop::stream(interface, peer, options, &from, PIECE).map_err(failed)?;
-        bytes += piece.bytes;
-        took += piece.elapsed;
+        let result = rawloop::stream(interface, peer, options, &from, STREAM).map_err(failed)?;
+        bytes += result.bytes;
+        took += result.elapsed;
     }
     Ok(TaskResult {
         bytes,

@@ -67,7 +67,7 @@ pub struct Row {
     pub bytes_per_connection: Option<f64>,
     /// Rounds measured.
     pub rounds: usize,
-    /// Which core ran what.
+    /// Cores of the processes.
     pub cores: String,
 }
 
@@ -127,7 +127,7 @@ pub struct Results {
     pub measured: Vec<Vec<Measured>>,
     /// By lab: memory of a daemon per idle connection.
     pub bytes_per_connection: Vec<Option<f64>>,
-    /// Which core ran what.
+    /// Cores of the processes.
     pub cores: String,
 }
 

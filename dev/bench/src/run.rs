@@ -1,4 +1,4 @@
-//! Runs the cases of a bench in alternating rounds.
+//! Runs the cases of a benchmark in alternating rounds.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -17,14 +17,14 @@ use crate::worker::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, 
 use cli::out::{Doing, Failure};
 use lab::{Lab, LabOptions, cpu_time};
 
-/// How long a worker may take for a case; only a hanging one does.
+/// Time limit of a worker for a case.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// First port of the servers; each case takes the next, so that none meets the remains of another.
+/// First port of the servers. Each case uses the next one, apart from remains of earlier cases.
 const FIRST_PORT: u16 = 7100;
 /// Number of ports used in turn.
 const PORTS: u16 = 20_000;
 
-/// Runs benches on this machine.
+/// Runs benchmarks on this machine.
 #[derive(Debug)]
 pub struct Rig {
     cores: Cores,
@@ -41,12 +41,12 @@ impl Default for Rig {
 }
 
 impl Rig {
-    /// Which core runs what.
+    /// Returns the cores of the processes.
     pub fn cores(&self) -> &Cores {
         &self.cores
     }
 
-    /// A lab for measuring: daemons bound to their cores.
+    /// Creates a lab whose daemons are bound to their cores.
     pub fn lab(&self, options: &LabOptions) -> Result<Lab, Failure> {
         let mut options = LabOptions {
             daemon_cpus: self.cores.daemons(),
@@ -58,7 +58,7 @@ impl Rig {
         Ok(Lab::create(&options)?)
     }
 
-    /// All rounds of a bench. Calls `step` after each measurement.
+    /// Runs all rounds of a benchmark in its own labs. Calls `step` after each measurement.
     pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Result<Results, Failure> {
         let daemon = bench.cases.iter().any(|case| case.path.needs_daemons());
         let mut labs = Vec::new();
@@ -77,7 +77,7 @@ impl Rig {
         })
     }
 
-    /// All rounds of a bench in labs that are there already. Calls `step` after each measurement.
+    /// Runs all rounds of a benchmark in existing labs. Calls `step` after each measurement.
     pub fn rounds(
         &mut self,
         bench: &Bench,
@@ -102,7 +102,7 @@ impl Rig {
         })
     }
 
-    /// Makes a lab and opens the connections it is to have.
+    /// Creates a lab and opens its idle connections.
     fn prepare(&mut self, plan: &LabPlan, daemon: bool) -> Result<Prepared, Failure> {
         let wire = plan.wire();
         let lab = self.lab(&LabOptions {
@@ -155,7 +155,7 @@ impl Rig {
         )?;
         client.expect(HOLDING)?;
         server.expect(HOLDING)?;
-        // Two daemons have one end of each.
+        // Each daemon has one end of every connection.
         let grown = daemons_memory(&lab)
             .zip(before)
             .map(|(after, before)| after.saturating_sub(before));
@@ -167,7 +167,7 @@ impl Rig {
         })
     }
 
-    /// One case once.
+    /// Measures a case once.
     pub fn measure(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
         let plain = case.path == Protocol::TcpNoOffload;
         if plain {
@@ -213,7 +213,7 @@ impl Rig {
         Ok(Measured::new(client, &server.outcome()?))
     }
 
-    /// A server's job in node 1.
+    /// Returns a server's task in node 1.
     fn job(&mut self, path: Protocol, wait: Wait, work: Work) -> Task {
         let port = FIRST_PORT + self.jobs % PORTS;
         self.jobs = self.jobs.wrapping_add(1);
@@ -230,7 +230,7 @@ impl Rig {
     }
 }
 
-/// A lab with what must stay as long as it does. (The workers go first.)
+/// A lab with its idle connections. The workers are dropped first.
 struct Prepared {
     #[expect(dead_code, reason = "held until the bench ends")]
     holders: Vec<Worker>,
@@ -245,7 +245,7 @@ fn set_offload(lab: &Lab, on: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// CPU time of all daemons of the lab so far, in nanoseconds. `None` without daemons.
+/// Returns the CPU time of all daemons of the lab in nanoseconds; `None` without daemons.
 fn daemons_cpu(lab: &Lab) -> Option<u64> {
     lab.state()
         .nodes
@@ -254,7 +254,7 @@ fn daemons_cpu(lab: &Lab) -> Option<u64> {
         .sum()
 }
 
-/// Memory of all daemons of the lab in bytes, shared rings included as far as they are used.
+/// Returns the memory of all daemons of the lab in bytes, with the touched pages of shared rings.
 fn daemons_memory(lab: &Lab) -> Option<u64> {
     let resident = |pid: i32| {
         let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -281,7 +281,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// `job` is what `esplab worker` understands.
+    /// Starts `esplab worker` with the task `job`.
     pub(super) fn start(
         lab: &Lab,
         node: usize,
@@ -291,7 +291,8 @@ impl Worker {
         Worker::start_in(lab, node, cpus, job, None, &[])
     }
 
-    /// `meet`: where the two ranks of a job find each other; `variables` of its environment.
+    /// Starts `esplab worker` with variables of the environment. `meet`: folder in which the two
+    /// ranks of a job find each other.
     pub(super) fn start_in(
         lab: &Lab,
         node: usize,
@@ -324,7 +325,7 @@ impl Worker {
             .take()
             .ok_or_else(|| Failure::new("a pipe is missing"))?;
         let (sender, lines) = channel();
-        // Ends with the worker, whose end of the pipe closes.
+        // Ends when the worker closes its end of the pipe.
         std::thread::spawn(move || {
             BufReader::new(stdout)
                 .lines()
@@ -339,7 +340,7 @@ impl Worker {
         })
     }
 
-    /// Its next line.
+    /// Reads the next line.
     fn line(&mut self) -> Result<String, Failure> {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => Ok(line),
@@ -370,13 +371,13 @@ impl Worker {
         }
     }
 
-    /// Its last line.
+    /// Reads the last line.
     pub(super) fn outcome<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
         let line = self.line()?;
         serde_json::from_str(&line).doing(&self.name)
     }
 
-    /// Lets one that waits for it end.
+    /// Closes the standard input, which ends a waiting worker.
     fn end_input(&mut self) {
         drop(self.child.stdin.take());
     }
@@ -384,7 +385,6 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It has ended, or is of no use any more.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

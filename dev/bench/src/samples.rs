@@ -1,9 +1,9 @@
-//! Times gathered by a worker, in a form that can be sent and merged.
+//! Samples of times, which can be serialized and merged.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// The longest time told from longer ones: an hour.
+/// Longest recorded time: an hour.
 const LONGEST: u64 = 3_600_000_000_000;
 
 /// A histogram of nanoseconds with three digits of precision.
@@ -17,7 +17,7 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// Without any yet.
+    /// Creates an empty histogram.
     pub fn new() -> Samples {
         Samples(
             Histogram::new_with_bounds(1, LONGEST, 3)
@@ -25,12 +25,12 @@ impl Samples {
         )
     }
 
-    /// One more; a time beyond the longest counts as that.
+    /// Adds a sample; a longer one than an hour counts as an hour.
     pub fn add(&mut self, nanos: u64) {
         self.0.saturating_record(nanos.max(1));
     }
 
-    /// Adds all of another.
+    /// Adds all samples of another histogram.
     pub fn merge(&mut self, other: &Samples) {
         for value in other.0.iter_recorded() {
             self.0
@@ -38,17 +38,17 @@ impl Samples {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of samples.
     pub fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// True when there are none.
+    /// Returns true if there are no samples.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Nanoseconds that `percent` % of them do not exceed.
+    /// Returns the nanoseconds that `percent` % of the samples do not exceed.
     pub fn percentile(&self, percent: f64) -> f64 {
         self.0.value_at_percentile(percent) as f64
     }
@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for Samples {
     }
 }
 
-/// The median; NaN of nothing.
+/// Returns the median; NaN without values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -85,7 +85,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The smallest value that `percent` % of them do not exceed; NaN of nothing.
+/// Returns the smallest value that `percent` % of the values do not exceed; NaN without values.
 pub fn percentile(values: &[f64], percent: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn survive_the_way_between_processes() -> Result<(), serde_json::Error> {
+    fn histograms_are_serialized_and_merged() -> Result<(), serde_json::Error> {
         let mut a = Samples::new();
         for n in 1..=1000 {
             a.add(n * 1000);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_of_few() {
+    fn percentiles_are_values() {
         let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         assert_eq!(
             [0.0, 50.0, 99.0, 100.0].map(|p| percentile(&hundred, p)),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn medians_of_even_counts_are_means() {
         assert!(median(&[]).is_nan());
         assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
         assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);

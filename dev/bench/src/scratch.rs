@@ -1,4 +1,4 @@
-//! A private folder.
+//! Private temporary folders.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cli::out::{Doing, Failure};
 
-/// What the names begin with; the number of the process and a count follow.
+/// Start of the names; process id and a counter follow.
 const PREFIX: &str = "esplab-";
 
-/// A folder of our own for sockets, programs and logs; gone when dropped.
+/// A private folder for sockets, programs and logs, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Scratch(PathBuf);
 
@@ -43,7 +43,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes what runs of this user have left that were killed.
+/// Removes folders of this user's killed processes.
 fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
@@ -52,7 +52,7 @@ fn sweep(folder: &Path) {
         let name = entry.file_name();
         let owner = name.to_str().and_then(owner);
         let dead = owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists());
-        // Not through a symbolic link, and not what is another user's.
+        // Symbolic links and folders of other users stay.
         let ours =
             |meta: fs::Metadata| meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw();
         if dead && entry.metadata().is_ok_and(ours) {
@@ -61,7 +61,7 @@ fn sweep(folder: &Path) {
     }
 }
 
-/// The process that made a folder of this name.
+/// Parses the process id of a folder's name.
 fn owner(name: &str) -> Option<u32> {
     let (pid, count) = name.strip_prefix(PREFIX)?.split_once('-')?;
     count.parse::<u32>().ok()?;
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_run_left_goes_and_nothing_else() -> Result<(), Failure> {
+    fn only_folders_of_ended_processes_are_removed() -> Result<(), Failure> {
         let place = Scratch::new()?;
         let mut child = std::process::Command::new("true").spawn().doing("true")?;
         child.wait().doing("true")?;

@@ -204,7 +204,7 @@ fn work_on(task: &Task, end: &mut dyn End) -> io::Result<TaskResult> {
         (Role::Server, Work::Send { size, .. } | Work::Stream { size, .. }) => drain(end, size),
         (_, Work::Hold { .. }) => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "holding connections is no work on a stream",
+            "idle connections have no stream",
         )),
     }
 }
@@ -225,8 +225,8 @@ fn read_full(end: &mut dyn End, buffer: &mut [u8], poll: bool) -> io::Result<boo
     Ok(true)
 }
 
-/// Ends the client's direction and waits for the server's end of stream: the server has read
-/// everything, and its own end has a peer to go to.
+/// Ends the client's direction and waits for the server's end of stream: by then it has
+/// read everything, and this process still receives the server's last message.
 fn finish(end: &mut dyn End) -> io::Result<()> {
     end.finish()?;
     read_full(end, &mut [0], true).map(|_| ())

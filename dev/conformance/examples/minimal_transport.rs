@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::ExitCode;
 
 use btl::{
     Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
@@ -334,7 +335,17 @@ impl Events for Print {
 }
 
 #[allow(dead_code)] // The tests use the transport only.
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("minimal_transport: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let job = std::process::id().to_string();
     let (mut zero, mut one) = (MinimalBtl::new(0, &job)?, MinimalBtl::new(1, &job)?);
     zero.add_peer(1, &one.address())?;

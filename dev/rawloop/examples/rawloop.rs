@@ -6,6 +6,7 @@
 //! cargo run --release -p rawloop --example rawloop -- [rounds] [MiB for each stream]
 //! ```
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -95,7 +96,17 @@ fn report(what: &str, unit: &str, results: &mut [Vec<f64>], best: impl Fn(&[f64]
     }
 }
 
-fn main() -> Anything<()> {
+fn main() -> ExitCode {
+    match try_main() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rawloop: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_main() -> Anything<()> {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>());
     let rounds = arguments.next().transpose()?.unwrap_or(10);
     let bytes = arguments.next().transpose()?.unwrap_or(128) << 20;

@@ -7,8 +7,19 @@
 //! mpiexec -n 4 target/debug/examples/whoami abort    # rank 1 ends the job, with exit code 7
 //! ```
 use std::error::Error;
+use std::process::ExitCode;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("whoami: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mut job = boot::detect()?;
     let (rank, size) = (job.rank(), job.size());
     let length = |rank: u32| (rank as usize * 1000 + 100) % boot::MAX_VALUE;

@@ -1,5 +1,4 @@
-//! A rank of a bare transport, without the layer above: what is left when matching and requests are
-//! taken away.
+//! A rank of a bare transport, without matching and requests of the layer above.
 
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
@@ -9,20 +8,20 @@ use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
 use super::ours::Said;
 use super::work::{Step, Work};
 
-/// Kinds of message, as the first byte of the header.
+/// Kinds of message: the first byte of the header.
 const DATA: usize = 0;
 const READY: usize = 1;
 const GO: usize = 2;
-/// Time in which messages sent to a rank that does not look have come.
+/// Time in which messages arrive at a rank that does not poll.
 const UNDER_WAY: Duration = Duration::from_micros(100);
-/// Longer than a header of the layer above.
+/// Bytes of a header, more than one of the layer above has.
 const HEADER: usize = 16;
 
-/// What came.
+/// Received messages.
 struct Inbox {
-    /// Messages by kind that nobody has waited for.
-    came: [usize; 3],
-    /// The body of the last one, as a receive would have it.
+    /// Number of messages by kind that were not waited for yet.
+    arrived: [usize; 3],
+    /// Body of the last message.
     buffer: Vec<u8>,
     failed: Option<PeerError>,
 }
@@ -33,8 +32,8 @@ impl Events for Inbox {
             place.copy_from_slice(body);
         }
         let kind = header.first().map_or(DATA, |kind| usize::from(*kind));
-        if let Some(came) = self.came.get_mut(kind) {
-            *came += 1;
+        if let Some(arrived) = self.arrived.get_mut(kind) {
+            *arrived += 1;
         }
     }
 
@@ -53,20 +52,20 @@ pub struct Bare<'a> {
 }
 
 impl<'a> Bare<'a> {
-    /// The peer was added to the transport already.
+    /// Creates a rank over a transport that has its peer already.
     pub fn new(btl: &'a mut dyn Btl, rank: Rank) -> Bare<'a> {
         Bare {
             btl,
             rank,
             inbox: Inbox {
-                came: [0; 3],
+                arrived: [0; 3],
                 buffer: Vec::new(),
                 failed: None,
             },
         }
     }
 
-    /// Does this rank's part of a piece of work; those that measured have something to say.
+    /// Does this rank's part of the work. Returns an answer if this rank measured.
     pub fn run(&mut self, work: &Work) -> Result<Said, String> {
         match *work {
             Work::PingPong { size, count, batch } => self.pingpong(size, count, batch.max(1)),
@@ -101,11 +100,16 @@ impl<'a> Bare<'a> {
     }
 
     fn wait(&mut self, kind: usize, count: usize) -> Result<(), String> {
-        while self.inbox.came.get(kind).is_some_and(|came| *came < count) {
+        while self
+            .inbox
+            .arrived
+            .get(kind)
+            .is_some_and(|arrived| *arrived < count)
+        {
             self.look()?;
         }
-        if let Some(came) = self.inbox.came.get_mut(kind) {
-            *came -= count;
+        if let Some(arrived) = self.inbox.arrived.get_mut(kind) {
+            *arrived -= count;
         }
         Ok(())
     }
@@ -169,7 +173,7 @@ impl<'a> Bare<'a> {
         for _ in 0..count {
             self.meet()?;
             if !measures {
-                // The other one's part: to take what comes, or to send what shall come.
+                // The other rank receives the messages, or sends them.
                 match step {
                     Step::Poll => {}
                     Step::Send => self.wait(DATA, batch)?,
@@ -206,7 +210,7 @@ mod tests {
     use super::*;
     use btl_conformance::loopback::{Limits, job};
 
-    /// Both ranks, each on a thread, over the loopback transport.
+    /// Runs both ranks on threads over the loopback transport.
     fn both(work: Work) -> Result<Vec<Said>, String> {
         let mut job = job(2, Limits::default());
         let cards: Vec<_> = job.iter().map(Btl::address).collect();

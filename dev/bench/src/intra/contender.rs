@@ -1,4 +1,4 @@
-//! Who is measured, and how its processes are started.
+//! Contenders, and how their processes are started.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,20 +8,21 @@ use super::group::Group;
 use crate::scratch::Scratch;
 use cli::out::{Doing, Failure};
 
-/// One way to move bytes between processes of a node.
+/// A means to move bytes between processes of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Contender {
-    /// What the machine can do at all: a cache line handed over, memcpy, a system call.
+    /// Limit of the machine: a cache line between cores, memcpy, a system call.
     Limit,
-    /// The limit of one copy: the kernel's copy from another process, without anything around it.
+    /// Limit of one copy: the kernel's copy from another process.
     KernelCopy,
-    /// Our shared-memory transport without the layer above.
+    /// The shared-memory transport without the layer above.
     Transport,
-    /// Our point-to-point layer over shared memory.
+    /// The point-to-point layer over shared memory.
     P2p(Ours),
-    /// Open MPI's shared memory transport (vader); one copy by cross-memory attach, or always two.
+    /// Open MPI's shared-memory transport (vader), with one copy by cross-memory attach or with
+    /// two.
     OpenMpi {
-        /// No single-copy mechanism.
+        /// True to disable the single-copy mechanism.
         two_copy: bool,
     },
     /// MPICH as Debian builds it.
@@ -30,21 +31,21 @@ pub enum Contender {
     Ucx,
 }
 
-/// How ours is set.
+/// Settings of the point-to-point layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ours {
-    /// As a job finds itself set: its own thresholds, or those `esplab tune` wrote.
+    /// Defaults of a job: its own thresholds, or those of `esplab tune`.
     Set,
     /// Every message by two copies.
     TwoCopy,
     /// Every message of more than a few KiB by one copy.
     OneCopy,
-    /// One copy, and the sender does not care whether the receiver is late.
+    /// One copy, even if the receiver is late.
     OneCopyNoSkew,
 }
 
 impl Contender {
-    /// Those that are ours.
+    /// Names of our contenders.
     pub const OURS: [Contender; 5] = [
         Contender::Transport,
         Contender::P2p(Ours::Set),
@@ -53,7 +54,7 @@ impl Contender {
         Contender::P2p(Ours::OneCopyNoSkew),
     ];
 
-    /// Its name in rows.
+    /// Returns the name in rows.
     pub fn name(self) -> &'static str {
         match self {
             Contender::Limit => "limit",
@@ -70,7 +71,7 @@ impl Contender {
         }
     }
 
-    /// Is it another project's?
+    /// Returns true for another project's.
     pub fn is_peer(self) -> bool {
         matches!(
             self,
@@ -78,12 +79,12 @@ impl Contender {
         )
     }
 
-    /// Is it ours, and not a figure of the machine or another project's?
+    /// Returns true for ours, false for limits of the machine and other projects.
     pub fn is_ours(self) -> bool {
         Contender::OURS.contains(&self)
     }
 
-    /// The same by two copies.
+    /// Returns the contender of the same project with two copies.
     pub fn two_copy(self) -> Contender {
         match self {
             Contender::P2p(_) => Contender::P2p(Ours::TwoCopy),
@@ -97,7 +98,7 @@ const HEADER: &str = include_str!("../../peers/worker.h");
 const LIMITS: &str = include_str!("../../peers/limits.c");
 const MPI: &str = include_str!("../../peers/mpi.c");
 
-/// Programs built for a run, each at its first use. Gone when dropped.
+/// Programs compiled for a run, each at its first use, and removed on drop.
 #[derive(Debug, Default)]
 pub(super) struct Workshop {
     scratch: Option<Scratch>,
@@ -105,7 +106,7 @@ pub(super) struct Workshop {
 }
 
 impl Workshop {
-    /// Starts so many processes, pinned to `cores` in turn. An error says why it cannot be.
+    /// Starts the processes, pinned to `cores` in turn.
     pub(super) fn start(
         &mut self,
         who: Contender,
@@ -129,15 +130,16 @@ impl Workshop {
                     if two_copy {
                         command.args(["--mca", "btl_vader_single_copy_mechanism", "none"]);
                     }
-                    // The ranks pin themselves; its own sockets stay on the loopback interface.
+                    // The ranks pin themselves; the launcher's sockets stay on the loopback
+                    // interface.
                     command.args(["--mca", "oob_tcp_if_include", "lo", "--bind-to", "none"]);
                     command.args(["--oversubscribe", "-np", &ranks.to_string()]);
                     command
                         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
                         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
                     if ranks <= cores.len() {
-                        // `--oversubscribe` alone makes waiting ranks yield, which costs latency
-                        // where each has a core.
+                        // `--oversubscribe` makes waiting ranks yield, which costs latency if each
+                        // has a core.
                         command.args(["--mca", "mpi_yield_when_idle", "0"]);
                     }
                     command.arg(&program).arg(socket).arg(&pinning);
@@ -163,7 +165,7 @@ impl Workshop {
                         command
                             .args(["rank", "--as", who.name(), "--cores", &pinning])
                             .arg(socket);
-                        // (The socket is in a private folder.)
+                        // The socket is in a private folder.
                         command.env("ESP_JOB_DIR", socket.parent().unwrap_or(socket));
                         command
                             .env("ESP_JOB_RANK", rank.to_string())
@@ -177,7 +179,7 @@ impl Workshop {
         }
     }
 
-    /// Compiles a program, once.
+    /// Compiles a program at its first use.
     fn build(
         &mut self,
         compiler: &'static str,
@@ -225,7 +227,7 @@ impl Workshop {
         let said: String = said
             .lines()
             .next()
-            .unwrap_or("it says nothing")
+            .unwrap_or("no message")
             .chars()
             .take(300)
             .collect();
@@ -233,7 +235,7 @@ impl Workshop {
     }
 }
 
-/// A program on PATH.
+/// Finds a program on PATH.
 pub(super) fn find(name: &str, package: &str) -> Result<PathBuf, Failure> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths)
@@ -242,9 +244,8 @@ pub(super) fn find(name: &str, package: &str) -> Result<PathBuf, Failure> {
         .ok_or_else(|| Failure::new(format!("not installed: {name} (Debian package {package})")))
 }
 
-/// The core of each rank, separated by commas: senders (the lower half) on the even places of
-/// `cores`, receivers on the odd ones, so that the two ranks of a pair never share a core where
-/// there are two.
+/// Returns the core of each rank, separated by commas: senders (the lower half) have the even
+/// places of `cores`, receivers the odd ones, so that a pair shares no core if there are two.
 fn pinning(ranks: usize, cores: &[usize]) -> String {
     let pairs = (ranks / 2).max(1);
     let place = |rank: usize| {
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_its_package() {
+    fn a_missing_program_is_named_with_its_package() {
         let text = find("no-such-mpicc", "libnothing-dev")
             .expect_err("there is none")
             .to_string();
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_answer_every_work_they_know() -> Result<(), Failure> {
+    fn limits_answer_all_their_work() -> Result<(), Failure> {
         let mut group = Workshop::default().start(Contender::Limit, 2, &crate::cores::allowed())?;
         let answer = group.run(&Work::Line {
             count: 20,

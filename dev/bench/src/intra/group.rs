@@ -1,5 +1,5 @@
-//! The processes of one contender. They connect to a socket of ours, take work line by line, and
-//! sleep between.
+//! The processes of one contender, which connect to a socket, take work line by line and sleep in
+//! between.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -15,28 +15,28 @@ use super::work::{Answer, Work};
 use crate::scratch::Scratch;
 use cli::out::{Doing, Failure};
 
-/// How long a launcher may take until all its ranks are there.
+/// Time limit of a launcher until all ranks have connected.
 const START: Duration = Duration::from_secs(60);
-/// How long a piece of work may take; only a hanging one does.
+/// Time limit of the work of one line.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long processes may take to end by themselves when their work is over.
+/// Time limit of processes to end after their work.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// The longest line of an answer that is taken.
+/// Maximum bytes of a line of an answer.
 const LONGEST: u64 = 64 << 20;
 
-/// Running processes of one contender. Dropping it ends them.
+/// Running processes of one contender, ended on drop.
 #[derive(Debug)]
 pub(super) struct Group {
     what: String,
     children: Vec<Child>,
-    /// By rank.
+    /// Connections by rank.
     ranks: Vec<BufReader<UnixStream>>,
     scratch: Scratch,
 }
 
 impl Group {
-    /// Starts them. `commands` is given the path of the socket; together the commands make `ranks`
-    /// processes.
+    /// Starts the processes. `commands` receives the path of the socket and returns commands that
+    /// start `ranks` processes together.
     pub(super) fn start(
         what: &str,
         ranks: usize,
@@ -89,7 +89,7 @@ impl Group {
         self.scratch.path().join("log")
     }
 
-    /// Waits a moment for ranks that start.
+    /// Waits for ranks that start.
     fn patient(&mut self, end: Instant) -> Result<(), Failure> {
         let mut ended = None;
         for child in &mut self.children {
@@ -105,7 +105,7 @@ impl Group {
         Ok(())
     }
 
-    /// A failure with what the processes said of it.
+    /// Returns a failure with the output of the processes.
     fn failure(&self, what: &str) -> Failure {
         let log = fs::read(self.log()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -120,7 +120,7 @@ impl Group {
         Failure::new(format!("{} {what}: {said}", self.what))
     }
 
-    /// Has them do a piece of work.
+    /// Sends work to all ranks and returns the answer.
     pub(super) fn run(&mut self, work: &Work) -> Result<Answer, Failure> {
         for rank in &mut self.ranks {
             writeln!(rank.get_mut(), "{work}").doing(&self.what)?;
@@ -156,7 +156,7 @@ impl Group {
     }
 }
 
-/// Reads a rank's first line.
+/// Reads the first line of a rank.
 fn introduced(stream: UnixStream) -> io::Result<(usize, BufReader<UnixStream>)> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -168,7 +168,11 @@ fn introduced(stream: UnixStream) -> io::Result<(usize, BufReader<UnixStream>)> 
         .strip_prefix("rank ")
         .and_then(|n| n.parse().ok());
     Ok((
-        rank.ok_or_else(|| io::Error::other(format!("`{line}` is no rank")))?,
+        rank.ok_or_else(|| {
+            io::Error::other(format!(
+                "invalid first line `{line}`: expected `rank` and a number"
+            ))
+        })?,
         reader,
     ))
 }
@@ -176,10 +180,9 @@ fn introduced(stream: UnixStream) -> io::Result<(usize, BufReader<UnixStream>)> 
 impl Drop for Group {
     fn drop(&mut self) {
         for rank in &self.ranks {
-            // It may have ended already.
             let _ = rank.get_ref().shutdown(Shutdown::Both);
         }
-        // A launcher told to end ends its ranks, too; one that is killed does not.
+        // On SIGTERM a launcher ends its ranks; on SIGKILL it does not.
         for signal in [None, Some(Signal::TERM), Some(Signal::KILL)] {
             let end = Instant::now() + GOODBYE;
             for child in &mut self.children {
@@ -191,7 +194,7 @@ impl Drop for Group {
                     let _ = kill_process(pid, signal);
                 }
             }
-            // Ranks that never came wait for others that never come.
+            // Connected ranks wait for the missing ones.
             if self.ranks.is_empty() && signal.is_none() {
                 continue;
             }
@@ -220,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_ends_early_is_told_with_its_words() {
+    fn the_failure_of_a_program_has_its_output() {
         let failed = Group::start("it", 2, |_| vec![shell("echo no such fabric >&2; exit 3")]);
-        let text = failed.expect_err("nobody joined").to_string();
+        let text = failed.expect_err("no rank connected").to_string();
         assert!(
             text.contains("no such fabric") && text.contains("ended before"),
             "{text}"
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_folders_go() -> Result<(), Failure> {
+    fn scratch_folders_are_removed() -> Result<(), Failure> {
         let scratch = Scratch::new()?;
         let path = scratch.path().to_owned();
         assert!(path.is_dir());

@@ -1,5 +1,4 @@
-//! Sets a rank of ours up as its contender wants it: by the fixed bootstrap, over shared memory
-//! alone.
+//! Starts a rank with the settings of its contender, by the fixed bootstrap, over shared memory.
 
 use btl::Btl;
 use job::{Job, Options, Transport};
@@ -8,14 +7,13 @@ use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 use super::contender::{Contender, Ours};
 use cli::out::{Doing, Failure};
 
-/// Where one copy shall be used wherever it makes sense at all: below, a message is shorter than
-/// the system call.
+/// Threshold of contenders with one copy: shorter messages take less time than the system call.
 const ONE_COPY_FROM: usize = 4096;
-/// Key of the cards.
+/// Key of the exchanged addresses.
 const CARD: &str = "card";
 
-/// Joins as a program would, with what the contender changes. `cores`: how many the ranks have
-/// together; each is pinned to one, which alone would look like a machine of one.
+/// Joins with the settings of the contender. `cores`: number of cores of all ranks; each rank is
+/// pinned to one and would take it for the only one.
 pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
     let mut options = Options::from_env().doing("joining")?;
     options.transports = vec![Transport::Shm];
@@ -38,12 +36,12 @@ pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
     job::join_with(options).doing("joining")
 }
 
-/// Where ours has its thresholds from.
+/// Returns the source of the thresholds.
 pub fn thresholds() -> Result<String, Failure> {
     Ok(Options::from_env().doing("thresholds")?.thresholds_from)
 }
 
-/// The transport alone, with its peers added.
+/// Creates the transport alone, with its peers added.
 pub fn bare() -> Result<(ShmBtl, u32), Failure> {
     let mut boot = boot::detect().doing("joining")?;
     let rank = boot.rank();

@@ -1,23 +1,23 @@
-//! Benchmarks within a node: our point-to-point layer over shared memory beside other projects' and
-//! beside what the machine can do.
+//! Benchmarks within a node: the point-to-point layer over shared memory beside other projects' and
+//! the limits of the machine.
 //!
-//! A *contender* is a group of processes that take *work* line by line and answer with nanoseconds;
-//! all are alive at the same time, sleep when it is not their turn, and are pinned alike. A *round*
-//! runs every *measure* of a bench, each by all its contenders one after the other; ratios are
-//! medians of the rounds' ratios. The peers' programs are in `dev/bench/peers` and compiled when
-//! they are needed; what is not installed has a row that says so.
+//! A *contender* is a group of processes that take *work* line by line and answer with nanoseconds.
+//! All contenders run at the same time, are pinned alike and sleep while others measure. A *round*
+//! runs every *measure* of a benchmark by all its contenders in turn; ratios are medians of the
+//! rounds' ratios. The peers' programs are in `dev/bench/peers` and compiled at first use; a
+//! missing peer has a row with a note.
 //!
 //! | module | |
 //! |---|---|
-//! | [`plan`] | which benches there are and what they measure |
-//! | [`work`] | what a group is told, and its answer |
-//! | [`contender`] | who is measured, how its processes are started |
-//! | [`join`] | how ours are set up |
+//! | [`plan`] | benchmarks and their measures |
+//! | [`work`] | work of a group, and its answer |
+//! | [`contender`] | contenders, and how their processes are started |
+//! | [`join`] | setup of our ranks |
 //! | `group` | the processes of a contender |
-//! | `ucx` | `ucx_perftest`, which is no such group |
-//! | [`ours`] | the work through our point-to-point layer |
-//! | [`bare`] | the work by a transport alone |
-//! | [`run`] | round by round |
+//! | `ucx` | `ucx_perftest`, which takes no work by lines |
+//! | [`ours`] | work over the point-to-point layer |
+//! | [`bare`] | work over a transport alone |
+//! | [`run`] | alternating rounds |
 //! | [`report`] | rows and tables |
 
 pub mod bare;

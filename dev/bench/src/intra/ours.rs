@@ -1,5 +1,4 @@
-//! A rank of ours: the same work as `dev/bench/peers/mpi.c`, line for line, through our
-//! point-to-point layer.
+//! A rank over the point-to-point layer: the work of `dev/bench/peers/mpi.c`, line for line.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -15,18 +14,18 @@ const DATA: i32 = 1;
 const ACK: i32 = 2;
 const READY: i32 = 3;
 const GO: i32 = 4;
-/// First tag of messages that wait.
+/// First tag of unexpected messages.
 const FIRST: i32 = 100;
 
 const PAGE: usize = 4096;
 
-/// Time in which messages sent to a rank that does not look have come.
+/// Time in which messages arrive at a rank that does not poll.
 const UNDER_WAY: Duration = Duration::from_micros(100);
 
 /// Samples, by name.
 pub(super) type Said = Vec<(&'static str, Vec<u64>)>;
 
-/// Takes work from the benchmark until there is no more, and has it done by `run`.
+/// Reads work from the benchmark until the end, and passes it to `run`.
 pub fn serve(
     rank: u32,
     socket: &Path,
@@ -34,7 +33,7 @@ pub fn serve(
 ) -> Result<(), Failure> {
     let mut answers = UnixStream::connect(socket).doing(socket.display())?;
     let work = BufReader::new(answers.try_clone().doing("the benchmark's socket")?);
-    tell(&mut answers, &format!("rank {rank}\n")).doing("joining")?;
+    write_line(&mut answers, &format!("rank {rank}\n")).doing("joining")?;
     for line in work.lines() {
         let line = line.doing("the benchmark")?;
         let mut text = String::new();
@@ -49,16 +48,16 @@ pub fn serve(
             }
             Err(e) => text = format!("error {}\n", e.replace('\n', " ")),
         }
-        tell(&mut answers, &text).doing("answering")?;
+        write_line(&mut answers, &text).doing("answering")?;
     }
     Ok(())
 }
 
-fn tell(to: &mut UnixStream, text: &str) -> io::Result<()> {
+fn write_line(to: &mut UnixStream, text: &str) -> io::Result<()> {
     to.write_all(text.as_bytes())
 }
 
-/// Does this rank's part of a piece of work; those that measured have something to say.
+/// Does this rank's part of the work. Returns an answer if this rank measured.
 pub fn run(comm: &Comm, work: &Work) -> Result<Said, Error> {
     match *work {
         Work::PingPong { size, count, batch } => {
@@ -111,7 +110,7 @@ pub fn run(comm: &Comm, work: &Work) -> Result<Said, Error> {
     }
 }
 
-/// Everybody waits for everybody.
+/// Waits until all ranks are here.
 fn meet(comm: &Comm) -> Result<(), Error> {
     if comm.rank() == 0 {
         (1..comm.size()).try_for_each(|peer| comm.recv(&mut [], peer, READY).map(|_| ()))?;
@@ -122,8 +121,7 @@ fn meet(comm: &Comm) -> Result<(), Error> {
     }
 }
 
-/// All of it but a page, from the beginning of one: the peers' buffers begin there, and copying
-/// depends on it.
+/// Returns the buffer from the start of a page, as the peers' buffers are: copying depends on it.
 fn whole_pages(memory: &mut [u8]) -> &mut [u8] {
     let (skip, length) = (
         memory.as_ptr().align_offset(PAGE),
@@ -142,7 +140,7 @@ fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The other rank of this one's pair, and whether this one begins.
+/// Returns the other rank of the pair, and true if this rank begins.
 fn pair(comm: &Comm) -> (u32, bool) {
     let pairs = comm.size() / 2;
     let begins = comm.rank() < pairs;
@@ -211,8 +209,7 @@ fn windows(
         meet(comm)?;
         let start = Instant::now();
         for turn in 0..row {
-            // Windows follow each other through the buffers; the last piece that is no whole window
-            // is not used.
+            // Windows follow each other through the buffers; the incomplete last one is unused.
             let at = ((i * row + turn) % (slots / window).max(1)) * window * size;
             let place = buffer
                 .get_mut(at..at + window.min(slots) * size)
@@ -233,7 +230,7 @@ fn windows(
     })
 }
 
-/// A window to or from `peer`, through as many buffers of `size` as there are in `place`.
+/// Sends or receives a window, through all buffers of `size` in `place`.
 fn one_window(
     comm: &Comm,
     (peer, sender): (u32, bool),
@@ -243,7 +240,7 @@ fn one_window(
     if place.len() < window * size {
         let one = place.get_mut(..size).unwrap_or_default();
         match (sender, at_once > 1) {
-            // Two receives cannot have one buffer.
+            // Two receives cannot share a buffer.
             (false, _) => (0..window).try_for_each(|_| comm.recv(one, peer, DATA).map(|_| ()))?,
             (true, false) => (0..window).try_for_each(|_| comm.send(one, peer, DATA))?,
             (true, true) => comm.scope(|s| {
@@ -256,11 +253,11 @@ fn one_window(
             if sender {
                 place
                     .chunks_exact(size)
-                    .try_for_each(|piece| s.isend(piece, peer, DATA).map(|_| ()))?;
+                    .try_for_each(|part| s.isend(part, peer, DATA).map(|_| ()))?;
             } else {
                 place
                     .chunks_exact_mut(size)
-                    .try_for_each(|piece| s.irecv(piece, peer, DATA).map(|_| ()))?;
+                    .try_for_each(|part| s.irecv(part, peer, DATA).map(|_| ()))?;
             }
             s.waitall()
         })?;
@@ -293,9 +290,9 @@ fn skew(
         for i in 0..=count {
             let start = Instant::now();
             comm.scope(|s| {
-                for piece in buffer.chunks_exact(size) {
+                for part in buffer.chunks_exact(size) {
                     compute(produce);
-                    s.isend(piece, 1, DATA)?;
+                    s.isend(part, 1, DATA)?;
                 }
                 s.waitall()
             })?;
@@ -307,8 +304,8 @@ fn skew(
         return Ok(vec![("times", times)]);
     }
     for _ in 0..=count {
-        for piece in buffer.chunks_exact_mut(size) {
-            comm.recv(piece, 0, DATA)?;
+        for part in buffer.chunks_exact_mut(size) {
+            comm.recv(part, 0, DATA)?;
             compute(consume);
         }
         comm.send(&[], 0, ACK)?;
@@ -316,7 +313,7 @@ fn skew(
     Ok(Said::new())
 }
 
-/// The tag of the message of this number.
+/// Returns the tag of a message by its number.
 fn tag(number: usize) -> i32 {
     FIRST.saturating_add(i32::try_from(number).unwrap_or(i32::MAX))
 }

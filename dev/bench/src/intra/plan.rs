@@ -1,43 +1,43 @@
-//! Which benches there are within a node, and what each measures.
+//! Benchmarks within a node, and their measures.
 
 use crate::about::About;
 
 use super::contender::{Contender, Ours};
 use super::work::{Step, WINDOW, Work};
 
-/// A bench: cases measured in turn, round by round.
+/// A benchmark: measures taken in turn, round by round.
 #[derive(Clone, Debug)]
 pub struct Bench {
     /// Name, title and limits.
     pub about: &'static About,
-    /// Measures of a round, in this order.
+    /// Measures of a round, in order.
     pub measures: Vec<Measure>,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
 }
 
-/// The same work by several contenders.
+/// Work that several contenders do.
 #[derive(Clone, Debug)]
 pub struct Measure {
-    /// What it is about: latency, bandwidth, skew, …
+    /// Quantity: latency, bandwidth, skew, …
     pub what: &'static str,
-    /// What the contenders do.
+    /// Work of the contenders.
     pub work: Work,
-    /// What the limits do, if it is something else.
+    /// Work of the limits, if it differs.
     pub limit: Option<Work>,
-    /// Pairs of processes.
+    /// Number of pairs of processes.
     pub pairs: usize,
-    /// Which buffers are used.
+    /// Buffers used.
     pub buffers: Option<&'static str>,
-    /// Index of the measure that each contender's own ratio is made with: no skew, a short queue,
-    /// reused buffers.
+    /// Index of the base measure of each contender's own ratio: no skew, a short queue, reused
+    /// buffers.
     pub base: Option<usize>,
-    /// Who does it, in this order.
+    /// Contenders, in order.
     pub who: Vec<Contender>,
 }
 
 impl Measure {
-    /// What this contender does; `None`: it has nothing of the kind.
+    /// Returns the work of a contender; `None` if it has none.
     pub fn work_of(&self, who: Contender) -> Option<Work> {
         match who {
             Contender::Limit => Some(self.limit.unwrap_or(self.work)),
@@ -59,7 +59,7 @@ impl Measure {
         }
     }
 
-    /// Is it told as a speed?
+    /// Returns true if the result is a rate, not a time.
     pub fn is_speed(&self) -> bool {
         self.work.bytes().is_some() && !self.what.starts_with("cost")
     }
@@ -98,9 +98,9 @@ pub static BENCHES: [About; 4] = [
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
-/// Buffers of each end together take so much where they shall not stay in any cache.
+/// Bytes of the buffers of each end that no cache holds.
 const OUT_OF_CACHE: usize = 128 * MIB;
-/// Round trips of a batch: long beside a look at the clock.
+/// Round trips of a batch, long beside a reading of the clock.
 const BATCH: usize = 16;
 
 const OPENMPI: Contender = Contender::OpenMpi { two_copy: false };
@@ -110,7 +110,7 @@ const TWO_COPY: Contender = Contender::P2p(Ours::TwoCopy);
 const ONE_COPY: Contender = Contender::P2p(Ours::OneCopy);
 const NO_SKEW: Contender = Contender::P2p(Ours::OneCopyNoSkew);
 
-/// The bench of this name. `quick`: shorter, noisier, fewer sizes.
+/// Returns the benchmark of this name; `quick`: shorter, noisier, fewer sizes.
 pub fn bench(name: &str, quick: bool) -> Option<Bench> {
     let about = BENCHES.iter().find(|about| about.name == name)?;
     let size = Sizes { quick };
@@ -128,7 +128,7 @@ pub fn bench(name: &str, quick: bool) -> Option<Bench> {
 }
 
 impl Bench {
-    /// Leaves out measures of other sizes than these; none given: leaves all.
+    /// Removes measures of other sizes, if any are given.
     pub fn only_sizes(&mut self, sizes: &[usize]) {
         if sizes.is_empty() {
             return;
@@ -141,7 +141,7 @@ impl Bench {
         };
         let kept: Vec<bool> = self.measures.iter().map(is_kept).collect();
         for measure in &mut self.measures {
-            // A measure and its base may differ in everything but the size.
+            // A measure and its base have the same size.
             let base = measure.base.filter(|base| kept.get(*base) == Some(&true));
             measure.base = base.map(|base| kept.iter().take(base).filter(|kept| **kept).count());
         }
@@ -172,7 +172,7 @@ impl Sizes {
         }
     }
 
-    /// Windows that move about as many bytes, whatever the size.
+    /// Returns windows that move about the same number of bytes for every size.
     fn window(&self, size: usize, slots: usize, rewrite: bool) -> Work {
         let bytes = self.less(512 * MIB, 64 * MIB);
         let count = (bytes / (size * WINDOW)).clamp(2, self.less(200, 20));
@@ -195,8 +195,8 @@ impl Sizes {
         }
     }
 
-    /// `slots`: as many buffers at each end; with one of them, messages are sent and received one
-    /// after the other.
+    /// Returns windows over `slots` buffers at each end; with one, messages are sent and received
+    /// one after the other.
     fn bandwidth(
         &self,
         what: &'static str,
@@ -237,7 +237,7 @@ impl Sizes {
         }
     }
 
-    /// The same from one buffer, with a window of sends under way.
+    /// Returns windows from one buffer, with all sends of a window in flight.
     fn sent_at_once(&self, mut measure: Measure) -> Measure {
         if let Work::Window {
             window, at_once, ..
@@ -271,8 +271,8 @@ impl Sizes {
             OPENMPI_TWO_COPY,
             Contender::Mpich,
         ];
-        // (It has one buffer at each end. It receives by 64 calls at once, we and MPI one after the
-        // other.)
+        // It has one buffer at each end and posts 64 receives at once; p2p and MPI receive one
+        // after the other.
         let and_ucx = [&who[..], &[Contender::Ucx]].concat();
         let sizes: &[usize] = if self.quick {
             &[64 * KIB, 4 * MIB]
@@ -294,7 +294,7 @@ impl Sizes {
 
     fn papers(&self) -> Vec<Measure> {
         let mut measures = Vec::new();
-        // Section 3.1 of the hybrid paper: every pair sends 64 messages, each from and to another
+        // Section 3.1 of the hybrid paper: every pair sends 64 messages, each from and to its own
         // buffer.
         let who = [
             SET,
@@ -320,7 +320,7 @@ impl Sizes {
                 measures.push(measure);
             }
         }
-        // Section 3.2: the same buffers again and again, written anew before each window.
+        // Section 3.2: reused buffers, written before each window.
         let sizes: &[usize] = if self.quick {
             &[16 * KIB]
         } else {
@@ -350,7 +350,7 @@ impl Sizes {
         measures
     }
 
-    /// LiMIC, section 5.1: where the time of one message goes, from the machine upwards.
+    /// LiMIC, section 5.1: the cost of one message, from the machine upwards.
     fn cost(&self, measures: &mut Vec<Measure>) {
         let mut add = |what, work, limit, who: &[Contender]| {
             let who = who.to_vec();
@@ -418,7 +418,7 @@ impl Sizes {
         }
     }
 
-    /// Section 3.4: 16 KiB, the producer computes for 1 µs.
+    /// Section 3.4: messages of 16 KiB; the producer computes for 1 µs before each.
     fn skew(&self, measures: &mut Vec<Measure>) {
         let base = measures.len();
         let times: &[u64] = if self.quick {
@@ -454,12 +454,11 @@ impl Sizes {
         }
     }
 
-    /// Twice and four times as many ranks as two cores. Shared ideally, all pairs together move as
-    /// many messages as one alone. A message to and fro alone cannot be shared ideally: each way
-    /// costs a switch between processes at least.
+    /// Twice and four times as many ranks as two cores. Ideally, all pairs together reach the
+    /// message rate of one. A ping-pong of one message costs at least a process switch in each
+    /// direction.
     fn sharing(&self) -> Vec<Measure> {
-        // (MPICH's ranks never yield: a hand-over takes them a time slice of the scheduler, and a
-        // round minutes.)
+        // MPICH's ranks never yield: each message takes a time slice, and a round minutes.
         let who = [SET, OPENMPI];
         let work = Work::PingPong {
             size: 8,
@@ -475,8 +474,7 @@ impl Sizes {
                 ..self.latency("sharing", 8, &who)
             }
         };
-        // Many windows in a row: pairs that wait for each other after each of them would be
-        // measured waiting.
+        // Many windows in a row, so that waiting after each one is not measured.
         let count = self.less(100, 20);
         let (window, slots) = (WINDOW, WINDOW);
         let work = Work::Window {
@@ -512,7 +510,7 @@ impl Sizes {
         for (what, unexpected) in [("unexpected", true), ("posted", false)] {
             let base = measures.len();
             for backlog in [few, many] {
-                // A peer that looks at each of them takes tens of microseconds a match.
+                // A peer that walks the queue takes tens of microseconds per match.
                 let count = self.less(2_000, 200);
                 let work = if unexpected {
                     Work::Unexpected {
@@ -574,7 +572,7 @@ mod tests {
 
     #[test]
     fn measures_of_some_sizes_keep_their_bases() {
-        let all = bench("papers", false).expect("it is there");
+        let all = bench("papers", false).expect("shm exists");
         let mut some = all.clone();
         some.only_sizes(&[16 * KIB]);
         assert!(!some.measures.is_empty() && some.measures.len() < all.measures.len());
@@ -599,18 +597,18 @@ mod tests {
             .filter(|m| size(&m.work) == Some(16 * KIB) && m.base.is_some());
         assert_eq!(based.count(), before.count());
         some.only_sizes(&[]);
-        assert!(!some.measures.is_empty(), "nothing given leaves all");
+        assert!(!some.measures.is_empty(), "no sizes select all");
         some.only_sizes(&[7]);
         assert!(some.measures.is_empty());
     }
 
     #[test]
-    fn the_figures_of_the_goal_are_measured() {
+    fn the_main_sizes_are_measured() {
         let has = |bench: &Bench, work: &dyn Fn(&Work) -> bool| {
             bench.measures.iter().any(|m| work(&m.work))
         };
         for quick in [true, false] {
-            let shm = bench("shm", quick).expect("it is there");
+            let shm = bench("shm", quick).expect("shm exists");
             for wanted in [8, 64, 1024] {
                 assert!(has(
                     &shm,

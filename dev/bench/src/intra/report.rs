@@ -268,7 +268,7 @@ mod tests {
         })
     }
 
-    /// Two rounds, the second twice as slow as the first for everybody.
+    /// Two rounds; in the second all contenders take twice the time.
     fn results(bench: &Bench, nanos: impl Fn(&Measure, Contender) -> Option<f64>) -> Results {
         let rounds = |m: &Measure, who: &Contender| {
             let nanos = nanos(m, *who);

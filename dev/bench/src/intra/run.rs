@@ -1,4 +1,4 @@
-//! Runs a bench in alternating rounds.
+//! Runs a benchmark in alternating rounds.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use super::work::Answer;
 use crate::cores;
 use cli::out::Failure;
 
-/// After so many rounds the processes are started anew: where their memory happens to lie is part
-/// of what is measured.
+/// Number of rounds after which processes are restarted, because the placement of their memory is
+/// part of the result.
 const FRESH: usize = 3;
 
-/// Runs benches within this node.
+/// Runs benchmarks within this node.
 #[derive(Debug)]
 pub struct Rig {
     cores: Vec<usize>,
@@ -30,32 +30,32 @@ impl Default for Rig {
     }
 }
 
-/// What a contender gave in the rounds of a measure: `None` where it failed.
+/// Answers of a contender by round of a measure; `None` if it failed.
 pub(super) type Rounds = Vec<Option<Answer>>;
 
-/// All that a bench gave.
+/// Results of a benchmark.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
-    /// By measure, then by contender in the measure's order.
+    /// Answers by measure, then by contender in the measure's order.
     pub(super) rounds: Vec<Vec<Rounds>>,
-    /// Why there is nothing or less of a contender.
+    /// Reasons for missing answers of a contender.
     pub(super) notes: BTreeMap<Contender, String>,
-    /// Cores used.
+    /// Number of cores.
     pub(super) cores: usize,
 }
 
 impl Results {
-    /// Did something of ours fail?
+    /// Returns true if one of our contenders failed.
     pub fn ours_failed(&self) -> bool {
         self.notes.keys().any(|who| who.is_ours())
     }
 }
 
-/// Processes that wait for work, by what they are and how many.
+/// Waiting processes by contender and number.
 type Groups = BTreeMap<(Contender, usize), Group>;
 
 impl Rig {
-    /// The two cores of a pair, for people.
+    /// Formats the two cores of a pair.
     pub fn cores(&self) -> String {
         match self.cores.as_slice() {
             [] => "anywhere".into(),
@@ -64,13 +64,13 @@ impl Rig {
         }
     }
 
-    /// Steps of a bench, for a progress bar.
+    /// Returns the number of measurements of a benchmark.
     pub fn steps(bench: &Bench) -> usize {
         bench.rounds * bench.measures.iter().map(|m| m.who.len()).sum::<usize>()
     }
 
-    /// All rounds. Calls `step` after each measurement. A contender that fails is left out from
-    /// then on, with a note.
+    /// Runs all rounds. Calls `step` after each measurement. A contender that fails is left out
+    /// from then on, with a note.
     pub fn run(&mut self, bench: &Bench, step: impl Fn()) -> Results {
         let blank = |m: &Measure| m.who.iter().map(|_| Vec::new()).collect();
         let mut results = Results {
@@ -106,7 +106,7 @@ impl Rig {
         results
     }
 
-    /// One contender once. `None`: it has no such figure.
+    /// Measures a contender once; `None` if it has no such figure.
     fn measure(
         &mut self,
         measure: &Measure,
@@ -119,7 +119,7 @@ impl Rig {
         if who == Contender::Ucx {
             return ucx::run(&work, &self.cores).transpose();
         }
-        // Both limits are one program.
+        // One program measures both limits.
         let program = if who == Contender::KernelCopy {
             Contender::Limit
         } else {

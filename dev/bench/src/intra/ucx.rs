@@ -1,4 +1,4 @@
-//! `ucx_perftest` is a program of its own: a server and a client, one pair for each figure.
+//! `ucx_perftest`: a server and a client for each figure.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -8,16 +8,16 @@ use super::contender::find;
 use super::work::{Answer, Work};
 use cli::out::{Doing, Failure};
 
-/// How long one may take.
+/// Time limit of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long its server may take to listen.
+/// Time limit of the server to listen.
 const LISTENS: Duration = Duration::from_millis(40);
 /// Attempts to reach the server.
 const ATTEMPTS: usize = 20;
-/// Bytes of its MB.
+/// Bytes of a MB in its output.
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// The figures ucx_perftest can give for this work; `None` when it cannot.
+/// Measures the work; `None` if ucx_perftest has no such test.
 pub(super) fn run(work: &Work, cores: &[usize]) -> Option<Result<Answer, Failure>> {
     match *work {
         Work::PingPong { size, count, .. } => Some(latency(size, count, cores)),
@@ -32,7 +32,7 @@ pub(super) fn run(work: &Work, cores: &[usize]) -> Option<Result<Answer, Failure
     }
 }
 
-/// It tells one percentile in a run: two runs.
+/// Measures latency in two runs, one for each percentile.
 fn latency(size: usize, count: usize, cores: &[usize]) -> Result<Answer, Failure> {
     let median = perftest("tag_lat", size, count, &["-R", "50"], cores)?;
     let tail = perftest("tag_lat", size, count, &["-R", "99"], cores)?;
@@ -42,7 +42,7 @@ fn latency(size: usize, count: usize, cores: &[usize]) -> Result<Answer, Failure
         round(&median).ok_or_else(broken)?,
         round(&tail).ok_or_else(broken)?,
     );
-    // As samples of which 98 in 100 are the median: so the percentiles come out as they went in.
+    // Samples of which 98 in 100 are the median have these percentiles.
     let times = (0..100)
         .map(|i| if i < 98 { median } else { tail })
         .collect();
@@ -73,7 +73,7 @@ fn bandwidth(
     })
 }
 
-/// Runs a test and gives the numbers of its line: count, percentile, average and overall latency
+/// Runs a test and returns the numbers of its line: count, percentile, average and overall latency
 /// (µs), average and overall bandwidth (MiB/s), and rates.
 fn perftest(
     test: &str,
@@ -140,7 +140,7 @@ fn perftest(
     Err(Failure::new(format!("ucx_perftest failed: {said}")))
 }
 
-/// The numbers of a line that consists of numbers.
+/// Parses a line of numbers.
 fn numbers(line: &str) -> Option<Vec<f64>> {
     let numbers: Vec<f64> = line
         .split(',')
@@ -149,16 +149,16 @@ fn numbers(line: &str) -> Option<Vec<f64>> {
     (numbers.len() > 5).then_some(numbers)
 }
 
-/// A port of the loopback interface that nobody has at the moment.
+/// Returns an unused port of the loopback interface.
 fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// A process that does not outlive its handle.
+/// A process that is killed on drop.
 struct Running(Child);
 
 impl Running {
-    /// Its output and its complaints, which are short, once it has ended.
+    /// Waits for the process and returns its output and errors, which are short.
     fn finish(&mut self) -> Result<(String, String), Failure> {
         use std::io::Read;
         let end = Instant::now() + PATIENCE;
@@ -181,7 +181,6 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has ended, or is of no use any more.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -192,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_lines_of_numbers_count() {
+    fn only_lines_of_numbers_are_parsed() {
         assert_eq!(
             numbers("iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw"),
             None
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_do_is_not_asked() {
+    fn other_work_is_not_supported() {
         assert!(
             run(
                 &Work::Unexpected {

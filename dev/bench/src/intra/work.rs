@@ -1,22 +1,22 @@
-//! What a group of processes is told to do, as one line of text: C programs read it, too.
+//! Work of a group of processes, as one line of text that C programs read, too.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Messages of a window, as in both papers.
+/// Messages of a window in both papers.
 pub const WINDOW: usize = 64;
 
-/// A piece of work. Counts are samples; sizes are bytes; times are nanoseconds.
+/// Work of a group. Counts are samples, sizes bytes, times nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// A cache line handed to and fro between two cores.
+    /// A cache line moves between two cores and back.
     Line {
-        /// Round trips timed one by one, and as many in batches.
+        /// Number of round trips timed one by one, and of as many in batches.
         count: usize,
         /// Round trips of a batch.
         batch: usize,
     },
-    /// `window` copies within one process.
+    /// One process copies `window` times.
     Memcpy {
         /// Bytes of each.
         size: usize,
@@ -24,10 +24,10 @@ pub enum Work {
         window: usize,
         /// Samples.
         count: usize,
-        /// Places copied from, and to, in turn.
+        /// Number of source and of destination buffers, used in turn.
         slots: usize,
     },
-    /// The same, copied by the kernel from another process.
+    /// The kernel copies `window` times from another process.
     CrossCopy {
         /// Bytes of each.
         size: usize,
@@ -35,19 +35,19 @@ pub enum Work {
         window: usize,
         /// Samples.
         count: usize,
-        /// Places copied from, and to, in turn.
+        /// Number of source and of destination buffers, used in turn.
         slots: usize,
     },
-    /// System calls that do nothing.
+    /// Empty system calls.
     Trap {
         /// Samples.
         count: usize,
         /// Calls of a sample.
         batch: usize,
     },
-    /// One step of a message's way, by itself.
+    /// One step of sending or receiving a message.
     Step {
-        /// Which.
+        /// Step measured.
         step: Step,
         /// Bytes of the message.
         size: usize,
@@ -56,18 +56,17 @@ pub enum Work {
         /// Messages of a sample.
         batch: usize,
     },
-    /// Rank 0 sends, rank 1 answers with the same.
+    /// Rank 0 sends a message and rank 1 returns it.
     PingPong {
         /// Bytes each way.
         size: usize,
-        /// Round trips timed one by one, and as many in batches.
+        /// Number of round trips timed one by one, and of as many in batches.
         count: usize,
         /// Round trips of a batch.
         batch: usize,
     },
-    /// Each rank of the lower half sends `window` messages at once to one of the upper half, and
-    /// waits for its word that all have come; `row` times one after the other, between which nobody
-    /// waits for the other pairs.
+    /// Each rank of the lower half sends `window` messages to one of the upper half and waits for
+    /// its confirmation, `row` times in a row without waiting for other pairs.
     Window {
         /// Bytes of each message.
         size: usize,
@@ -77,31 +76,30 @@ pub enum Work {
         row: usize,
         /// Samples.
         count: usize,
-        /// Buffers used in turn, at each end. Fewer than messages in the window: one, received by
-        /// blocking calls, since two receives cannot have the same.
+        /// Number of buffers of each end, used in turn. With fewer than `window`, messages are
+        /// received by blocking calls, since receives cannot share a buffer.
         slots: usize,
-        /// Messages that the sender has under way at once: one (blocking calls), or the window.
+        /// Number of sends in flight: one (blocking calls), or the window.
         at_once: usize,
-        /// The sender writes its buffers anew before each sample (not timed).
+        /// True if the sender writes its buffers before each sample, which is not timed.
         rewrite: bool,
     },
-    /// The process skew of the hybrid paper, section 3.4: time until the producer is through with a
-    /// window.
+    /// Process skew of the hybrid paper, section 3.4: time of a window for the producer.
     Skew {
         /// Bytes of each message.
         size: usize,
-        /// The producer computes so long before each message.
+        /// Computing time of the producer before each message.
         produce: u64,
-        /// The consumer computes so long after each message.
+        /// Computing time of the consumer after each message.
         consume: u64,
         /// Messages of a sample.
         window: usize,
         /// Samples.
         count: usize,
     },
-    /// Rank 1 takes `depth` messages, last first, from behind `backlog` unexpected ones that stay.
+    /// Rank 1 receives `depth` messages, last first, behind `backlog` unexpected ones that stay.
     Unexpected {
-        /// Messages that nobody asks for.
+        /// Number of unexpected messages.
         backlog: usize,
         /// Samples.
         count: usize,
@@ -110,23 +108,23 @@ pub enum Work {
     },
     /// A ping-pong past `backlog` receives posted at rank 1 that match other messages.
     Posted {
-        /// Receives that wait for something else.
+        /// Number of receives for other messages.
         backlog: usize,
-        /// Round trips timed one by one, and as many in batches.
+        /// Number of round trips timed one by one, and of as many in batches.
         count: usize,
         /// Round trips of a batch.
         batch: usize,
     },
 }
 
-/// A step of a message's way.
+/// A step of sending or receiving a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Rank 0 looks whether something came, and nothing did.
+    /// Rank 0 polls without a message.
     Poll,
-    /// Rank 0 sends; the receiver takes it later.
+    /// Rank 0 sends; the receiver reads it later.
     Send,
-    /// Rank 1 takes a message that is there already.
+    /// Rank 1 receives a message that has arrived already.
     Receive,
 }
 
@@ -281,17 +279,17 @@ impl FromStr for Work {
     }
 }
 
-/// What a group measured.
+/// Result of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     /// Nanoseconds of each sample.
     pub times: Vec<f64>,
-    /// Nanoseconds of batches, each divided by what it consists of.
+    /// Nanoseconds of batches, each divided by the number of its parts.
     pub batches: Vec<f64>,
 }
 
 impl Answer {
-    /// Takes one line of an answer: `times` or `batches` and numbers.
+    /// Parses one line of an answer: `times` or `batches` and numbers.
     pub fn take(&mut self, line: &str, work: &Work) -> Result<(), String> {
         let (name, numbers) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
         let numbers = || {
@@ -313,8 +311,8 @@ impl Answer {
 }
 
 impl Work {
-    /// Windows of [`WINDOW`]; with fewer buffers than that, messages are sent and received one
-    /// after the other.
+    /// Returns windows of [`WINDOW`] messages; with fewer buffers, messages are sent and received
+    /// one after the other.
     pub fn windows(size: usize, count: usize, slots: usize, rewrite: bool) -> Work {
         let at_once = if slots < WINDOW { 1 } else { WINDOW };
         Work::Window {
@@ -328,7 +326,7 @@ impl Work {
         }
     }
 
-    /// What a batch consists of.
+    /// Returns the number of parts of a batch.
     fn batch(&self) -> usize {
         match *self {
             Work::Line { batch, .. }
@@ -338,7 +336,7 @@ impl Work {
         }
     }
 
-    /// Bytes moved in a sample, where speed is what is measured.
+    /// Returns the bytes moved in a sample, if a rate is measured.
     pub fn bytes(&self) -> Option<usize> {
         match *self {
             Work::Memcpy { size, window, .. } | Work::CrossCopy { size, window, .. } => {
@@ -351,7 +349,7 @@ impl Work {
         }
     }
 
-    /// A sample is divided by this to give what is told: round trips are halved.
+    /// Returns the divisor of a sample: 2 for round trips.
     pub fn parts(&self) -> usize {
         match *self {
             Work::Line { .. } | Work::PingPong { .. } | Work::Posted { .. } => 2,
@@ -362,7 +360,7 @@ impl Work {
         }
     }
 
-    /// Bytes of a message, where messages have a size that matters.
+    /// Returns the bytes of a message, if it has a size.
     pub fn size(&self) -> Option<usize> {
         match *self {
             Work::Memcpy { size, .. }
@@ -447,7 +445,7 @@ mod tests {
     ];
 
     #[test]
-    fn lines_come_back_as_they_went() {
+    fn lines_are_formatted_and_parsed() {
         for work in ALL {
             assert_eq!(work.to_string().parse(), Ok(work));
         }

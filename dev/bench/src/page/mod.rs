@@ -91,8 +91,8 @@ fn wrapped(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Puts the machine and the sections into the page, in place of earlier ones. Sections of benchmarks
-/// that were not measured stay.
+/// Puts the machine and the sections into the page, in place of earlier ones. Sections of
+/// benchmarks that were not measured stay.
 fn merged(page: &str, machine: &str, sections: &[Section]) -> String {
     let (before, rest) = page.split_once(BEGIN).unwrap_or((page, ""));
     let (old, after) = rest.split_once(END).unwrap_or(("", "\n"));
