@@ -262,7 +262,7 @@ impl Node {
                     info!(interface = found.name(), up, mtu, gone, "link changed");
                 }
             }
-            EngineEvent::Scribbled { client, slot, what } => {
+            EngineEvent::Corrupted { client, slot, what } => {
                 self.stats.programs_corrupted_memory.add();
                 if let Some(client) = self.client(client) {
                     let Credentials { uid, pid, .. } = client.who;

@@ -253,7 +253,7 @@ fn a_program_that_corrupts_memory_is_disconnected() {
     let rig = Rig::new("");
     let mut program = rig.program();
     program.open(0);
-    rig.engine.emit(EngineEvent::Scribbled {
+    rig.engine.emit(EngineEvent::Corrupted {
         client: ClientId(program.client),
         slot: 0,
         what: "a test",
@@ -265,7 +265,7 @@ fn a_program_that_corrupts_memory_is_disconnected() {
     assert_eq!(rig.count("programs_corrupted_memory"), 1);
     eventually("everything came back", || rig.node.is_empty());
     // Events about unknown programs and links have no effect.
-    rig.engine.emit(EngineEvent::Scribbled {
+    rig.engine.emit(EngineEvent::Corrupted {
         client: ClientId(999),
         slot: 0,
         what: "a test",

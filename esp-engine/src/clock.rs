@@ -1,4 +1,4 @@
-//! The only reader of the clock.
+//! The clock.
 
 use esp_proto::Instant;
 
@@ -7,8 +7,7 @@ use esp_proto::Instant;
 pub struct Clock;
 
 impl Clock {
-    /// The present time, in nanoseconds of CLOCK_MONOTONIC (comparable between processes of the
-    /// machine).
+    /// Returns the time in nanoseconds of CLOCK_MONOTONIC, which processes of one machine share.
     #[inline]
     pub fn now(self) -> Instant {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

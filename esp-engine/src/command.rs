@@ -1,9 +1,9 @@
-//! What the host of an engine (the daemon, or a program that holds a leased port) tells it and
-//! hears from it.
+//! Commands to an engine and events from it. Its owner, here called the host, is the daemon or a
+//! program that holds a lease.
 //!
-//! Commands go over a bounded channel and wake the engine's thread; answers come back by calling
-//! the [`Reply`] given along, on the engine's thread, so a reply must be quick (hand the value on,
-//! nothing else). Events are given to the callback of [`crate::Engine::new`] under the same rule.
+//! Commands go over a bounded channel and wake the engine's thread. A [`Reply`] is called on the
+//! engine's thread, so it must only pass the value on. The callback of [`crate::Engine::new`],
+//! which takes events, follows the same rule.
 
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -13,14 +13,14 @@ use esp_proto::{CloseReason, ConnId, ConnInfo, ConnectError, ListenError, MacAdd
 
 use crate::shm::{ClientPage, Region};
 
-/// Called once with the answer to a command.
+/// Takes the answer to a command; called once.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// A program, as the host numbers them; never reused while the engine runs.
+/// Number of a program, given by the host. Not reused while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// A listener, as the host numbers them; never reused while the engine runs.
+/// Number of a listener, given by the host. Not reused while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u64);
 
@@ -28,43 +28,43 @@ pub struct ListenerId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
-/// A program's stream or datagram socket: its bit in the program's doorbell, chosen by the host,
-/// below 4096.
+/// Number of a program's stream or datagram socket: its bit in the program's doorbell, given by the
+/// host, below 4096.
 pub type Slot = u16;
 
 /// A connection of one of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnHandle {
-    /// The link it runs over.
+    /// Link that it runs over.
     pub link: LinkId,
-    /// Its name at the link's endpoint.
+    /// Its identifier at the link's endpoint.
     pub conn: ConnId,
 }
 
-/// Orders from the host.
+/// Commands of the host.
 pub enum Command {
-    /// A program has come: its page, the eventfd it writes to wake the engine, and the engine's end
-    /// of a pair of stream sockets that becomes readable at the program's end when it asked to be
-    /// told so (a pair, because two ends of an eventfd share its flags: a program could make the
+    /// Adds a program: its page, the eventfd that it writes to wake the engine, and the engine's
+    /// end of a pair of stream sockets, which becomes readable at the program's end when it
+    /// requested that (a pair, because two ends of an eventfd share flags: a program could make the
     /// engine's write block).
     AddClient {
         /// Its number.
         client: ClientId,
         /// Doorbell and event bits.
         page: Arc<ClientPage>,
-        /// Written by the program when the engine sleeps.
+        /// Written by the program to wake the engine.
         doorbell: OwnedFd,
         /// The engine's end of the socket pair.
         notify: OwnedFd,
     },
-    /// A program has gone without closing what it had (or closing the last of it): its listeners
-    /// and datagram sockets are closed; its streams get [`crate::LINGER`] to have what was written
-    /// acknowledged, then are reset with `ProgramDied`. `Closed` events follow for each.
+    /// Removes a program. Its listeners and datagram sockets are closed. Its streams have
+    /// [`crate::LINGER`] to deliver what was written, then are reset with `ProgramDied`. `Closed`
+    /// events follow for each.
     RemoveClient {
-        /// Which.
+        /// Number of the object.
         client: ClientId,
     },
-    /// Listen on one link, or on all.
+    /// Listens on one link, or on all.
     Listen {
         /// Owner.
         client: ClientId,
@@ -81,12 +81,12 @@ pub enum Command {
         /// Done, or refused on one of the links (then on none).
         reply: Reply<Result<(), ListenError>>,
     },
-    /// Stop listening; connections not attached yet are reset.
+    /// Stops listening. Connections that were not attached are reset.
     CloseListener {
-        /// Which.
+        /// Number of the object.
         listener: ListenerId,
     },
-    /// Give an incoming connection to a program.
+    /// Attaches an incoming connection to a program.
     Attach {
         /// From [`EngineEvent::Incoming`].
         handle: ConnHandle,
@@ -96,16 +96,16 @@ pub enum Command {
         slot: Slot,
         /// Its rings.
         region: Arc<Region>,
-        /// False: the connection is gone; the slot is free again.
+        /// False: the connection has ended, and the slot is free.
         reply: Reply<bool>,
     },
-    /// Open a connection. How it went on is told through the region's status word.
+    /// Opens a connection. The region's status word shows its state.
     Connect {
         /// Owner.
         client: ClientId,
         /// Doorbell bit, free until now.
         slot: Slot,
-        /// Over which link.
+        /// Link to use.
         link: LinkId,
         /// Own port, never 0.
         local_port: Port,
@@ -117,83 +117,84 @@ pub enum Command {
         key: Vec<u8>,
         /// Its rings.
         region: Arc<Region>,
-        /// Started, or why not (the slot is free again).
+        /// The connection, or the reason of the failure; the slot is free then.
         reply: Reply<Result<ConnHandle, ConnectError>>,
     },
-    /// The program dropped the stream: send what was written, then FIN; what arrives is thrown
-    /// away. `Closed` follows.
+    /// Closes a stream: transmits what was written, then FIN. Received bytes are discarded.
+    /// `Closed` follows.
     Close {
         /// Owner.
         client: ClientId,
-        /// Which.
+        /// Number of the object.
         slot: Slot,
     },
-    /// The program wants the stream gone: RST `Aborted`. `Closed` follows.
+    /// Resets a stream with `Aborted`. `Closed` follows.
     Abort {
         /// Owner.
         client: ClientId,
-        /// Which.
+        /// Number of the object.
         slot: Slot,
     },
-    /// Refuse a connection that came in (its listener's program is at a limit): RST `Resources`.
+    /// Refuses an incoming connection, because its listener's program is at a limit: RST
+    /// `Resources`.
     Refuse {
-        /// Which.
+        /// Number of the object.
         handle: ConnHandle,
     },
-    /// Bind a datagram port on one link.
+    /// Binds a datagram port on one link.
     BindEdp {
         /// Owner.
         client: ClientId,
         /// Doorbell bit, free until now.
         slot: Slot,
-        /// Over which link.
+        /// Link to use.
         link: LinkId,
         /// Never 0.
         port: Port,
         /// Its rings, holding [`crate::shm::record`] records.
         region: Arc<Region>,
-        /// Done or refused (the slot is free again).
+        /// Done or refused; the slot is free then.
         reply: Reply<Result<(), ListenError>>,
     },
-    /// Close a datagram socket. `Closed` follows.
+    /// Closes a datagram socket. `Closed` follows.
     CloseEdp {
         /// Owner.
         client: ClientId,
-        /// Which.
+        /// Number of the object.
         slot: Slot,
     },
-    /// Give ports of a link away: another process has a socket for them. Their frames are left
-    /// alone from now on.
+    /// Reserves ports of a link for another process, which has a socket for them. The engine
+    /// ignores their frames from now on.
     Hold {
-        /// Which link.
+        /// Number of the link.
         link: LinkId,
         /// The ports.
         ports: RangeInclusive<Port>,
-        /// Done, or why not (nothing is held then).
+        /// Done, or the reason of the failure; no port is held then.
         reply: Reply<Result<(), HoldError>>,
     },
-    /// Take ports back, and reset these peers with `ProgramDied`.
+    /// Takes ports back, and resets these peers with `ProgramDied`.
     Unhold {
-        /// Which link.
+        /// Number of the link.
         link: LinkId,
         /// The ports.
         ports: RangeInclusive<Port>,
-        /// Connections their holder had.
+        /// Connections of the process that held them.
         orphans: Vec<Orphan>,
     },
-    /// Everything `espstat` shows.
+    /// Returns the state that `espstat` shows.
     Snapshot {
         /// Receives it.
         reply: Reply<Snapshot>,
     },
-    /// Reset every connection with `Shutdown`, send that, end the loop.
+    /// Resets every connection with `Shutdown`, and ends the loop.
     Shutdown {
-        /// Called when the last frame is out.
+        /// Called when the last frame was sent.
         reply: Reply<()>,
     },
 }
 
-/// A connection whose engine is gone.
+/// A connection whose engine has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphan {
     /// Own port.
@@ -202,28 +203,28 @@ pub struct Orphan {
     pub peer: MacAddr,
     /// Peer port.
     pub peer_port: Port,
-    /// By which the peer takes a reset.
+    /// Nonce with which the peer accepts a reset.
     pub nonce: u64,
 }
 
-/// Why ports cannot be given away.
+/// Reason why ports cannot be reserved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HoldError {
-    /// The link has gone.
+    /// The link was removed.
     #[error("the interface is gone")]
     NoLink,
     /// There are connections on the port.
     #[error("port {0} has connections with other nodes through the daemon")]
     InUse(Port),
-    /// The kernel does not take the filter that leaves them out.
+    /// The kernel refuses the filter that excludes them.
     #[error("too many separate ports are leased ({0})")]
     Filter(String),
 }
 
-/// A connection that waits for a program.
+/// An incoming connection that waits for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// It.
+    /// The connection.
     pub handle: ConnHandle,
     /// Own port.
     pub port: Port,
@@ -233,70 +234,70 @@ pub struct Arrival {
     pub peer_port: Port,
 }
 
-/// News from the engine.
+/// Events of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
     /// A connection waits for [`Command::Attach`] or [`Command::Refuse`].
     Incoming {
-        /// Whose listener.
+        /// The listener.
         listener: ListenerId,
         /// The connection.
         arrival: Arrival,
     },
     /// A connection that was never attached has ended.
     IncomingGone {
-        /// Whose listener.
+        /// The listener.
         listener: ListenerId,
         /// The connection.
         handle: ConnHandle,
     },
-    /// A slot is free: its stream or datagram socket is over and the engine has let go of the
-    /// region.
+    /// A slot is free: its stream or datagram socket has ended, and the engine does not use its
+    /// region any more.
     Closed {
         /// Owner.
         client: ClientId,
-        /// Which.
+        /// Number of the object.
         slot: Slot,
-        /// Why; `None` for a datagram socket.
+        /// Reason; `None` for a datagram socket.
         reason: Option<CloseReason>,
     },
-    /// A program's connection runs over another path now.
+    /// A program's connection has moved to another link or peer address.
     Moved {
         /// Owner.
         client: ClientId,
-        /// Which.
+        /// Number of the object.
         slot: Slot,
-        /// The link it ran over before; it may be the same, with another address of the peer.
+        /// The link before the move; equal to `link` if only the peer's address changed.
         from: LinkId,
         /// The link.
         link: LinkId,
-        /// Where its peer is now.
+        /// Address of the peer after the move.
         peer: MacAddr,
     },
-    /// A link went up or down, changed its MTU, or vanished.
+    /// A link went up or down, changed its MTU, or was removed.
     Link {
-        /// Which.
+        /// Number of the object.
         link: LinkId,
-        /// Carrier and administratively up.
+        /// Administratively up, with a carrier.
         up: bool,
-        /// Bytes behind the EtherType.
+        /// Bytes after the EtherType.
         mtu: u32,
-        /// The interface does not exist any more.
+        /// The interface was removed.
         gone: bool,
     },
-    /// A program wrote nonsense into its shared memory; the host should cut it off (its streams are
-    /// reset already).
-    Scribbled {
-        /// Which program.
+    /// A program corrupted its shared memory. The host should disconnect it; its streams were
+    /// reset.
+    Corrupted {
+        /// The program.
         client: ClientId,
-        /// Where.
+        /// Slot of the corrupt region.
         slot: Slot,
-        /// What was wrong, for the log.
+        /// Description for the log.
         what: &'static str,
     },
 }
 
-/// The engine's present state.
+/// State of the engine.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// One for each link, in the order of the configuration.
@@ -305,10 +306,10 @@ pub struct Snapshot {
     pub engine: Vec<(&'static str, &'static str, u64)>,
 }
 
-/// A connection, its owner (none while it waits for a program), and how it stands.
+/// A connection, its owner (`None` while it waits for a program), and its state.
 pub type OwnedConnection = (ConnId, Option<(ClientId, Slot)>, ConnInfo);
 
-/// One link's present state.
+/// State of one link.
 #[derive(Clone, Debug)]
 pub struct LinkSnapshot {
     /// Interface name.
@@ -317,7 +318,7 @@ pub struct LinkSnapshot {
     pub mac: MacAddr,
     /// Its MTU.
     pub mtu: u32,
-    /// Carrier and administratively up.
+    /// Administratively up, with a carrier.
     pub up: bool,
     /// Protocol and socket counters: (name, help, value).
     pub counters: Vec<(&'static str, &'static str, u64)>,

@@ -1,4 +1,4 @@
-//! What an engine is started with, and why it may not start.
+//! Configuration of an engine, and errors of its start.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -6,48 +6,49 @@ use std::time::Duration;
 
 use esp_proto::{EndpointConfig, Port};
 
-/// Everything an engine needs to know.
+/// Configuration of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// Protocol constants, the same for each link.
+    /// Protocol constants of all links.
     pub endpoint: EndpointConfig,
-    /// The interfaces to speak on; [`crate::LinkId`] counts in this order.
+    /// The interfaces to use; [`crate::LinkId`] counts in this order.
     pub links: Vec<netif::Interface>,
     /// Socket buffers and options.
     pub socket: netif::SocketOptions,
-    /// What to do when there is nothing to do.
+    /// Idle strategy.
     pub idle: IdleConfig,
-    /// Ports that other processes hold from before, as after [`crate::Command::Hold`]: their frames
-    /// are left alone from the first one on. What cannot be held is not; `Hold` then says why.
+    /// Ports that other processes have leased already, as by [`crate::Command::Hold`]: their frames
+    /// are ignored from the start. Ports that cannot be held are skipped; `Hold` then reports the
+    /// reason.
     pub held: Vec<(crate::LinkId, RangeInclusive<Port>)>,
-    /// Write every frame sent and received to this pcap file.
+    /// pcap file for every frame sent and received.
     pub pcap: Option<PathBuf>,
 }
 
-/// A yield that takes longer than this gave the core to somebody who computes, not to one who
-/// yields, too, or who works off what we brought. (A time slice is 3 ms. At 50 µs a hiccup of the
-/// host was enough, or a program that read its ring in one go, and then a loop slept in the middle
-/// of a stream: each sleep costs the sender of the next frame a wake-up.)
+/// Duration of a yield from which on the core is taken as contended by a thread that computes, not
+/// by one that yields too or handles what this thread delivered. (A time slice is 3 ms. At 50 µs a
+/// hiccup of the machine was enough, or a program that read its ring at once; the loop then slept
+/// in the middle of a stream, and each sleep costs the sender of the next frame a wake-up.)
 pub const YIELD_HOGGED: Duration = Duration::from_millis(1);
-/// After that nobody yields for so long, but sleeps: a yield is taken for a renunciation of the
-/// rest of the time slice, while a sleeper keeps its claim to run soon after a wake-up.
+/// Time for which the loop then blocks instead of yielding: the scheduler takes the rest of the
+/// time slice from a thread that yields, while a blocked one runs soon after its wake-up.
 pub const CONTENDED_TIME: Duration = Duration::from_millis(10);
 
 /// Idle strategy: spin, then yield, then block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleConfig {
-    /// Look for work this long after the last work without giving the core away.
+    /// Time after the last work for which the loop polls without releasing the core.
     pub spin: Duration,
-    /// Then this long, letting others run in between (`sched_yield`).
+    /// Time after that for which it polls and yields (`sched_yield`).
     pub yield_for: Duration,
     /// Pin the engine's thread to this CPU.
     pub core: Option<usize>,
 }
 
 impl Default for IdleConfig {
-    /// No spinning: it only pays where the engine has a core of its own, which its administrator
+    /// Does not spin: that only pays if the engine has a core of its own, which its administrator
     /// knows. A short yielding phase keeps the engine awake through a burst without taking time
-    /// from anybody who wants it.
+    /// from other threads.
     fn default() -> Self {
         IdleConfig {
             spin: Duration::ZERO,
@@ -57,7 +58,7 @@ impl Default for IdleConfig {
     }
 }
 
-/// Why an engine did not start.
+/// Reason why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// No interface given.
@@ -69,9 +70,9 @@ pub enum EngineError {
     /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// The system's answer.
+        /// Error of the system.
         source: std::io::Error,
     },
 }

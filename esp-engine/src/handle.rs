@@ -1,4 +1,4 @@
-//! The host's end of the engine: send commands, wake the loop.
+//! The host's handle of an engine, and its command queue.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::command::Command;
 
-/// Commands that may wait for the loop; a host that is faster blocks.
+/// Maximum number of queued commands. A host that is faster blocks.
 const QUEUE: usize = 1024;
 
-/// The engine's thread has ended; no command reaches it any more.
+/// The engine's thread has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the engine has stopped")]
 pub struct EngineGone;
 
-/// Talks to a running engine; cheap to clone, usable from any thread.
+/// Sends commands to an engine. Cheap to clone, usable from any thread.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     queue: SyncSender<Command>,
@@ -30,7 +30,7 @@ struct Shared {
     incarnation: u64,
 }
 
-/// The loop's end.
+/// The loop's end of the command queue.
 pub(crate) struct Inbox {
     queue: Receiver<Command>,
     wake: OwnedFd,
@@ -57,28 +57,27 @@ pub(crate) fn channel(page: OwnedFd, incarnation: u64) -> std::io::Result<(Engin
 }
 
 impl EngineHandle {
-    /// Queues a command and wakes the engine. Blocks while 1024 others wait.
+    /// Queues a command and wakes the engine. Blocks while 1024 others are queued.
     pub fn send(&self, command: Command) -> Result<(), EngineGone> {
         self.queue.send(command).map_err(|_| EngineGone)?;
-        // A full counter (EAGAIN) means the engine has been woken 2^64 - 2 times without looking:
-        // it is awake.
+        // A full counter (EAGAIN) wakes as well.
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         Ok(())
     }
 
-    /// The page that tells programs whether the engine sleeps; they can map it read-only.
+    /// Returns the page that shows programs whether the engine sleeps. They can map it read-only.
     pub fn page_fd(&self) -> BorrowedFd<'_> {
         self.shared.page.as_fd()
     }
 
-    /// Random number of this engine's life, told in INFO_REPLY.
+    /// Returns the random number that identifies this engine, as in INFO_REPLY.
     pub fn incarnation(&self) -> u64 {
         self.shared.incarnation
     }
 }
 
 impl Inbox {
-    /// The next command, if any; `Err` when every handle is gone.
+    /// Takes the next command, if any. `Err`: every handle was dropped.
     pub(crate) fn take(&self) -> Result<Option<Command>, EngineGone> {
         match self.queue.try_recv() {
             Ok(command) => Ok(Some(command)),
@@ -87,12 +86,12 @@ impl Inbox {
         }
     }
 
-    /// Readable when commands may wait.
+    /// Returns a descriptor that is readable when commands may be queued.
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// Makes the descriptor quiet again; call before the queue is emptied.
+    /// Resets the descriptor. Call it before taking commands.
     pub(crate) fn quiet(&self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.wake, &mut count);

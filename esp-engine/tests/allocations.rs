@@ -244,7 +244,7 @@ fn an_engine_in_its_thread_asks_for_no_memory() {
 
 /// An engine as it is in a program that leased a port: on sockets for that port alone, driven by
 /// its calls.
-struct Hosted {
+struct Embedded {
     engine: Engine,
     handle: EngineHandle,
     events: Receiver<EngineEvent>,
@@ -256,11 +256,11 @@ struct Hosted {
 
 const SELF: ClientId = ClientId(1);
 
-impl Hosted {
-    fn start(node: &Node, port: u16) -> Hosted {
+impl Embedded {
+    fn start(node: &Node, port: u16) -> Embedded {
         let (told, events) = channel();
         let sink = Box::new(move |event| drop(told.send(event)));
-        let (mut engine, handle) = Engine::hosted(IdleConfig::default(), sink).unwrap();
+        let (mut engine, handle) = Engine::embedded(IdleConfig::default(), sink).unwrap();
         let (page, _fd) = ClientPage::create().unwrap();
         let view = EngineView::open(handle.page_fd()).unwrap();
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
@@ -312,7 +312,7 @@ impl Hosted {
         let link = engine.add_leased(leased).unwrap();
         engine.poll();
         let doorbell = Doorbell::new(page, view);
-        Hosted {
+        Embedded {
             engine,
             handle,
             events,
@@ -368,7 +368,7 @@ fn rings() -> (Arc<Region>, End) {
 }
 
 /// Drives both engines until it is so.
-fn drive(a: &mut Hosted, b: &mut Hosted, what: &str, mut there: impl FnMut() -> bool) {
+fn drive(a: &mut Embedded, b: &mut Embedded, what: &str, mut there: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !there() {
         assert!(Instant::now() < deadline, "in vain: {what}");
@@ -381,7 +381,13 @@ fn drive(a: &mut Hosted, b: &mut Hosted, what: &str, mut there: impl FnMut() -> 
 }
 
 /// Everything from one end to the other, one thread doing all of it.
-fn carry(a: &mut Hosted, b: &mut Hosted, ends: (&mut End, &mut End), bytes: &[u8], got: &mut [u8]) {
+fn carry(
+    a: &mut Embedded,
+    b: &mut Embedded,
+    ends: (&mut End, &mut End),
+    bytes: &[u8],
+    got: &mut [u8],
+) {
     let (from, to) = ends;
     let (mut sent, mut read) = (0, 0);
     let (bell_a, bell_b) = (a.doorbell.clone(), b.doorbell.clone());
@@ -399,10 +405,10 @@ fn carry(a: &mut Hosted, b: &mut Hosted, ends: (&mut End, &mut End), bytes: &[u8
 }
 
 /// Two engines in a program, a stream between them, and its name at the second.
-fn joined(nodes: &TwoNodes) -> (Hosted, Hosted, End, End) {
+fn joined(nodes: &TwoNodes) -> (Embedded, Embedded, End, End) {
     let (mut a, mut b) = (
-        Hosted::start(&nodes.a, 40_000),
-        Hosted::start(&nodes.b, 7000),
+        Embedded::start(&nodes.a, 40_000),
+        Embedded::start(&nodes.b, 7000),
     );
     let (link, listener) = (Some(b.link), ListenerId(1));
     b.ask(|reply| Command::Listen {
@@ -458,7 +464,7 @@ fn an_engine_in_a_program_asks_for_no_memory() {
     };
     let (mut a, mut b, mut left, mut right) = joined(&nodes);
     let (block, mut got) = (vec![7; BLOCK], vec![0; BLOCK]);
-    let mut rounds = |a: &mut Hosted, b: &mut Hosted, count: usize| {
+    let mut rounds = |a: &mut Embedded, b: &mut Embedded, count: usize| {
         for _ in 0..count {
             for len in [BLOCK, 1] {
                 carry(

@@ -223,7 +223,7 @@ impl CorruptingProgram {
         assert_eq!(kind, ErrorKind::BadRequest);
         assert!(text.contains("corrupt"), "{text}");
         assert_eq!(counter(me, "programs_corrupted_memory"), counted);
-        assert_eq!(counter(me, "engine_scribbles"), counted);
+        assert_eq!(counter(me, "engine_corruptions"), counted);
         self.peer.set_read_timeout(Some(PATIENCE)).unwrap();
         let error = self
             .peer
@@ -367,7 +367,7 @@ fn corrupting_doorbells_and_records() {
             "no reason to cut it off"
         );
         drop((program, welcome));
-        assert_eq!(counter(&me, "engine_scribbles"), 0);
+        assert_eq!(counter(&me, "engine_corruptions"), 0);
 
         // Records that no datagram has.
         let mut counted = 0;
@@ -403,7 +403,7 @@ fn corrupting_doorbells_and_records() {
             assert_eq!(kind, ErrorKind::BadRequest, "{text}");
             counted += 1;
             assert_eq!(counter(&me, "programs_corrupted_memory"), counted, "{text}");
-            assert_eq!(counter(&me, "engine_scribbles"), counted);
+            assert_eq!(counter(&me, "engine_corruptions"), counted);
             // The port is free for the next.
             wait_until("the port is free", || me.status().unwrap().edp.is_empty());
         }

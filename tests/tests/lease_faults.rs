@@ -98,7 +98,7 @@ impl Drop for Ends<'_> {
 }
 
 /// Sends as the socket's owner may: any bytes.
-fn scribble(socket: impl AsFd, bytes: &[u8]) {
+fn corrupt(socket: impl AsFd, bytes: &[u8]) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match send(&socket, bytes, SendFlags::empty()) {
@@ -112,8 +112,8 @@ fn scribble(socket: impl AsFd, bytes: &[u8]) {
 }
 
 #[test]
-fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
-    let Some(lab) = configured_lab("lease_scribble", 2, "[lease]\nallow = \"all\"\n") else {
+fn corruption_by_a_lease_holder_is_counted_and_harms_no_other() {
+    let Some(lab) = configured_lab("lease_corrupt", 2, "[lease]\nallow = \"all\"\n") else {
         return;
     };
     let (mut holder, _welcome) = RawProgram::welcomed(&lab.socket(0));
@@ -170,7 +170,7 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
     ];
     for (name, what, bytes) in kinds {
         expect_drops(&there, name, 20, what, || {
-            (0..20).for_each(|_| scribble(socket, &bytes));
+            (0..20).for_each(|_| corrupt(socket, &bytes));
         });
     }
 
@@ -224,7 +224,7 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
                 dice.fill(&mut bytes[6..12]);
                 bytes[6] = 0x06;
             }
-            scribble(socket, &bytes);
+            corrupt(socket, &bytes);
             sent += 1;
         }
     });
@@ -232,7 +232,7 @@ fn what_a_holder_scribbles_is_counted_and_hurts_nobody() {
         drops(&there).values().sum::<u64>() > before + sent / 4
     });
     drop(pairs);
-    // The daemon of the scribbler knows it as a program like any other.
+    // The daemon treats it as any other program.
     let (reply, _) = holder.ask(Request::Status);
     assert!(matches!(reply, Reply::Status(_)), "{reply:?}");
 }

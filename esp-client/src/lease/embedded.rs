@@ -83,7 +83,7 @@ impl EmbeddedEngine {
             })
         };
         let (engine, handle) =
-            Engine::hosted(IdleConfig::default(), events).map_err(failed("start an engine"))?;
+            Engine::embedded(IdleConfig::default(), events).map_err(failed("start an engine"))?;
         let (page, _fd) = ClientPage::create().map_err(failed("create a page"))?;
         let view = EngineView::open(handle.page_fd())?;
         let doorbell_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -205,7 +205,11 @@ impl EmbeddedEngine {
         if self.is_forked() {
             return true;
         }
-        let poll = if all { Engine::poll } else { Engine::push };
+        let poll = if all {
+            Engine::poll
+        } else {
+            Engine::poll_doorbells
+        };
         self.poll_with(poll, |_| ())
     }
 
@@ -248,7 +252,7 @@ impl EmbeddedEngine {
     /// it now, and the progress thread if it took the program for away.
     fn leave(&self, engine: MutexGuard<'_, Engine>) {
         self.last_poll
-            .store(engine.turned().as_nanos(), Ordering::Relaxed);
+            .store(engine.polled_at().as_nanos(), Ordering::Relaxed);
         drop(engine);
         self.wake_parked();
         self.progress.wake();
@@ -281,7 +285,10 @@ impl EmbeddedEngine {
         let asleep = self.doorbell.ring(slot);
         fence(Ordering::SeqCst);
         let mut unsent = false;
-        if !self.poll_with(Engine::push, |engine| unsent = engine.has_unsent(slot)) && asleep {
+        if !self.poll_with(Engine::poll_doorbells, |engine| {
+            unsent = engine.has_unsent(slot)
+        }) && asleep
+        {
             self.interrupt();
         }
         if unsent {

@@ -51,7 +51,7 @@ impl EventLog {
                 self.moved.retain(|moved| moved.0 != slot);
                 self.moved.push((slot, link, peer));
             }
-            EngineEvent::Link { .. } | EngineEvent::Scribbled { .. } => {}
+            EngineEvent::Link { .. } | EngineEvent::Corrupted { .. } => {}
         }
     }
 

@@ -297,7 +297,7 @@ impl Session {
         self.node.stats.control_requests.add();
         trace!(uid = self.who.uid, pid = self.who.pid, id, request = ?body, "request");
         if let Some(client) = self.client.clone() {
-            if let Some(answer) = self.obey(&client, id, body).await {
+            if let Some(answer) = self.execute(&client, id, body).await {
                 self.answer(id, answer);
             }
             return Ok(());

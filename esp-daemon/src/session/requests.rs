@@ -33,7 +33,7 @@ pub(super) struct Prepared {
 
 impl Session {
     /// Handles a request; returns `None` when the answer comes later.
-    pub(super) async fn obey(
+    pub(super) async fn execute(
         &mut self,
         client: &Arc<Client>,
         id: u64,

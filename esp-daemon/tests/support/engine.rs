@@ -90,7 +90,7 @@ impl FakeEngine {
         };
         std::thread::spawn(move || {
             while let Ok(command) = inbox.recv() {
-                if !thread.obey(command) {
+                if !thread.execute(command) {
                     return;
                 }
             }
@@ -215,7 +215,7 @@ struct Worker {
 
 impl Worker {
     /// Processes a command; returns false for the last one.
-    fn obey(&self, command: Command) -> bool {
+    fn execute(&self, command: Command) -> bool {
         let mut books = self.books.lock().unwrap();
         match command {
             Command::AddClient {

@@ -1,4 +1,4 @@
-//! The programs, their pages and what each of their slots stands for.
+//! Programs, their pages, and the objects in their slots.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 use crate::command::{ClientId, ConnHandle, LinkId, Slot};
 use crate::shm::{ClientPage, DoorbellBank, EngineEvents, SLOTS};
 
-/// What a program's slot is.
+/// Object in a program's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Object {
     Free,
@@ -24,13 +24,13 @@ struct Client {
     events: EngineEvents,
     doorbell: OwnedFd,
     notify: OwnedFd,
-    /// Grows to the highest slot used, at most 4096.
+    /// By slot. Grows to the highest slot used, at most 4096.
     objects: Vec<Object>,
-    /// The program is gone; the entry stays until its last object is.
+    /// The program ended. The entry stays until its last object is closed.
     gone: bool,
 }
 
-/// Dense table, so that a turn's look at all bells is a walk over an array.
+/// Dense table, so that polling all doorbells is a walk over an array.
 #[derive(Default)]
 pub(super) struct Clients {
     table: Vec<Option<Client>>,
@@ -38,7 +38,7 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    /// Takes a program in; returns its index.
+    /// Adds a program and returns its index.
     pub(super) fn add(
         &mut self,
         id: ClientId,
@@ -90,7 +90,7 @@ impl Clients {
             .unwrap_or(Object::Free)
     }
 
-    /// Sets what a slot stands for. False when the slot is out of range or taken.
+    /// Sets the object of a slot. Returns false if the slot is out of range or taken.
     pub(super) fn occupy(&mut self, index: usize, slot: Slot, object: Object) -> bool {
         let Some(Some(client)) = self.table.get_mut(index) else {
             return false;
@@ -109,7 +109,7 @@ impl Clients {
         true
     }
 
-    /// What a slot stands for has another name.
+    /// Replaces the object of a slot.
     pub(super) fn rename(&mut self, index: usize, slot: Slot, object: Object) {
         if let Some(Some(client)) = self.table.get_mut(index)
             && let Some(entry) = client.objects.get_mut(usize::from(slot))
@@ -118,7 +118,7 @@ impl Clients {
         }
     }
 
-    /// Frees a slot; forgets a program that is gone and had nothing else.
+    /// Frees a slot. Removes a program that ended and has no other object.
     pub(super) fn vacate(&mut self, index: usize, slot: Slot) {
         let Some(Some(client)) = self.table.get_mut(index) else {
             return;
@@ -129,7 +129,7 @@ impl Clients {
         self.forget_if_empty(index);
     }
 
-    /// Marks a program as gone and returns what it still has.
+    /// Marks a program as ended and returns its objects.
     pub(super) fn leave(&mut self, index: usize) -> Vec<(Slot, Object)> {
         let Some(Some(client)) = self.table.get_mut(index) else {
             return Vec::new();
@@ -160,7 +160,7 @@ impl Clients {
 
     /// Appends (program, slot) for each bit set since the last call.
     #[inline]
-    pub(super) fn drain_bells(&mut self, rung: &mut Vec<(usize, Slot)>) {
+    pub(super) fn drain_doorbells(&mut self, rung: &mut Vec<(usize, Slot)>) {
         for (index, client) in self.table.iter_mut().enumerate() {
             if let Some(client) = client
                 && client.bank.any()
@@ -170,7 +170,7 @@ impl Clients {
         }
     }
 
-    pub(super) fn any_bell(&self) -> bool {
+    pub(super) fn any_doorbell(&self) -> bool {
         self.table.iter().flatten().any(|client| client.bank.any())
     }
 
@@ -180,20 +180,20 @@ impl Clients {
             return;
         };
         if client.events.raise(slot) {
-            tell(&client.notify);
+            notify(&client.notify);
         }
     }
 
     /// Wakes every program's event thread; it then finds the control socket closed.
     pub(super) fn daemon_gone(&self) {
         for client in self.table.iter().flatten() {
-            tell(&client.notify);
+            notify(&client.notify);
         }
     }
 }
 
-/// Makes the program's end of the pair readable. Never blocks, whatever the program did to its end;
-/// a full buffer means that it is readable already, a closed one that nobody listens.
-fn tell(notify: &OwnedFd) {
+/// Makes the program's end of the pair readable. Never blocks, whatever the program did to its end:
+/// a full buffer means that it is readable already, a closed one that the program does not listen.
+fn notify(notify: &OwnedFd) {
     let _ = rustix::net::send(notify, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

@@ -1,4 +1,4 @@
-//! Commands of the host, one function each.
+//! Execution of commands.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use esp_proto::{CloseReason, ConnOptions, Instant, ListenError, ListenOptions, P
 use super::clients::Object;
 use super::datagrams::Datagrams;
 use super::streams::{Joined, Owner, Stream};
-use super::{COMMANDS_PER_TURN, Engine, publish};
+use super::{COMMANDS_PER_POLL, Engine, publish};
 use crate::command::{
     ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, ListenerId, Slot,
 };
 use crate::shm::{Region, StreamState, Wake};
 
-/// A listener as the loop knows it.
+/// A listener and its links.
 pub(super) struct Listener {
     owner: ClientId,
     port: Port,
@@ -21,20 +21,20 @@ pub(super) struct Listener {
 }
 
 impl Engine {
-    /// Takes a bounded number of commands; true if there were any.
+    /// Executes a bounded number of commands. Returns true if there were any.
     pub(super) fn take_commands(&mut self, now: Instant) -> bool {
         self.inbox_quiet();
         let mut any = false;
-        for _ in 0..COMMANDS_PER_TURN {
+        for _ in 0..COMMANDS_PER_POLL {
             match self.inbox.take() {
                 Ok(Some(command)) => {
                     any = true;
                     self.stats.commands += 1;
-                    self.obey(now, command);
+                    self.execute(now, command);
                 }
                 Ok(None) => break,
                 Err(_) => {
-                    // Every handle is gone: nobody can ask for anything any more.
+                    // Every handle was dropped, so no command can come.
                     self.stop.get_or_insert_with(|| Box::new(|()| {}));
                     break;
                 }
@@ -43,7 +43,7 @@ impl Engine {
         any
     }
 
-    fn obey(&mut self, now: Instant, command: Command) {
+    fn execute(&mut self, now: Instant, command: Command) {
         match command {
             Command::AddClient {
                 client,
@@ -53,8 +53,8 @@ impl Engine {
             } => {
                 let index = self.clients.add(client, &page, doorbell, notify);
                 if let Some(fd) = self.clients.doorbell(index) {
-                    // Without it the program would only be heard while the loop is awake; the
-                    // longest sleep bounds that.
+                    // If this fails, a doorbell is served when the loop wakes for another reason;
+                    // the longest sleep bounds that.
                     let _ = self.waiter.add_client(fd);
                 }
             }
@@ -244,7 +244,8 @@ impl Engine {
         }
     }
 
-    /// Joins a connection to a slot and rings. False when program or slot are not to be had.
+    /// Joins a connection to a slot and its rings. Returns false if the program does not exist or
+    /// the slot is not free.
     fn join(
         &mut self,
         handle: ConnHandle,
@@ -360,14 +361,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Sends what is still in the ring, then closes the socket.
+    /// Closes a datagram socket after transmitting what is still in its ring.
     pub(super) fn close_datagrams(&mut self, index: usize, slot: Slot, link: LinkId, port: Port) {
         let Some(at) = self.links.get_mut(usize::from(link.0)) else {
             return;
         };
         at.serve_datagrams(port);
         at.endpoint.edp_unbind(port);
-        // Its records were copied, so no frame in the send batch points into its rings.
+        // Its records were copied, so no frame in the send batch refers to its rings.
         at.datagrams.remove(&port);
         if let Some(client) = self.clients.id(index) {
             (self.events)(EngineEvent::Closed {
@@ -411,8 +412,8 @@ impl Engine {
         }
     }
 
-    /// Cuts a datagram socket off whose rings hold nonsense.
-    pub(super) fn datagram_scribbled(&mut self, link: LinkId, port: Port, what: &'static str) {
+    /// Closes a datagram socket whose rings are corrupt, and reports its program.
+    pub(super) fn cut_off_datagrams(&mut self, link: LinkId, port: Port, what: &'static str) {
         let Some(at) = self.links.get_mut(usize::from(link.0)) else {
             return;
         };
@@ -426,9 +427,9 @@ impl Engine {
                 ResetReason::Protocol,
             )));
         publish::wake_datagrams(socket, Wake::All, &mut self.clients, &mut self.stats);
-        self.stats.scribbles += 1;
+        self.stats.corruptions += 1;
         if let Some(id) = self.clients.id(client) {
-            (self.events)(EngineEvent::Scribbled {
+            (self.events)(EngineEvent::Corrupted {
                 client: id,
                 slot,
                 what,

@@ -6,7 +6,7 @@ use esp_proto::{Datagram, EdpKind, Instant, MacAddr, Port};
 
 use super::link::Link;
 use super::streams::Owner;
-use super::{CLOSING_VISITS, RECORDS_PER_BELL};
+use super::{CLOSING_VISITS, RECORDS_PER_DOORBELL};
 use crate::shm::record::{DgramHeader, DgramKind};
 use crate::shm::{EngineStatus, Region, RxProducer, TxConsumer};
 
@@ -18,9 +18,9 @@ pub(super) struct Datagrams {
     pub(super) status: EngineStatus,
     /// Records were put since the last publish.
     fresh: bool,
-    /// It stands in the link's list of unfinished ones.
+    /// It is in the link's list `unfinished`.
     unfinished: bool,
-    pub(super) scribbled: Option<&'static str>,
+    pub(super) corruption: Option<&'static str>,
 }
 
 impl Datagrams {
@@ -32,11 +32,11 @@ impl Datagrams {
             status: EngineStatus::new(region),
             fresh: false,
             unfinished: false,
-            scribbled: None,
+            corruption: None,
         }
     }
 
-    /// Puts a received datagram into the ring; false when it is full.
+    /// Puts a received datagram into the ring. Returns false if the ring is full.
     pub(super) fn deliver(&mut self, datagram: &Datagram<'_>, now: Instant) -> bool {
         let header = DgramHeader {
             kind: to_record(datagram.kind),
@@ -50,52 +50,52 @@ impl Datagrams {
                 self.fresh |= taken;
                 taken
             }
-            Err(scribble) => {
-                self.scribbled = Some(scribble.what());
+            Err(corruption) => {
+                self.corruption = Some(corruption.what());
                 false
             }
         }
     }
 
-    /// True when there is something to publish or report.
+    /// Returns true if there is something to publish or report.
     pub(super) fn touched(&self) -> bool {
-        self.fresh || self.scribbled.is_some()
+        self.fresh || self.corruption.is_some()
     }
 
-    /// True when a program that waits for room to send should look again.
+    /// Returns true if a program that waits for room must be notified.
     pub(super) fn room_notice_due(&mut self) -> bool {
         self.tx.room_notice_due()
     }
 
-    /// Publishes what was delivered; true when there was something.
+    /// Publishes delivered records. Returns true if there were any.
     pub(super) fn publish(&mut self) -> bool {
         std::mem::take(&mut self.fresh) && self.rx.publish()
     }
 }
 
 impl Link {
-    /// The bell of a datagram socket rang: send its records.
+    /// Transmits the records of a datagram socket, after its doorbell.
     pub(super) fn serve_datagrams(&mut self, port: Port) {
-        // Records are taken: publish looks whether the writer waits for room.
+        // `publish_datagrams` checks whether the writer waits for the room made here.
         self.touched.push(port);
-        for _ in 0..RECORDS_PER_BELL {
+        for _ in 0..RECORDS_PER_DOORBELL {
             let Some(socket) = self.datagrams.get_mut(&port) else {
                 return;
             };
-            if socket.scribbled.is_some() {
+            if socket.corruption.is_some() {
                 return;
             }
-            // Whoever sends more than a batch has to wait for the wire; the ring holds the rest.
+            // A sender of more than a batch waits for the wire; the ring holds the rest.
             if self.tx.is_full() {
                 break;
             }
-            // Copied, so that the ring is free at once: datagrams are not kept for repetition.
+            // Copied, so that the ring is free at once: datagrams are not retransmitted.
             let mut bytes = self.spare_payloads.pop().unwrap_or_default();
             let header = match socket.tx.take_record_into(&mut bytes) {
                 Ok(Some(header)) => header,
                 nothing => {
-                    if let Err(scribble) = nothing {
-                        socket.scribbled = Some(scribble.what());
+                    if let Err(corruption) = nothing {
+                        socket.corruption = Some(corruption.what());
                     }
                     self.spare_payload(bytes);
                     return;
@@ -120,10 +120,11 @@ impl Link {
                     self.stats.datagram_refused += 1;
                     self.spare_payload(bytes);
                 }
-                Some((prefix, made)) => self.push_owned(prefix, made.dst, bytes, made.tail_len),
+                Some((prefix, made)) => self.enqueue_owned(prefix, made.dst, bytes, made.tail_len),
             }
         }
-        // More may wait: the program rings again only for new records, so look again next turn.
+        // The doorbell rings again only for new records, so the rest is taken in the next
+        // iteration.
         if let Some(socket) = self.datagrams.get_mut(&port)
             && !std::mem::replace(&mut socket.unfinished, true)
         {
@@ -131,14 +132,14 @@ impl Link {
         }
     }
 
-    /// Goes on with the sockets that had more than one visit may take. True if there were any.
+    /// Serves the sockets that had more records than one visit takes. Returns true if there were
+    /// any.
     pub(super) fn continue_datagrams(&mut self) -> bool {
-        // A full batch is what the kernel did not take: the loop comes back when it is time to
-        // offer it again.
+        // The kernel refused a full batch: it is offered again later.
         if self.unfinished.is_empty() || self.tx.is_full() {
             return false;
         }
-        // Each once: those that still have more come behind the others.
+        // Each socket once: one that still has more goes to the end of the queue.
         for _ in 0..self.unfinished.len() {
             let Some(port) = self.unfinished.pop_front() else {
                 break;
@@ -151,8 +152,7 @@ impl Link {
         true
     }
 
-    /// Sends what a socket that is being closed has left in its ring, as far as some batches take
-    /// it.
+    /// Transmits the rest of a ring whose socket is being closed, as far as a few batches take it.
     pub(super) fn finish_datagrams(&mut self, now: Instant, port: Port) {
         for _ in 0..CLOSING_VISITS {
             self.serve_datagrams(port);
@@ -176,12 +176,13 @@ fn to_record(kind: EdpKind) -> DgramKind {
         EdpKind::EchoRequest => DgramKind::EchoRequest,
         EdpKind::EchoReply => DgramKind::EchoReply,
         EdpKind::InfoRequest => DgramKind::InfoRequest,
-        // The endpoint keeps those to itself.
+        // The endpoint does not pass these on.
         EdpKind::InfoReply | EdpKind::PortQuery | EdpKind::PortReply => DgramKind::InfoReply,
     }
 }
 
-/// What a program may send: data and requests, never a reply in the node's name.
+/// Returns the kind of a record, if a program may send it: data and requests, never a reply in the
+/// node's name.
 fn from_record(kind: DgramKind) -> Option<EdpKind> {
     match kind {
         DgramKind::Data => Some(EdpKind::Data),

@@ -1,5 +1,5 @@
-//! Ports of a link that are given away: the kernel keeps their frames from our socket, the endpoint
-//! answers for them.
+//! Ports of a link that another process has leased: the kernel keeps their frames from the engine's
+//! socket, and the endpoint keeps them reserved.
 
 use std::ops::RangeInclusive;
 
@@ -10,7 +10,7 @@ use super::link::Link;
 use crate::command::{HoldError, Orphan};
 
 impl Link {
-    /// What is held already stays so.
+    /// Reserves ports for another process. Ports that are reserved already stay so.
     pub(super) fn hold(&mut self, ports: RangeInclusive<Port>) -> Result<(), HoldError> {
         if self.held.contains(&ports) {
             return Ok(());
@@ -22,7 +22,7 @@ impl Link {
             }
         }
         self.held.push(ports.clone());
-        self.keep_out().inspect_err(|_| {
+        self.attach_filter().inspect_err(|_| {
             self.held.pop();
             self.release(ports);
         })
@@ -31,8 +31,8 @@ impl Link {
     pub(super) fn unhold(&mut self, now: Instant, ports: RangeInclusive<Port>, orphans: &[Orphan]) {
         self.held.retain(|held| *held != ports);
         self.release(ports);
-        // A smaller filter than the one before: the kernel has no reason to refuse it.
-        let _ = self.keep_out();
+        // The filter is shorter than the one before, so the kernel accepts it.
+        let _ = self.attach_filter();
         for orphan in orphans {
             let to = (orphan.peer, orphan.peer_port);
             self.endpoint.reset_orphan(
@@ -51,8 +51,8 @@ impl Link {
         }
     }
 
-    /// Has the kernel keep the frames of held ports from our socket.
-    fn keep_out(&self) -> Result<(), HoldError> {
+    /// Attaches a filter that keeps the frames of held ports from the engine's socket.
+    fn attach_filter(&self) -> Result<(), HoldError> {
         let ethertype = self.endpoint.config().esp_ethertype;
         let filter = Filter::except_ports(ethertype, self.held.iter().cloned())
             .map_err(|error| HoldError::Filter(error.to_string()))?;

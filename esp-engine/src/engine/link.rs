@@ -1,4 +1,4 @@
-//! One interface: its sockets, its endpoint, and what its connections belong to.
+//! A link: one interface with its sockets, its endpoint, and the owners of its connections.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -18,12 +18,13 @@ use crate::command::ListenerId;
 use crate::config::EngineError;
 use crate::shm::Region;
 
-/// Bytes before the payload of the largest frame, rounded up.
+/// Bytes of a frame besides its payload, rounded up.
 const FRAME_OVERHEAD: usize = 32;
-/// Frames to the own address that may wait; beyond it the endpoint's own recovery sends them again.
+/// Maximum number of queued frames to the own address. Further ones are dropped, and retransmitted
+/// by the protocol.
 const LOOP_QUEUE: usize = 1024;
 
-/// Frames the loop could not use, by reason.
+/// Counters of frames that were dropped, by reason, and of system calls.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LinkStats {
     pub(super) rx_not_for_us: u64,
@@ -41,7 +42,7 @@ pub(super) struct LinkStats {
     pub(super) datagram_refused: u64,
 }
 
-/// What a link receives from and sends to: for streams, for datagrams.
+/// Sockets of a link: for streams, for datagrams.
 pub(super) type Sockets = (Source, Source);
 
 pub(super) struct Link {
@@ -49,11 +50,11 @@ pub(super) struct Link {
     pub(super) endpoint: Endpoint,
     pub(super) streams: Vec<Option<Stream>>,
     pub(super) datagrams: HashMap<Port, Datagrams>,
-    /// Streams whose reader is to be woken, and when; in order of time.
-    pub(super) put_off: VecDeque<(Instant, ConnId)>,
-    /// Datagram sockets with records to publish, or whose ring was found to hold nonsense.
+    /// Streams whose readers' wake-ups are delayed, in order of time.
+    pub(super) delayed_wakes: VecDeque<(Instant, ConnId)>,
+    /// Datagram sockets with records to publish, or with corrupt rings.
     pub(super) touched: Vec<Port>,
-    /// Datagram sockets with more records than one visit may take.
+    /// Datagram sockets with more records than one visit takes.
     pub(super) unfinished: VecDeque<Port>,
     pub(super) listeners: HashMap<Port, ListenerId>,
     pub(super) stats: LinkStats,
@@ -61,24 +62,23 @@ pub(super) struct Link {
     pub(super) edp: Source,
     pub(super) rx: RecvBatch,
     pub(super) tx: SendBatch,
-    /// Since when the device has refused the first frame in `tx`.
+    /// Time since which the device has refused the first frame of `tx`.
     pub(super) tx_stuck: Option<Instant>,
-    /// Payloads of frames in `tx` that no ring holds.
+    /// Payloads of frames in `tx` that are not in a ring.
     pub(super) owned: Vec<Vec<u8>>,
-    /// Used ones, for datagrams to come.
+    /// Used buffers, for later payloads.
     pub(super) spare_payloads: Vec<Vec<u8>>,
-    /// Rings of closed streams that frames in `tx` may still point into.
-    pub(super) graveyard: Vec<Arc<Region>>,
-    /// Frames sent to the own address, and used buffers for more of them.
+    /// Regions of closed streams that frames in `tx` may still refer to.
+    pub(super) retired_regions: Vec<Arc<Region>>,
+    /// Frames sent to the own address, and used buffers for further ones.
     pub(super) looped: VecDeque<Vec<u8>>,
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
-    /// Whose frames come in here: all, but over leased sockets only those of the lease.
+    /// Ports whose frames are received: all, but over leased sockets only those of the lease.
     pub(super) ports: RangeInclusive<Port>,
-    /// Nothing runs here yet: frames are looked for now and then, and when epoll says that there
-    /// are some.
+    /// No connection runs here yet: it is polled at long intervals, and when epoll reports frames.
     pub(super) standby: bool,
-    /// Ports given away, one entry for each lease.
+    /// Ports leased to other processes, one entry for each lease.
     pub(super) held: Vec<RangeInclusive<Port>>,
     up: bool,
     pub(super) gone: bool,
@@ -114,7 +114,7 @@ impl Link {
         ))
     }
 
-    /// Over sockets that are open already.
+    /// Creates a link over open sockets.
     pub(super) fn new(
         interface: Interface,
         config: EndpointConfig,
@@ -129,7 +129,7 @@ impl Link {
             endpoint: Endpoint::new(config, mac, interface.mtu, seed, incarnation),
             streams: Vec::new(),
             datagrams: HashMap::new(),
-            put_off: VecDeque::new(),
+            delayed_wakes: VecDeque::new(),
             touched: Vec::new(),
             unfinished: VecDeque::new(),
             listeners: HashMap::new(),
@@ -141,7 +141,7 @@ impl Link {
             tx_stuck: None,
             owned: Vec::new(),
             spare_payloads: Vec::new(),
-            graveyard: Vec::new(),
+            retired_regions: Vec::new(),
             looped: VecDeque::new(),
             spare: Vec::new(),
             pcap,
@@ -167,12 +167,12 @@ impl Link {
         self.edp = edp;
     }
 
-    /// From now on it only sends.
-    pub(super) fn stop_hearing(&mut self) {
+    /// Stops receiving.
+    pub(super) fn stop_receiving(&mut self) {
         self.gone = true;
     }
 
-    /// (up, MTU, gone)
+    /// Returns whether the link is up, its MTU, and whether its interface was removed.
     pub(super) fn condition(&self) -> (bool, u32, bool) {
         (self.up, self.interface.mtu, self.gone)
     }
@@ -191,7 +191,7 @@ impl Link {
         self.looped.push_back(frame);
     }
 
-    /// True if a deadline had come.
+    /// Runs the endpoint's timers. Returns true if one expired.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let due = self
             .endpoint
@@ -203,13 +203,13 @@ impl Link {
         due
     }
 
-    /// Applies a link event; true if something changed that the host should know.
+    /// Applies a link event. Returns true if the link's condition changed.
     pub(super) fn apply(&mut self, now: Instant, event: &netif::LinkEvent) -> bool {
         let before = self.condition();
         self.up = event.up && event.running && !event.gone;
         if event.gone && !self.gone {
             self.gone = true;
-            // The interface will not come back under this index: waiting for it would help nobody.
+            // An interface never returns under the same index.
             self.endpoint.abandon(now, true);
         } else if before.0 && !self.up {
             self.endpoint.abandon(now, false);
@@ -227,7 +227,7 @@ impl Link {
         self.endpoint.set_mtu(now, mtu);
     }
 
-    /// Asks the kernel for the state of a leased link, of which no event tells; true if it changed.
+    /// Polls the state of a leased link, which has no link events. Returns true if it changed.
     #[cold]
     pub(super) fn look(&mut self, now: Instant) -> bool {
         if self.gone {
@@ -253,8 +253,9 @@ impl Link {
         )
     }
 
-    /// After the kernel refused frames. An engine that hears of no link events (leased sockets,
-    /// whose interface may be in another namespace) learns here that they are too long now.
+    /// Checks the MTU after the kernel refused frames. An engine without link events (leased
+    /// sockets, whose interface may be in another namespace) learns here that they are too long
+    /// now.
     #[cold]
     pub(super) fn refused(&mut self, now: Instant) {
         if let Ok(mtu) = self.esp.socket.mtu_of(&self.interface.name)

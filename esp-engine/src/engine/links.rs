@@ -1,13 +1,13 @@
-//! The links of an engine by number; numbers of links that were taken out are given out again.
+//! The links of an engine by number. Numbers of removed links are reused.
 
 use super::link::Link;
 
-/// A table with holes.
+/// Table of links, with holes.
 #[derive(Default)]
 pub(super) struct Links(Vec<Option<Link>>);
 
 impl Links {
-    /// Puts a link at the lowest free number and returns that.
+    /// Adds a link at the lowest free number, which it returns.
     pub(super) fn add(&mut self, link: Link) -> usize {
         let free = self.0.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -24,7 +24,7 @@ impl Links {
         self.0.get_mut(index)?.take()
     }
 
-    /// Numbers given out so far: the holes count.
+    /// Returns the length of the table, holes included.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
@@ -62,7 +62,7 @@ impl Links {
             .filter_map(|(index, link)| Some((index, link.as_mut()?)))
     }
 
-    /// The numbers in use.
+    /// Returns the numbers in use.
     pub(super) fn numbers(&self) -> Vec<usize> {
         (0..self.0.len())
             .filter(|index| self.get(*index).is_some())

@@ -1,15 +1,16 @@
-//! The loop. One turn is: commands, frames in, doorbells, timers, what changed out to the programs,
-//! frames out.
+//! The event loop. One poll iteration executes commands, takes received frames, serves doorbells,
+//! runs timers, publishes changes to the programs, and transmits frames.
 //!
-//! Bounds of a turn: [`COMMANDS_PER_TURN`] commands; per link one batch of [`RX_BATCH`] frames of
-//! each protocol and [`TX_BATCHES`] batches of [`TX_BATCH`] frames out; [`RECORDS_PER_BELL`]
-//! datagrams per rung socket; one visit per rung stream. The endpoint bounds its own timers.
+//! Each iteration is bounded: [`COMMANDS_PER_POLL`] commands; per link one batch of [`RX_BATCH`]
+//! received frames of each protocol and [`TX_BATCHES`] batches of [`TX_BATCH`] transmitted frames;
+//! [`RECORDS_PER_DOORBELL`] datagrams per socket; one visit per stream. The endpoint bounds its own
+//! timers.
 
 mod clients;
 mod commands;
 mod datagrams;
+mod embedded;
 mod held;
-mod hosted;
 mod link;
 mod links;
 mod posted;
@@ -33,7 +34,7 @@ use crate::config::{EngineConfig, EngineError};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
 use clients::{Clients, Object};
-pub use hosted::{LeasedLink, LeasedSocket, Place};
+pub use embedded::{LeasedLink, LeasedSocket, Place};
 use link::Link;
 use links::Links;
 use posted::Posted;
@@ -41,46 +42,45 @@ use stats::EngineStats;
 use streams::Deadlines;
 use wait::Waiter;
 
-/// What a program that died left in its send rings may still be delivered for this long; then its
-/// peers are reset.
+/// Time for which the send rings of a program that died are still transmitted. Then its peers are
+/// reset.
 pub const LINGER: Duration = Duration::from_millis(500);
-/// A stream whose program closed it but whose peer never finishes is reset after this long without
-/// being finished.
+/// Time after which a stream is reset whose program closed it and whose peer never finishes.
 pub const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Frames taken from a link in one turn: enough to spread the cost of the system call, short enough
-/// that the first frame's program does not wait long (64 × 1.4 µs).
+/// Maximum number of frames taken from a link in one iteration: enough to spread the cost of the
+/// system call, few enough that the first frame's program does not wait long (64 × 1.4 µs).
 const RX_BATCH: usize = 64;
-/// Frames in one sendmmsg; measured: the gain ends between 16 and 32.
+/// Maximum number of frames in one `sendmmsg`. Measured: the gain ends between 16 and 32.
 const TX_BATCH: usize = 32;
-/// Batches sent per link and turn before looking at the receive side again.
+/// Maximum number of batches transmitted per link before frames are received again.
 const TX_BATCHES: usize = 4;
-/// Commands taken in one turn.
-const COMMANDS_PER_TURN: usize = 64;
-/// Datagrams taken from one rung socket in one turn.
-const RECORDS_PER_BELL: usize = 64;
-/// Such visits to a socket that its program closed with datagrams in the ring.
+/// Maximum number of commands executed in one iteration.
+const COMMANDS_PER_POLL: usize = 64;
+/// Maximum number of datagrams taken from one socket for one doorbell.
+const RECORDS_PER_DOORBELL: usize = 64;
+/// Maximum number of such visits to a socket that its program closed with datagrams in the ring.
 const CLOSING_VISITS: usize = 16;
-/// While the loop is busy, the datagram socket and link events are looked at only every so many
-/// turns; when it sleeps, epoll tells.
+/// Number of iterations after which the datagram sockets and link events are polled while the loop
+/// is busy. When it sleeps, epoll reports them.
 const SIDE_INTERVAL: u32 = 16;
-/// The same in a program: there the socket gets only answers to the engine's own queries, and the
-/// look is the one system call of a turn that finds nothing.
-const HOSTED_SIDE_INTERVAL: u32 = 256;
-/// A program asks for the state of its leased links so often, if it has others to go over: of them
-/// no event tells.
-const LOOK_INTERVAL: esp_proto::Duration = esp_proto::Duration::from_millis(20);
+/// [`SIDE_INTERVAL`] of an embedded engine. Its datagram socket receives only answers to the
+/// engine's own queries, and polling it is the one system call of an idle iteration.
+const EMBEDDED_SIDE_INTERVAL: u32 = 256;
+/// Interval at which an embedded engine polls the state of its links, if connections can move
+/// between them. It receives no link events.
+const LINK_POLL_INTERVAL: esp_proto::Duration = esp_proto::Duration::from_millis(20);
 
 /// Pause before frames are offered again that the kernel did not take.
 const SEND_RETRY: Duration = Duration::from_micros(100);
-/// A frame the device refuses for this long is given up, lest it hold up all others for ever: a
-/// full device queue empties sooner, but a virtual cable whose other end has a smaller MTU says
-/// "full" to each frame too long for it.
+/// Time after which a frame that the device refuses is dropped, because it delays all others. A
+/// full device queue drains sooner, but a virtual cable whose other end has a smaller MTU reports
+/// "full" for each frame that is too long.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
 
 type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 
-/// One loop over some links. Not `Clone`; lives on the thread that calls [`Engine::run`].
+/// Event loop over a set of links. Runs on the thread that calls [`Engine::run`].
 pub struct Engine {
     clock: Clock,
     links: Links,
@@ -93,18 +93,18 @@ pub struct Engine {
     events: EventSink,
     monitor: Option<netif::LinkMonitor>,
     stats: EngineStats,
-    /// Streams and sockets whose bell rang in this turn; kept to reuse its memory.
+    /// Streams and sockets whose doorbells rang; kept to reuse its memory.
     rung: Vec<(usize, u16)>,
-    turn: u32,
+    iteration: u32,
     side_interval: u32,
-    /// Some connections may go over to another link.
+    /// Some connections can move to another link.
     has_rails: bool,
-    /// When leased links are looked at again.
-    next_look: Instant,
-    /// When [`Engine::poll`] was called last.
+    /// Time at which the links' states are polled next.
+    next_link_poll: Instant,
+    /// Start of the last [`Engine::poll`].
     last_poll: Instant,
-    /// When it was last polled, pushed or woken.
-    turned: Instant,
+    /// Start of the last poll of any kind, or end of the last block.
+    polled_at: Instant,
     stop: Option<crate::Reply<()>>,
 }
 
@@ -162,7 +162,7 @@ impl Engine {
         Ok((engine, handle))
     }
 
-    /// An engine without links.
+    /// Creates an engine without links.
     fn empty(
         idle: crate::config::IdleConfig,
         events: EventSink,
@@ -191,12 +191,12 @@ impl Engine {
             monitor: None,
             stats: EngineStats::default(),
             rung: Vec::new(),
-            turn: 0,
+            iteration: 0,
             side_interval: SIDE_INTERVAL,
             has_rails: false,
-            next_look: Instant::ZERO,
+            next_link_poll: Instant::ZERO,
             last_poll: Clock.now(),
-            turned: Clock.now(),
+            polled_at: Clock.now(),
             stop: None,
         };
         Ok((engine, handle))
@@ -207,9 +207,9 @@ impl Engine {
         self.waiter.pin();
         loop {
             let now = self.clock.now();
-            let work = self.turn(now, None);
+            let work = self.poll_at(now, None);
             if let Some(reply) = self.stop.take() {
-                self.say_goodbye();
+                self.shut_down();
                 reply(());
                 return;
             }
@@ -224,18 +224,18 @@ impl Engine {
         }
     }
 
-    /// One turn; true if anything happened. `posted` is a buffer for a stream of the link with that
-    /// index.
-    fn turn(&mut self, now: Instant, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
-        self.turn = self.turn.wrapping_add(1);
-        self.stats.turns += 1;
-        let mut side = self.waiter.take_side() || self.turn.is_multiple_of(self.side_interval);
+    /// Runs one iteration. Returns true if there was work. `posted` is a buffer for a stream of the
+    /// link with that index.
+    fn poll_at(&mut self, now: Instant, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
+        self.iteration = self.iteration.wrapping_add(1);
+        self.stats.polls += 1;
+        let mut side = self.waiter.take_side() || self.iteration.is_multiple_of(self.side_interval);
         let mut work = self.take_commands(now);
         if self.waiter.take_trouble() {
             self.links.iter_mut().for_each(Link::take_errors);
-            // Perhaps its interface went down.
+            // The interface may have gone down.
             side = true;
-            self.next_look = Instant::ZERO;
+            self.next_link_poll = Instant::ZERO;
         }
         for (index, link) in self.links.numbered_mut() {
             if link.standby && !side {
@@ -250,13 +250,13 @@ impl Engine {
         if side {
             work |= self.link_events(now);
         }
-        work |= self.answer_bells(now);
+        work |= self.serve_doorbells(now);
         work |= self.expire(now);
         self.wake_readers(now);
         let moves = self.move_connections(now);
         work |= moves;
         for index in 0..self.links.len() {
-            // It has something to say only to what came in just now.
+            // It transmits only in reply to received frames.
             if !side && !moves && self.links.get(index).is_some_and(|link| link.standby) {
                 continue;
             }
@@ -264,15 +264,15 @@ impl Engine {
             self.publish_datagrams(index);
             if let Some(link) = self.links.get_mut(index) {
                 work |= link.transmit(now);
-                work |= link.receive_looped(now);
+                work |= link.receive_loopback(now);
                 work |= link.continue_datagrams();
             }
         }
         work
     }
 
-    /// Timers of the endpoints and of streams without a program.
-    /// True if a deadline had come: who waits looks again.
+    /// Runs the timers of the endpoints and of streams without a program. Returns true if one
+    /// expired.
     fn expire(&mut self, now: Instant) -> bool {
         let mut any = false;
         for link in self.links.iter_mut() {
@@ -287,11 +287,11 @@ impl Engine {
         any
     }
 
-    /// Serves every stream and socket whose bell rang.
-    fn answer_bells(&mut self, now: Instant) -> bool {
+    /// Serves each stream and socket whose doorbell rang.
+    fn serve_doorbells(&mut self, now: Instant) -> bool {
         let mut rung = std::mem::take(&mut self.rung);
         rung.clear();
-        self.clients.drain_bells(&mut rung);
+        self.clients.drain_doorbells(&mut rung);
         for &(client, slot) in &rung {
             match self.clients.object(client, slot) {
                 Object::Free => {} // rang after it was closed: harmless
@@ -314,10 +314,10 @@ impl Engine {
 
     fn link_events(&mut self, now: Instant) -> bool {
         let Some(monitor) = &mut self.monitor else {
-            return self.look_at_links(now);
+            return self.poll_link_states(now);
         };
         let mut any = false;
-        // An error of the socket is met again next time; the loop lives without link events.
+        // An error of the socket recurs at the next call; the loop works without link events.
         while let Ok(Some(event)) = monitor.next_event() {
             any = true;
             for (index, link) in self.links.numbered_mut() {
@@ -338,13 +338,12 @@ impl Engine {
         any
     }
 
-    /// What events tell an engine that hears them; one in a program looks, now and then, and only
-    /// if it can do something about it.
-    fn look_at_links(&mut self, now: Instant) -> bool {
-        if !self.has_rails || now < self.next_look {
+    /// Polls the links' states in place of link events, which an embedded engine does not receive.
+    fn poll_link_states(&mut self, now: Instant) -> bool {
+        if !self.has_rails || now < self.next_link_poll {
             return false;
         }
-        self.next_look = now + LOOK_INTERVAL;
+        self.next_link_poll = now + LINK_POLL_INTERVAL;
         let mut any = false;
         for link in self.links.iter_mut() {
             any |= link.look(now);
@@ -352,7 +351,7 @@ impl Engine {
         any
     }
 
-    /// Waits for work: spin, yield, or block. False when there is nobody left to work for.
+    /// Waits for work: spins, yields, or blocks. Returns false if every handle was dropped.
     fn idle(&mut self, now: Instant) -> bool {
         if self.waiter.stay_awake(now) {
             return true;
@@ -360,8 +359,8 @@ impl Engine {
         self.wake_readers(Instant::from_nanos(u64::MAX));
         let deadline = self.next_deadline();
         self.page.going_to_sleep();
-        // Between the last look and the flag a program may have rung without waking us.
-        let quiet = !self.clients.any_bell();
+        // A doorbell may have rung between the last poll and the flag, without a wake-up.
+        let quiet = !self.clients.any_doorbell();
         if quiet {
             self.stats.sleeps += 1;
             self.waiter.arm(now, &self.links);
@@ -377,8 +376,8 @@ impl Engine {
             .iter_mut()
             .filter_map(|link| link.endpoint.poll_timeout())
             .min();
-        // Frames the kernel did not take: try again soon (a full device queue empties in tens of
-        // µs).
+        // Frames that the kernel refused are offered again soon: a full device queue drains in tens
+        // of µs.
         let stuck = self
             .links
             .iter()
@@ -390,14 +389,13 @@ impl Engine {
             .min()
     }
 
-    /// Resets every connection, sends that, tells the programs.
-    fn say_goodbye(&mut self) {
+    /// Resets every connection, transmits the resets and notifies the programs.
+    fn shut_down(&mut self) {
         let now = self.clock.now();
         for link in self.links.iter_mut() {
             link.endpoint.shutdown_all(now);
         }
-        // As many turns as a full table needs to get its RSTs out through full socket buffers,
-        // bounded.
+        // Bounded by the iterations that the RSTs of a full table need with full socket buffers.
         for _ in 0..64 {
             let mut work = false;
             for index in 0..self.links.len() {

@@ -1,9 +1,9 @@
-//! A buffer that a program lends the engine for one turn: what comes for its stream goes there, not
-//! by way of the ring.
+//! Buffer that a program lends to one poll: received bytes of its stream are copied there instead
+//! of the ring.
 
 use esp_proto::ConnId;
 
-/// Takes the next bytes of a stream as long as they follow each other and there is room.
+/// Takes the next bytes of a stream while they are in order and there is room.
 #[derive(Debug)]
 pub(super) struct Posted<'b> {
     conn: ConnId,
@@ -23,10 +23,10 @@ impl<'b> Posted<'b> {
         }
     }
 
-    /// How many of the bytes it took: those at the front.
+    /// Copies the first of `bytes` and returns their number.
     #[inline]
     pub(super) fn take(&mut self, conn: ConnId, offset: u64, bytes: &[u8]) -> usize {
-        // What went into the ring once is followed by the rest there.
+        // Once bytes went to the ring, later ones follow there.
         if conn != self.conn || offset != self.start + self.filled as u64 {
             return 0;
         }

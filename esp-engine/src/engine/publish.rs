@@ -1,4 +1,5 @@
-//! What a turn changed, out to the programs: ring indices, states, wake-ups; and to the host.
+//! Publication of an iteration's changes: ring indices, states and wake-ups to the programs, events
+//! to the engine's owner.
 
 use esp_proto::{CloseReason, Duration, Event, Instant, ResetReason};
 
@@ -11,10 +12,10 @@ use crate::shm::{StreamState, Wake};
 use super::clients::Clients;
 use super::stats::EngineStats;
 
-/// How long a reader's wake-up may be put off while a long message comes in.
+/// Maximum delay of a reader's wake-up while a long message arrives.
 pub(super) const WAKE_DELAY: Duration = Duration::from_micros(100);
 
-/// Wakes whoever waits in the program.
+/// Wakes the threads that wait for a stream.
 pub(super) fn wake(
     joined: &mut Joined,
     what: Wake,
@@ -30,7 +31,7 @@ pub(super) fn wake(
     }
 }
 
-/// The same for a datagram socket.
+/// Wakes the threads that wait for a datagram socket.
 pub(super) fn wake_datagrams(
     socket: &mut Datagrams,
     what: Wake,
@@ -47,8 +48,8 @@ pub(super) fn wake_datagrams(
 }
 
 impl Engine {
-    /// Wakes the readers whose time has come; all of them when the loop is about to block (`now`
-    /// being the end of time).
+    /// Wakes the readers whose delay has passed; all of them if `now` is the end of time, before
+    /// the loop blocks.
     pub(super) fn wake_readers(&mut self, now: Instant) {
         let Engine {
             links,
@@ -57,10 +58,10 @@ impl Engine {
             ..
         } = self;
         for link in links.iter_mut() {
-            while let Some(&(_, conn)) = link.put_off.front().filter(|(at, _)| *at <= now) {
-                link.put_off.pop_front();
+            while let Some(&(_, conn)) = link.delayed_wakes.front().filter(|(at, _)| *at <= now) {
+                link.delayed_wakes.pop_front();
                 if let Some(joined) = joined_mut(&mut link.streams, conn)
-                    && std::mem::take(&mut joined.wake_put_off)
+                    && std::mem::take(&mut joined.wake_delayed)
                 {
                     wake(joined, Wake::Readable, clients, stats);
                 }
@@ -68,7 +69,7 @@ impl Engine {
         }
     }
 
-    /// Publishes what datagram sockets received and cuts off those whose rings hold nonsense.
+    /// Publishes received datagrams, and closes sockets whose rings are corrupt.
     pub(super) fn publish_datagrams(&mut self, index: usize) {
         let Some(link) = self.links.get_mut(index) else {
             return;
@@ -84,9 +85,9 @@ impl Engine {
             let Some(socket) = link.datagrams.get_mut(&port) else {
                 continue;
             };
-            if let Some(what) = socket.scribbled {
+            if let Some(what) = socket.corruption {
                 if let Ok(number) = u16::try_from(index) {
-                    self.datagram_scribbled(LinkId(number), port, what);
+                    self.cut_off_datagrams(LinkId(number), port, what);
                 }
                 continue;
             }
@@ -122,23 +123,24 @@ impl Engine {
             let Some(joined) = joined_mut(&mut link.streams, progress.conn) else {
                 continue;
             };
-            if joined.scribbled.is_some() {
-                // Reported once, with the end of the stream.
+            if joined.corruption.is_some() {
+                // Reported once, when the stream ends.
                 link.endpoint
                     .abort(now, progress.conn, ResetReason::Aborted);
                 continue;
             }
             if joined.rx.publish() {
-                // Of a long message the reader is not woken for each batch: a wake-up costs more
-                // than a batch. Bytes are visible at once to a reader that is awake.
+                // A reader is not woken for each batch of a long message: a wake-up costs more than
+                // a batch. A reader that is awake sees the bytes at once.
                 let unread = joined.rx.capacity() - joined.rx.room();
                 if joined.bulk && unread < joined.rx.capacity() / 4 {
-                    if !joined.wake_put_off {
-                        joined.wake_put_off = true;
-                        link.put_off.push_back((now + WAKE_DELAY, progress.conn));
+                    if !joined.wake_delayed {
+                        joined.wake_delayed = true;
+                        link.delayed_wakes
+                            .push_back((now + WAKE_DELAY, progress.conn));
                     }
                 } else {
-                    joined.wake_put_off = false;
+                    joined.wake_delayed = false;
                     wake(joined, Wake::Readable, clients, stats);
                 }
             }
@@ -146,9 +148,8 @@ impl Engine {
                 wake(joined, Wake::Writable, clients, stats);
             }
             if let Ok(consumed) = joined.rx.poll_consumed() {
-                // Fresh credit for the price of a load; the bell reports only every quarter of the
-                // ring. Nonsense is met again, and dealt with, when the bell rings or the ring is
-                // full.
+                // The doorbell rings only for each quarter of the ring; this load gives credit
+                // sooner. Corruption is found again, and handled, with the doorbell or a full ring.
                 link.endpoint.consumed(now, progress.conn, consumed);
             }
             link.after_progress(now, progress.conn, progress.delivered);
@@ -209,11 +210,11 @@ impl Engine {
                     };
                     let region =
                         stream.and_then(|s| finish(s, handle, reason, clients, stats, events));
-                    // Frames that wait in the send batch may point into its rings.
+                    // Frames in the send batch may refer to its rings.
                     if let Some(region) = region
                         && !link.tx.is_empty()
                     {
-                        link.graveyard.push(region);
+                        link.retired_regions.push(region);
                     }
                 }
             }
@@ -221,7 +222,7 @@ impl Engine {
     }
 }
 
-/// The last words of a stream; returns its region if it had one.
+/// Ends a stream: publishes its state, reports it, frees its slot. Returns its region, if any.
 fn finish(
     stream: Stream,
     handle: ConnHandle,
@@ -238,8 +239,8 @@ fn finish(
             None
         }
         Stream::Joined(mut joined) => {
-            if let Some(what) = joined.scribbled {
-                report_scribble(joined.owner, what, clients, stats, events);
+            if let Some(what) = joined.corruption {
+                report_corruption(joined.owner, what, clients, stats, events);
             }
             joined.rx.publish();
             joined.status.set_state(StreamState::Closed(reason));
@@ -258,16 +259,16 @@ fn finish(
     }
 }
 
-fn report_scribble(
+fn report_corruption(
     owner: Owner,
     what: &'static str,
     clients: &Clients,
     stats: &mut EngineStats,
     events: &mut EventSink,
 ) {
-    stats.scribbles += 1;
+    stats.corruptions += 1;
     if let Some(client) = clients.id(owner.client) {
-        events(EngineEvent::Scribbled {
+        events(EngineEvent::Corrupted {
             client,
             slot: owner.slot,
             what,

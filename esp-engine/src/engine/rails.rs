@@ -1,5 +1,5 @@
-//! A connection that moves from one link to another takes along what belongs to it: its rings, its
-//! program's slot, a wake-up that was put off, the end of its patience.
+//! Moves of connections from one link to another, with their rings, their program's slot, a delayed
+//! wake-up and their deadline.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::publish::WAKE_DELAY;
 use super::streams::{Deadlines, Owner, Stream};
 use crate::command::{ConnHandle, EngineEvent, LinkId};
 
-/// What a move touches.
+/// The parts of the engine that a move changes.
 struct Mover<'a> {
     links: &'a mut Links,
     clients: &'a mut Clients,
@@ -25,8 +25,8 @@ struct Mover<'a> {
 }
 
 impl Engine {
-    /// Tells each endpoint what other interfaces its connections may go over: those where all of
-    /// its ports are heard, too.
+    /// Sets for each endpoint the other links that its connections can move to: those that receive
+    /// frames for all of its ports.
     pub(super) fn name_rails(&mut self) {
         let ports_of = |link: &Link| (link.endpoint.mac(), link.ports.clone());
         let all: Vec<_> = self
@@ -48,7 +48,7 @@ impl Engine {
         }
     }
 
-    /// Moves what is to be moved. True if anything happened.
+    /// Makes the moves that are due. Returns true if there were any.
     pub(super) fn move_connections(&mut self, now: Instant) -> bool {
         if !self.links.iter().any(|link| link.endpoint.has_moves()) {
             return false;
@@ -115,8 +115,8 @@ impl Rails for Mover<'_> {
         if let Some(Stream::Joined(joined)) = &stream
             && !link.tx.is_empty()
         {
-            // Frames that wait in the send batch point into its rings.
-            link.graveyard.push(Arc::clone(&joined.region));
+            // Frames in the send batch refer to its rings.
+            link.retired_regions.push(Arc::clone(&joined.region));
         }
         let Some(target) = self.links.get_mut(to.0) else {
             return;
@@ -139,8 +139,10 @@ impl Rails for Mover<'_> {
                         peer,
                     });
                 }
-                if joined.wake_put_off {
-                    target.put_off.push_back((self.now + WAKE_DELAY, to.1));
+                if joined.wake_delayed {
+                    target
+                        .delayed_wakes
+                        .push_back((self.now + WAKE_DELAY, to.1));
                 }
             }
             Some(Stream::Waiting { id, .. }) => *id = to.1,

@@ -1,5 +1,5 @@
-//! Frames in: from the sockets, from the receive ring of a leased one, and those a link sent to
-//! itself.
+//! Reception of frames: from sockets, from the receive ring of a leased one, and those a link sent
+//! to itself.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -12,10 +12,10 @@ use super::link::{Link, LinkStats};
 use super::posted::Posted;
 use super::streams::LinkSink;
 
-/// A socket, and where its frames come in.
+/// A socket, and its receive ring.
 pub(super) struct Source {
     pub(super) socket: PacketSocket,
-    /// If not all of them wait in the socket.
+    /// Ring that receives the frames, if any.
     pub(super) ring: Option<RecvRing>,
 }
 
@@ -26,7 +26,7 @@ impl From<PacketSocket> for Source {
 }
 
 impl Source {
-    /// Takes one batch of frames; how many there were.
+    /// Takes one batch of frames. Returns their number.
     fn receive(
         &mut self,
         batch: &mut RecvBatch,
@@ -42,14 +42,15 @@ impl Source {
         }
     }
 
-    /// Nobody receives from a socket whose ring is empty, so the error that waits there would end
-    /// each sleep at once.
+    /// Takes the error of a socket. A socket with a ring is not read while the ring is empty, so
+    /// that a pending error would end each sleep at once.
     fn take_error(&self) -> bool {
         self.ring.is_some() && self.socket.take_error().is_some()
     }
 }
 
-/// What looks at a received frame: a link without its sockets and batches, which own the frame.
+/// The parts of a link that handle a received frame: all but sockets and batches, which own the
+/// frame.
 struct Intake<'a, 'b> {
     now: Instant,
     endpoint: &'a mut Endpoint,
@@ -58,7 +59,7 @@ struct Intake<'a, 'b> {
     pcap: Option<&'a mut PcapWriter<BufWriter<File>>>,
 }
 
-/// Frames it could not use.
+/// Counters of dropped frames.
 struct Counts<'a> {
     not_for_us: &'a mut u64,
     truncated: &'a mut u64,
@@ -99,7 +100,7 @@ impl Intake<'_, '_> {
     }
 }
 
-/// A link's parts by what they do with a frame: where it waits, and who looks at it.
+/// A link's parts by their role in reception: the sources of frames, and their handler.
 struct Parts<'a, 'b> {
     esp: &'a mut Source,
     edp: &'a mut Source,
@@ -156,8 +157,8 @@ impl Link {
         }
     }
 
-    /// Takes one batch of stream frames, and of datagram frames if `side`; the bytes of one stream
-    /// first to `posted`. True if there were any.
+    /// Takes one batch of stream frames, and of datagram frames if `side`. Bytes of one stream go
+    /// to `posted` first. Returns true if there were any.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -176,9 +177,9 @@ impl Link {
         }
     }
 
-    /// Hands the frames sent to the own address back to the endpoint, at most one receive batch.
-    /// True if there were any.
-    pub(super) fn receive_looped(&mut self, now: Instant) -> bool {
+    /// Passes frames that were sent to the own address to the endpoint, at most one receive batch.
+    /// Returns true if there were any.
+    pub(super) fn receive_loopback(&mut self, now: Instant) -> bool {
         let mac = self.endpoint.mac();
         let mut any = false;
         for _ in 0..RX_BATCH {
@@ -205,7 +206,7 @@ impl Link {
         any
     }
 
-    /// An error waits at one of the sockets.
+    /// Takes and counts the sockets' errors.
     #[cold]
     pub(super) fn take_errors(&mut self) {
         let waits = [self.esp.take_error(), self.edp.take_error()];
@@ -214,7 +215,7 @@ impl Link {
 }
 
 impl Parts<'_, '_> {
-    /// Takes one batch of frames. True if there were any.
+    /// Takes one batch of frames. Returns true if there were any.
     fn receive(&mut self, stream: bool) -> bool {
         let source = if stream { &mut self.esp } else { &mut self.edp };
         match source.receive(self.rx, |frame| self.intake.take(frame)) {
@@ -224,7 +225,7 @@ impl Parts<'_, '_> {
                 true
             }
             Err(_) => {
-                // The socket reports a link that went down once; the link event says the rest.
+                // The socket reports once that its link went down; the link event follows.
                 *self.errors += 1;
                 false
             }

@@ -1,4 +1,4 @@
-//! The engine's state for `espstat` and metrics; built when asked, never kept.
+//! Snapshots of the engine's state for `espstat` and metrics.
 
 use super::Engine;
 use super::link::{Link, LinkStats};

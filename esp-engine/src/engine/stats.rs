@@ -1,15 +1,15 @@
-//! What the loop counts about itself.
+//! Counters of the loop.
 
 /// Plain counters; names and meaning are stable (metrics and `espstat --counters` show them).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EngineStats {
-    pub(crate) turns: u64,
+    pub(crate) polls: u64,
     pub(crate) sleeps: u64,
     pub(crate) wakes_by_frame: u64,
     pub(crate) wakes_by_program: u64,
     pub(crate) wakes_by_timer: u64,
     pub(crate) program_wakes: u64,
-    pub(crate) scribbles: u64,
+    pub(crate) corruptions: u64,
     pub(crate) commands: u64,
 }
 
@@ -17,7 +17,7 @@ impl EngineStats {
     /// (name, help, value) of each.
     pub(crate) fn list(&self) -> Vec<(&'static str, &'static str, u64)> {
         vec![
-            ("engine_turns", "turns of the loop", self.turns),
+            ("engine_polls", "poll iterations", self.polls),
             ("engine_sleeps", "times the loop blocked", self.sleeps),
             (
                 "engine_wakes_by_frame",
@@ -40,9 +40,9 @@ impl EngineStats {
                 self.program_wakes,
             ),
             (
-                "engine_scribbles",
+                "engine_corruptions",
                 "nonsense found in a program's shared memory",
-                self.scribbles,
+                self.corruptions,
             ),
             (
                 "engine_commands",

@@ -13,11 +13,11 @@ use super::{LINGER, ORPHAN_TIMEOUT};
 use crate::command::{ConnHandle, ListenerId, Slot};
 use crate::shm::{Corruption, EngineStatus, Region, RxProducer, TxConsumer};
 
-/// A segment this long is taken as part of something longer: the payload every link carries (W-53),
-/// about.
+/// Minimum length of a segment that is probably followed by others: about the payload that every
+/// link carries (W-53).
 const BULK_SEGMENT: usize = 1400;
 
-/// Who a stream belongs to.
+/// Owner of a stream or datagram socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     /// Index in the table of programs.
@@ -25,9 +25,9 @@ pub(super) struct Owner {
     pub(super) slot: Slot,
 }
 
-/// A stream's life beside its connection's.
+/// A connection, before and after a program owns it.
 pub(super) enum Stream {
-    /// Came in, waits for a program.
+    /// Accepted by the endpoint, and waiting for a program.
     Waiting {
         id: ConnId,
         listener: Option<ListenerId>,
@@ -44,18 +44,18 @@ pub(super) struct Joined {
     pub(super) tx: TxConsumer,
     pub(super) rx: RxProducer,
     pub(super) status: EngineStatus,
-    /// The last bytes came in a full segment: more are likely to follow.
+    /// The last segment was full, so that more bytes will probably follow.
     pub(super) bulk: bool,
-    /// The reader's wake-up was put off.
-    pub(super) wake_put_off: bool,
-    /// The program finished writing and the endpoint knows.
+    /// The reader's wake-up is delayed.
+    pub(super) wake_delayed: bool,
+    /// The program finished writing, and the endpoint was informed.
     finished: bool,
-    /// The program dropped it: what arrives is thrown away.
+    /// The program closed it: received bytes are discarded.
     pub(super) discard: bool,
-    /// It died without closing: reset with this at the end of the linger time.
+    /// The program died without closing it: it is reset with `ProgramDied` after [`LINGER`].
     died: bool,
-    /// The rings hold nonsense; the connection is being reset.
-    pub(super) scribbled: Option<&'static str>,
+    /// Corruption found in the rings. The connection is being reset.
+    pub(super) corruption: Option<&'static str>,
 }
 
 impl Stream {
@@ -77,23 +77,23 @@ impl Joined {
             status: EngineStatus::new(Arc::clone(&region)),
             region,
             bulk: false,
-            wake_put_off: false,
+            wake_delayed: false,
             finished: false,
             discard: false,
             died: false,
-            scribbled: None,
+            corruption: None,
         }
     }
 }
 
-/// Where the endpoint puts what frames carry.
+/// Receives the payload of frames from the endpoint.
 pub(super) struct LinkSink<'a, 'b> {
     pub(super) streams: &'a mut Vec<Option<Stream>>,
     pub(super) datagrams: &'a mut HashMap<Port, Datagrams>,
     pub(super) touched: &'a mut Vec<Port>,
     pub(super) overflow: &'a mut u64,
     pub(super) now: Instant,
-    /// Where the bytes of one stream go, before its ring.
+    /// Takes the bytes of one stream before its ring does.
     pub(super) posted: Option<&'a mut Posted<'b>>,
 }
 
@@ -101,7 +101,7 @@ impl Sink for LinkSink<'_, '_> {
     #[inline]
     fn deliver(&mut self, conn: ConnId, offset: u64, bytes: &[u8]) {
         if let Some(joined) = joined_mut(self.streams, conn) {
-            if joined.discard || joined.scribbled.is_some() {
+            if joined.discard || joined.corruption.is_some() {
                 return;
             }
             joined.bulk = bytes.len() >= BULK_SEGMENT;
@@ -113,8 +113,8 @@ impl Sink for LinkSink<'_, '_> {
                 .rx
                 .pass(offset, taken)
                 .and_then(|offset| joined.rx.put(offset, &bytes[taken..]));
-            if let Err(scribble) = put {
-                joined.scribbled = Some(scribble.what());
+            if let Err(corruption) = put {
+                joined.corruption = Some(corruption.what());
             }
         }
     }
@@ -132,7 +132,7 @@ impl Sink for LinkSink<'_, '_> {
     }
 }
 
-/// The joined stream of a connection, if it is (still) one.
+/// Returns the stream of a connection, if it is joined to rings.
 #[inline]
 pub(super) fn joined_mut(streams: &mut [Option<Stream>], conn: ConnId) -> Option<&mut Joined> {
     match streams.get_mut(conn.slot as usize)? {
@@ -142,7 +142,7 @@ pub(super) fn joined_mut(streams: &mut [Option<Stream>], conn: ConnId) -> Option
 }
 
 impl Link {
-    /// Puts a stream at its connection's place.
+    /// Stores a stream at its connection's index.
     pub(super) fn place(&mut self, stream: Stream) {
         let slot = stream.id().slot as usize;
         if self.streams.len() <= slot {
@@ -151,20 +151,20 @@ impl Link {
         self.streams[slot] = Some(stream);
     }
 
-    /// The bell of a stream rang: something was written, finished or consumed.
+    /// Handles the doorbell of a stream: bytes were written or consumed, or writing was finished.
     #[inline]
     pub(super) fn serve_stream(&mut self, now: Instant, conn: ConnId) {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;
         };
-        if let Err(scribble) = look(joined, &mut self.endpoint, now) {
-            joined.scribbled = Some(scribble.what());
+        if let Err(corruption) = look(joined, &mut self.endpoint, now) {
+            joined.corruption = Some(corruption.what());
             self.endpoint.abort(now, conn, ResetReason::Aborted);
         }
     }
 
-    /// The program closed the stream: deliver what it wrote, throw away what comes.
-    /// Returns when to give up on a peer that never finishes.
+    /// Closes a stream: written bytes are still delivered, received bytes discarded. Returns the
+    /// time at which a peer that never finishes is reset.
     pub(super) fn close_stream(&mut self, now: Instant, conn: ConnId) -> Option<Instant> {
         self.serve_stream(now, conn);
         let joined = joined_mut(&mut self.streams, conn)?;
@@ -179,7 +179,8 @@ impl Link {
         Some(now + ORPHAN_TIMEOUT)
     }
 
-    /// The program died: what it wrote gets a moment to arrive. Returns when that is over.
+    /// Handles the death of a stream's program. Returns the time until which its written bytes are
+    /// still delivered.
     pub(super) fn orphan_stream(&mut self, now: Instant, conn: ConnId) -> Option<Instant> {
         self.serve_stream(now, conn);
         let joined = joined_mut(&mut self.streams, conn)?;
@@ -198,7 +199,7 @@ impl Link {
         Some(now + LINGER)
     }
 
-    /// The time given to a stream without a program is over.
+    /// Resets a stream whose program closed it or died, at its deadline.
     pub(super) fn linger_over(&mut self, now: Instant, conn: ConnId) {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;
@@ -211,8 +212,8 @@ impl Link {
         self.endpoint.abort(now, conn, reason);
     }
 
-    /// After progress: a dead program's stream whose last byte is acknowledged is reset now, not at
-    /// the end of its time; a closed one takes no room.
+    /// Resets a stream of a dead program when its last byte is acknowledged, and discards received
+    /// bytes of a closed stream.
     pub(super) fn after_progress(&mut self, now: Instant, conn: ConnId, delivered: u64) {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;
@@ -231,14 +232,14 @@ impl Link {
     }
 }
 
-/// Takes over what the program wrote into its words.
+/// Reads the indices that the program wrote.
 #[inline]
 fn look(
     joined: &mut Joined,
     endpoint: &mut esp_proto::Endpoint,
     now: Instant,
 ) -> Result<(), Corruption> {
-    if joined.discard || joined.scribbled.is_some() {
+    if joined.discard || joined.corruption.is_some() {
         return Ok(());
     }
     let view = joined.tx.poll_written()?;
@@ -252,7 +253,7 @@ fn look(
     Ok(())
 }
 
-/// When streams without a program are given up.
+/// Deadlines of streams without a program.
 #[derive(Default)]
 pub(super) struct Deadlines {
     heap: BinaryHeap<Reverse<(Instant, ConnHandle)>>,
@@ -263,12 +264,12 @@ impl Deadlines {
         self.heap.push(Reverse((at, handle)));
     }
 
-    /// The link is gone; its number may come to name another.
+    /// Removes the deadlines of a link, whose number may be reused.
     pub(super) fn forget(&mut self, link: crate::command::LinkId) {
         self.heap.retain(|Reverse((_, handle))| handle.link != link);
     }
 
-    /// A connection has another name.
+    /// Replaces a connection's handle after a move.
     pub(super) fn rename(&mut self, old: ConnHandle, new: ConnHandle) {
         if self.heap.iter().any(|Reverse((_, handle))| *handle == old) {
             let all = std::mem::take(&mut self.heap).into_iter();

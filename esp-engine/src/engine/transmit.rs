@@ -1,4 +1,4 @@
-//! Frames out: the endpoint builds headers, payloads are sent from where they are.
+//! Transmission of frames: the endpoint builds headers; payloads are sent from where they are.
 
 use std::ptr::NonNull;
 
@@ -8,15 +8,15 @@ use super::link::Link;
 use super::streams::joined_mut;
 use super::{SEND_PATIENCE, TX_BATCH, TX_BATCHES};
 
-/// Payloads up to this size are copied behind the header: cheaper for the kernel than a second
-/// piece.
+/// Maximum length of a payload that is copied behind the header: cheaper for the kernel than a
+/// second part.
 const INLINE: usize = 128;
-/// What probes are filled with (W-51: content without meaning).
+/// Content of probes (W-51: without meaning).
 static FILLER: [u8; 65536] = [0; 65536];
 
 impl Link {
-    /// Sends what the endpoint has to say, at most [`TX_BATCHES`] batches. True if anything went
-    /// out.
+    /// Transmits the endpoint's frames, at most [`TX_BATCHES`] batches. Returns true if any was
+    /// sent.
     pub(super) fn transmit(&mut self, now: Instant) -> bool {
         let mut any = false;
         for _ in 0..TX_BATCHES {
@@ -35,7 +35,7 @@ impl Link {
         any
     }
 
-    /// Builds frames until the batch is full (true) or the endpoint has no more (false).
+    /// Builds frames until the batch is full (returns true) or the endpoint has no more (false).
     fn fill(&mut self, now: Instant) -> bool {
         loop {
             let Some(head) = self.tx.head() else {
@@ -44,13 +44,13 @@ impl Link {
             let Some(transmit) = self.endpoint.poll_transmit(now, head) else {
                 return false;
             };
-            self.push(PREFIX_LEN, transmit);
+            self.enqueue(PREFIX_LEN, transmit);
         }
     }
 
-    /// Commits the frame whose header is in the batch's next slot: `prefix` bytes of it stand
-    /// before the payload.
-    pub(super) fn push(&mut self, prefix: usize, transmit: Transmit) {
+    /// Queues the frame whose header is in the batch's next slot. `prefix` bytes of it precede the
+    /// payload.
+    pub(super) fn enqueue(&mut self, prefix: usize, transmit: Transmit) {
         let Transmit {
             dst,
             payload,
@@ -66,8 +66,7 @@ impl Link {
                 match found {
                     Some(pointer) => (pointer, len),
                     None => {
-                        // The endpoint asked for bytes its program never wrote: our bug, not worth
-                        // a crash.
+                        // A bug: the endpoint asked for bytes that its program has not written.
                         debug_assert!(false, "segment outside the ring");
                         self.stats.tx_errors += 1;
                         return;
@@ -79,41 +78,41 @@ impl Link {
                 (NonNull::from(filler).cast(), filler.len())
             }
             Payload::Owned(bytes) => {
-                self.push_owned(prefix, dst, bytes.into_vec(), tail_len);
+                self.enqueue_owned(prefix, dst, bytes.into_vec(), tail_len);
                 return;
             }
         };
-        self.push_found(prefix, dst, (pointer, len), tail_len);
+        self.enqueue_located(prefix, dst, (pointer, len), tail_len);
     }
 
-    /// The same with a payload of our own, which is kept as long as the batch needs it and then
-    /// used again.
-    pub(super) fn push_owned(
+    /// Queues a frame with an owned payload, which is kept until the batch was sent, and then
+    /// reused.
+    pub(super) fn enqueue_owned(
         &mut self,
         prefix: usize,
         dst: MacAddr,
         bytes: Vec<u8>,
         tail_len: usize,
     ) {
-        // On the heap: it does not move with its owner.
+        // On the heap, so it does not move with its owner.
         let payload = (NonNull::from(&*bytes).cast(), bytes.len());
-        if self.push_found(prefix, dst, payload, tail_len) {
+        if self.enqueue_located(prefix, dst, payload, tail_len) {
             self.owned.push(bytes);
         } else {
             self.spare_payload(bytes);
         }
     }
 
-    /// Takes a payload that nobody needs any more.
+    /// Keeps a used buffer for later payloads.
     pub(super) fn spare_payload(&mut self, bytes: Vec<u8>) {
         if self.spare_payloads.len() < TX_BATCH {
             self.spare_payloads.push(bytes);
         }
     }
 
-    /// Commits the frame with the payload found: in a ring, in what will be `owned`, or the filler.
-    /// False when the batch does not need it where it is.
-    fn push_found(
+    /// Queues a frame by the address of its payload: in a ring, in `owned`, or the filler. Returns
+    /// false if the batch does not refer to it.
+    fn enqueue_located(
         &mut self,
         prefix: usize,
         dst: MacAddr,
@@ -121,7 +120,7 @@ impl Link {
         tail_len: usize,
     ) -> bool {
         if dst == self.endpoint.mac() {
-            self.push_looped(prefix, pointer, len, tail_len);
+            self.enqueue_loopback(prefix, pointer, len, tail_len);
             return false;
         }
         if len == 0 {
@@ -141,8 +140,8 @@ impl Link {
             self.tx.push_inline(prefix + len + tail_len);
         } else {
             // SAFETY: the bytes stay where they are until the batch is flushed: ring bytes until
-            // acknowledged and their region until the batch is empty (`graveyard`), vectors in
-            // `owned`, the filler for ever.
+            // acknowledged and their region until the batch is empty (`retired_regions`), vectors
+            // in `owned`, the filler for ever.
             unsafe { self.tx.push(prefix, Some((pointer, len)), tail_len) };
             return true;
         }
@@ -150,18 +149,24 @@ impl Link {
     }
 
     #[cold]
-    fn push_looped(&mut self, prefix: usize, pointer: NonNull<u8>, len: usize, tail_len: usize) {
+    fn enqueue_loopback(
+        &mut self,
+        prefix: usize,
+        pointer: NonNull<u8>,
+        len: usize,
+        tail_len: usize,
+    ) {
         let Some(head) = self.tx.head() else { return };
         let head = *head;
-        // SAFETY: as in `push`; a program may change ring bytes meanwhile, which then reach its
-        // peer changed: they are its own.
+        // SAFETY: as in `enqueue_located`; a program may change ring bytes meanwhile, which then
+        // reach its peer changed: they are its own.
         let payload = unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) };
         let (front, rest) = head.split_at(prefix.min(HEAD_LEN));
         self.loop_back([front, payload, rest.get(..tail_len).unwrap_or_default()]);
     }
 
-    /// Gives the batch to the kernel; frames it did not take stay for the next turn. Returns how
-    /// many it took.
+    /// Passes the batch to the kernel. Refused frames stay for the next iteration. Returns the
+    /// number of frames taken.
     fn flush(&mut self, now: Instant) -> usize {
         if self.pcap.is_some() {
             self.tap_batch();
@@ -173,8 +178,8 @@ impl Link {
                 sent
             }
             Err(_) => {
-                // Link down or gone: the frames are lost as on a cut wire, and sent again by the
-                // protocol.
+                // Link down or removed: the frames are lost as on a cut wire, and retransmitted by
+                // the protocol.
                 self.stats.tx_errors += 1;
                 let lost = self.tx.len();
                 self.tx.clear();
@@ -188,21 +193,21 @@ impl Link {
             while let Some(used) = self.owned.pop() {
                 self.spare_payload(used);
             }
-            self.graveyard.clear();
+            self.retired_regions.clear();
         } else {
             self.stats.tx_blocked += 1;
         }
         if sent > 0 || self.tx.is_empty() {
             self.tx_stuck = None;
         } else if now.since(*self.tx_stuck.get_or_insert(now)) >= SEND_PATIENCE {
-            // The time goes on: more of the same kind behind it need not wait as long.
+            // The time is not reset: further refused frames behind it need not wait as long.
             self.tx.skip();
             self.stats.tx_given_up += 1;
         }
         sent
     }
 
-    /// Writes the frames about to be sent to the trace; one refused by the kernel stands there
+    /// Writes the frames of the batch to the pcap file. A frame that the kernel refuses is written
     /// again when it is sent.
     #[cold]
     fn tap_batch(&mut self) {

@@ -13,11 +13,11 @@ use super::stats::EngineStats;
 use crate::clock::Clock;
 use crate::config::{CONTENDED_TIME, IdleConfig, YIELD_HOGGED};
 
-/// Longest sleep without a deadline, so that a missed wake-up (a bug) shows as slowness and not as
-/// a hang.
+/// Longest sleep without a deadline, so that a lost wake-up (a bug) shows as slowness and not as a
+/// hang.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// Streams' sockets leave the epoll set when the loop has not slept for so long: while they are in
-/// it, each frame costs the sender a call to nobody.
+/// Time without a sleep after which the streams' sockets leave the epoll set: while they are in it,
+/// each frame costs its sender a call.
 const WAKEFUL: Duration = Duration::from_millis(1);
 /// Epoll tokens: kind in the upper half, index in the lower.
 const INBOX: u64 = 0;
@@ -27,7 +27,7 @@ const EDP: u64 = 3 << 32;
 const CLIENT: u64 = 4 << 32;
 const KIND: u64 = !0 << 32;
 
-/// Knows when to spin, when to yield, and blocks on everything that may bring work.
+/// Spins, yields, or blocks on every source of work.
 pub(super) struct Waiter {
     set: rustix::fd::OwnedFd,
     config: IdleConfig,
@@ -37,11 +37,11 @@ pub(super) struct Waiter {
     inbox: bool,
     /// Streams' sockets are in the set.
     armed: bool,
-    /// Somebody else may be asleep on the set.
+    /// Another thread may sleep on the set.
     watched: bool,
-    /// When the loop last came out of a sleep, or last armed.
+    /// End of the last sleep, or time of the last `arm`.
     last_sleep: Instant,
-    /// An error waits at a packet socket.
+    /// A packet socket has a pending error.
     trouble: bool,
 }
 
@@ -81,8 +81,7 @@ impl Waiter {
 
     pub(super) fn add_link(&mut self, index: usize, link: &Link) -> io::Result<()> {
         if link.standby {
-            // Always in it, and looked at by the same turns as the datagram sockets: frames are
-            // seldom there.
+            // Always in the set, and polled with the datagram sockets: frames are rare.
             self.add(link.esp_socket().as_fd(), EDP | index as u64)?;
         } else if self.armed {
             self.add(link.esp_socket().as_fd(), ESP | index as u64)?;
@@ -90,19 +89,19 @@ impl Waiter {
         self.add(link.edp_socket().as_fd(), EDP | index as u64)
     }
 
-    /// Before a sleep: frames of streams end it.
+    /// Adds the streams' sockets to the set, before a sleep.
     pub(super) fn arm(&mut self, now: Instant, links: &Links) {
         self.last_sleep = now;
         if !self.armed {
             self.armed = true;
             for (index, link) in links.numbered().filter(|(_, link)| !link.standby) {
-                // It was in it before; should it fail now, the sleep ends by its time.
+                // It was in the set before. If this fails, the sleep ends at its time limit.
                 let _ = self.add(link.esp_socket().as_fd(), ESP | index as u64);
             }
         }
     }
 
-    /// In a turn of a loop that is awake.
+    /// Removes the streams' sockets from the set, if the loop has been awake for [`WAKEFUL`].
     #[inline]
     pub(super) fn disarm(&mut self, now: Instant, links: &Links) {
         if self.armed && !self.watched && now.since(self.last_sleep) > WAKEFUL {
@@ -113,7 +112,7 @@ impl Waiter {
         }
     }
 
-    /// Whether somebody else may be asleep on the set, for which it stays as it is.
+    /// Sets whether another thread may sleep on the set, which then is not disarmed.
     pub(super) fn watched(&mut self, watched: bool) {
         self.watched = watched;
     }
@@ -122,7 +121,7 @@ impl Waiter {
         self.watched
     }
 
-    /// True once when an error waits at a packet socket.
+    /// Returns true once if a packet socket has a pending error.
     #[inline]
     pub(super) fn take_trouble(&mut self) -> bool {
         std::mem::take(&mut self.trouble)
@@ -133,8 +132,8 @@ impl Waiter {
         let _ = epoll::delete(&self.set, link.edp_socket().as_fd());
     }
 
-    /// Edge-triggered: each write ends a sleep, and the descriptor is never read. The program
-    /// shares its open file description, so it could make a read block the loop.
+    /// Adds a doorbell, edge-triggered: each write ends a sleep, and the descriptor is never read.
+    /// The program shares its open file description, so it could make a read block the loop.
     pub(super) fn add_client(&mut self, doorbell: BorrowedFd<'_>) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(
@@ -145,13 +144,13 @@ impl Waiter {
         )?)
     }
 
-    /// The descriptor's file may stay open in the program, so closing ours is not enough to leave
-    /// the set.
+    /// Removes a doorbell. Its file may stay open in the program, so that closing the descriptor
+    /// would not remove it from the set.
     pub(super) fn remove_client(&mut self, doorbell: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.set, doorbell);
     }
 
-    /// Datagram sockets and link events are looked at in the next turn.
+    /// Requests that the next iteration polls datagram sockets and link events.
     pub(super) fn want_side(&mut self) {
         self.side = true;
     }
@@ -162,8 +161,8 @@ impl Waiter {
         let mut cpus = rustix::thread::CpuSet::new();
         if core < rustix::thread::CpuSet::MAX_CPU {
             cpus.set(core);
-            // Not allowed there (cgroup, affinity of the parent): the scheduler decides, as without
-            // the option.
+            // Not permitted (cgroup, affinity of the parent): the scheduler decides, as without the
+            // option.
             let _ = rustix::thread::sched_setaffinity(None, &cpus);
         }
     }
@@ -174,9 +173,8 @@ impl Waiter {
         self.side = false;
     }
 
-    /// True once when datagram sockets and link events should be looked at in this turn. Only once:
-    /// an engine that is polled and never blocks would look at them, a system call each, in every
-    /// turn.
+    /// Returns true once if this iteration must poll datagram sockets and link events. Only once,
+    /// because each costs a system call.
     #[inline]
     pub(super) fn take_side(&mut self) -> bool {
         std::mem::take(&mut self.side)
@@ -194,9 +192,9 @@ impl Waiter {
             return false;
         }
         rustix::thread::sched_yield();
-        // Alone on the core, a yield costs a fraction of a µs. When somebody else wants it, the
-        // scheduler takes it for a renunciation of the rest of our time slice (milliseconds);
-        // blocking keeps our claim to run soon after a wake-up.
+        // Alone on the core, a yield costs a fraction of a µs. If another thread wants the core,
+        // the scheduler takes away the rest of the time slice (milliseconds), whereas a blocked
+        // thread runs soon after its wake-up.
         let after = Clock.now();
         if after.since(now) > YIELD_HOGGED {
             self.contended_until = after + CONTENDED_TIME;
@@ -204,7 +202,7 @@ impl Waiter {
         true
     }
 
-    /// Blocks until something may have happened (true) or `deadline` has come.
+    /// Blocks until there may be work (returns true) or until `deadline`.
     pub(super) fn block(
         &mut self,
         now: Instant,
@@ -220,7 +218,7 @@ impl Waiter {
         };
         let mut events = [MaybeUninit::uninit(); 64];
         self.side = false;
-        // EINTR is the only expected error; the loop then simply looks again.
+        // EINTR is the only expected error; the loop then polls again.
         let waited = epoll::wait(&self.set, &mut events, Some(&timeout));
         if wait > Duration::ZERO {
             self.last_sleep = Clock.now();
@@ -255,12 +253,12 @@ impl Waiter {
         !events.is_empty()
     }
 
-    /// Readable when [`Waiter::block`] would return at once.
+    /// Returns the epoll set, readable when [`Waiter::block`] would return at once.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }
 
-    /// True when the command queue's descriptor was readable and must be made quiet.
+    /// Returns true once if the command queue's descriptor was readable and must be reset.
     #[inline]
     pub(super) fn take_inbox_ready(&mut self) -> bool {
         std::mem::take(&mut self.inbox)

@@ -127,7 +127,7 @@ impl EmbeddedEngine {
             if work {
                 self.active();
             }
-            state.own_poll = engine.turned().as_nanos();
+            state.own_poll = engine.polled_at().as_nanos();
             self.last_poll.store(state.own_poll, Ordering::Relaxed);
             // A poller that sleeps on the set itself is the program, and handles deadlines, too.
             if !engine.is_watched() {

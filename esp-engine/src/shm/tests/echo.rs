@@ -99,7 +99,7 @@ impl EchoEngine {
     }
 
     /// Serves the slots that rang, or blocks until one rings.
-    pub(super) fn turn(&mut self) {
+    pub(super) fn poll(&mut self) {
         let mut rang = false;
         self.bank.drain(|slot| {
             assert_eq!(slot, SLOT);
@@ -125,7 +125,7 @@ impl EchoEngine {
         self.status.set_state(StreamState::Open);
         let _ = self.status.wake(Wake::State);
         while !self.ended {
-            self.turn();
+            self.poll();
         }
     }
 }

@@ -69,7 +69,7 @@ impl Victim {
     }
 
     /// One step; asserts what must hold whatever the program does.
-    pub(super) fn turn(&mut self) {
+    pub(super) fn poll(&mut self) {
         let capacity = self.rx.capacity() as u64;
         let some = self.random.below(3000);
         match self.random.below(9) {
@@ -211,7 +211,7 @@ fn garbage_between_any_two_steps_is_harmless() {
             },
             _ => {}
         }
-        victim.turn();
+        victim.poll();
         turns += 1;
         assert!(
             turns < 50_000_000,
@@ -257,7 +257,7 @@ fn garbage_from_another_thread_at_any_moment_is_harmless() {
     });
     while victim.corruptions[0] < 1000 || victim.corruptions[1] < 1000 || victim.believed < 100_000
     {
-        victim.turn();
+        victim.poll();
     }
     drop(stop);
     hostile.join().expect("the hostile thread");

@@ -124,7 +124,7 @@ fn a_killed_program_leaves_nothing() {
         &[&fds.region, &fds.client, &fds.engine, &fds.eventfd],
     );
     while engine.echoed < 10 {
-        engine.turn();
+        engine.poll();
     }
     child.0.kill().expect("running");
     assert!(!child.0.wait().expect("the child").success());
@@ -196,7 +196,7 @@ fn a_hostile_process_does_not_hurt_the_engine() {
             "the child gave up: {victim:?}"
         );
         for _ in 0..1000 {
-            victim.turn();
+            victim.poll();
         }
     }
 }

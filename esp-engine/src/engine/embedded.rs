@@ -1,9 +1,10 @@
-//! The engine without a thread of its own: in a program that holds leased ports and drives it from
-//! its own calls.
+//! The engine without a thread: in a program that holds leased ports and drives it from its own
+//! calls.
 //!
-//! [`Engine::poll`] does what is to be done now and never waits; [`Engine::block`] waits. Between
-//! two calls nothing happens: frames wait in the socket, deadlines pass. After an absence frames
-//! are taken before timers run, so that an acknowledgement that came in time counts as such.
+//! [`Engine::poll`] does the work that is due and never waits; [`Engine::block`] waits. Between two
+//! calls nothing runs: frames wait in the socket, timers are late. After an absence frames are
+//! received before timers run, so that an acknowledgement that arrived in time prevents its
+//! retransmission.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,33 +17,32 @@ use super::link::{Link, Sockets};
 use super::posted::Posted;
 use super::receive::Source;
 use super::streams::joined_mut;
-use super::{Engine, HOSTED_SIDE_INTERVAL, RX_BATCH, entropy};
+use super::{EMBEDDED_SIDE_INTERVAL, Engine, RX_BATCH, entropy};
 use crate::command::{ConnHandle, LinkId, Slot};
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
 
-/// Nobody drove the engine for this long: it catches up.
+/// Absence of polls after which received frames are taken before timers run.
 const ABSENCE_NANOS: u64 = 2_000_000;
-/// Batches taken then before timers run; more than a receive buffer holds.
+/// Maximum number of batches taken after an absence; more than a receive buffer holds.
 const CATCH_UP: usize = 16384 / RX_BATCH;
 
-/// Sockets that somebody else opened, filtered and locked for certain ports of an interface, and
-/// what belongs to them.
+/// Sockets that the daemon opened, filtered and locked for certain ports of an interface.
 #[derive(Debug)]
 pub struct LeasedLink {
-    /// Interface name, for people.
+    /// Interface name, for messages.
     pub interface: String,
     /// Its address.
     pub mac: MacAddr,
-    /// Bytes behind the EtherType.
+    /// Bytes after the EtherType.
     pub mtu: u32,
     /// Protocol constants.
     pub endpoint: EndpointConfig,
-    /// Random number of the node's service, for INFO_REPLY.
+    /// Random number of the node's daemon, for INFO_REPLY.
     pub incarnation: u64,
-    /// The ports whose frames its sockets get.
+    /// Ports whose frames its sockets receive.
     pub ports: RangeInclusive<Port>,
-    /// Connections come here only from other links with these ports, when theirs fail.
+    /// Carries only connections that move here from another link with these ports.
     pub standby: bool,
     /// Packet socket of the stream protocol.
     pub esp: LeasedSocket,
@@ -50,39 +50,40 @@ pub struct LeasedLink {
     pub edp: LeasedSocket,
 }
 
-/// A packet socket that somebody else opened.
+/// A packet socket that the daemon opened.
 #[derive(Debug)]
 pub struct LeasedSocket {
-    /// It.
+    /// The packet socket.
     pub socket: OwnedFd,
-    /// The receive ring it was opened with, if any; or, of a spare, the one that
-    /// [`LeasedSocket::make_ring`] makes.
+    /// Receive ring that it was opened with, if any. For a spare socket, the ring that
+    /// [`LeasedSocket::make_ring`] creates.
     pub ring: Option<RingShape>,
 }
 
-/// Where a connection is.
+/// Link and peer address of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The link it runs over.
+    /// Link that it runs over.
     pub link: LinkId,
-    /// The address its peer has there.
+    /// Address of the peer on that link.
     pub peer: MacAddr,
-    /// The number by which the peer takes a reset, never 0.
+    /// Nonce with which the peer accepts a reset, never 0.
     pub nonce: u64,
 }
 
 impl Engine {
-    /// An engine without links and without a thread; see [`Engine::add_leased`].
-    pub fn hosted(
+    /// Creates an engine without links and without a thread. Links are added by
+    /// [`Engine::add_leased`].
+    pub fn embedded(
         idle: IdleConfig,
         events: super::EventSink,
     ) -> Result<(Engine, EngineHandle), EngineError> {
         let (mut engine, handle) = Engine::empty(idle, events)?;
-        engine.side_interval = HOSTED_SIDE_INTERVAL;
+        engine.side_interval = EMBEDDED_SIDE_INTERVAL;
         Ok((engine, handle))
     }
 
-    /// Speaks on leased sockets from now on.
+    /// Adds a link over leased sockets.
     pub fn add_leased(&mut self, leased: LeasedLink) -> Result<LinkId, EngineError> {
         let mut seed = [0u8; 32];
         entropy(&mut seed)?;
@@ -112,8 +113,8 @@ impl Engine {
         Ok(LinkId(number))
     }
 
-    /// Lets go of a leased link's sockets. False while it has connections, or others have that
-    /// might go over to it; those in TIME-WAIT do not count.
+    /// Removes a leased link. Returns false, without effect, while it has connections or
+    /// connections of other links could move to it. Connections in TIME-WAIT do not count.
     pub fn remove_leased(&mut self, link: LinkId) -> bool {
         let index = usize::from(link.0);
         let Some(found) = self.links.get(index) else {
@@ -136,9 +137,9 @@ impl Engine {
         true
     }
 
-    /// Binds the spare sockets of a leased link as its sockets are bound, and takes those from now
-    /// on: without the node's daemon the first ones may get no frames any more. What waits in these
-    /// is taken first; what came in through both is sorted out as any duplicate is.
+    /// Replaces a leased link's sockets by its spare ones, which it binds alike: without the node's
+    /// daemon the first ones may receive no more frames. Frames waiting in the old sockets are
+    /// taken first; frames received through both are handled as duplicates.
     pub fn use_spares(
         &mut self,
         link: LinkId,
@@ -154,8 +155,8 @@ impl Engine {
         self.take_sockets(index, sockets)
     }
 
-    /// Other sockets for the ports of a leased link. What waits in the old ones is taken first;
-    /// what came in through both is sorted out as any duplicate is.
+    /// Replaces the sockets of a leased link. Frames waiting in the old ones are taken first;
+    /// frames received through both are handled as duplicates.
     pub fn replace_leased(
         &mut self,
         link: LinkId,
@@ -165,7 +166,7 @@ impl Engine {
         self.take_sockets(usize::from(link.0), (esp.take_over()?, edp.take_over()?))
     }
 
-    /// Behind the last frame that waits in the ones it has.
+    /// Replaces a link's sockets after taking the frames that wait in the old ones.
     fn take_sockets(&mut self, index: usize, sockets: Sockets) -> Result<(), EngineError> {
         let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
         let now = self.clock.now();
@@ -181,30 +182,30 @@ impl Engine {
             .map_err(EngineError::system("watch a packet socket"))
     }
 
-    /// Resets every connection of a leased link with `Shutdown`, ends its listeners, and takes no
-    /// frame from its sockets any more: its ports may be somebody else's from now on. The next
-    /// turns say so to peers and program; then [`Engine::remove_leased`].
+    /// Resets every connection of a leased link with `Shutdown`, ends its listeners, and receives
+    /// no frames from its sockets any more, because another process may use its ports from now on.
+    /// Later polls transmit the resets and notify the program; then call [`Engine::remove_leased`].
     pub fn give_up_leased(&mut self, link: LinkId) {
         let now = self.clock.now();
         if let Some(found) = self.links.get_mut(usize::from(link.0)) {
             found.endpoint.shutdown_all(now);
-            found.stop_hearing();
+            found.stop_receiving();
             self.waiter.remove_link(found);
         }
         self.name_rails();
     }
 
-    /// Does what is to be done now: commands, frames in, doorbells, timers, frames out. True if
-    /// anything happened.
+    /// Runs one poll iteration: commands, received frames, doorbells, timers, transmission. Returns
+    /// true if there was work.
     pub fn poll(&mut self) -> bool {
         self.poll_posted(None)
     }
 
-    /// The same with a buffer for a stream of the first program, by its slot: what comes in order
-    /// goes there first, and by way of the ring only what finds no room. The number is that of the
-    /// bytes in the buffer; the ring counts them as delivered, so the program now
-    /// [consumes](crate::shm::RxConsumer::consume) as many. None are while the ring has bytes that
-    /// nobody has read.
+    /// Polls with a buffer for a stream, by its slot. Bytes received in order are copied to the
+    /// buffer first; only bytes beyond it go to the ring. Returns whether there was work, and the
+    /// number of bytes in the buffer. The ring counts these as delivered, so the program now
+    /// [consumes](crate::shm::RxConsumer::consume) as many. The buffer is not used while the ring
+    /// has unread bytes.
     pub fn poll_into(&mut self, slot: Slot, buffer: &mut [u8]) -> (bool, usize) {
         let Some(handle) = self.stream_at(slot) else {
             return (self.poll(), 0);
@@ -244,22 +245,22 @@ impl Engine {
                 }
             }
         }
-        (self.last_poll, self.turned) = (now, now);
+        (self.last_poll, self.polled_at) = (now, now);
         self.waiter.disarm(now, &self.links);
-        work | self.turn(now, posted)
+        work | self.poll_at(now, posted)
     }
 
-    /// When the last [`Engine::poll`] or [`Engine::push`] began or the last [`Engine::block`]
-    /// ended: who only wants to know about now need not ask the clock.
-    pub fn turned(&self) -> Instant {
-        self.turned
+    /// Returns the start of the last poll, or the end of the last [`Engine::block`]: the present
+    /// time without reading the clock.
+    pub fn polled_at(&self) -> Instant {
+        self.polled_at
     }
 
-    /// Sends what the program wrote, without looking for frames first.
-    pub fn push(&mut self) -> bool {
+    /// Serves doorbells and transmits, without receiving frames. Returns true if there was work.
+    pub fn poll_doorbells(&mut self) -> bool {
         let now = self.clock.now();
-        self.turned = now;
-        let mut work = self.answer_bells(now);
+        self.polled_at = now;
+        let mut work = self.serve_doorbells(now);
         for index in 0..self.links.len() {
             if let Some(link) = self.links.get_mut(index)
                 && !link.standby
@@ -288,35 +289,35 @@ impl Engine {
     }
 
     /// Waits for a frame, a doorbell, a command or the engine's next deadline, at most until
-    /// `until` (of [`crate::Clock`]). Returns at once when a doorbell rang already.
+    /// `until` (of [`crate::Clock`]). Returns at once if a doorbell has rung already.
     /// [`Engine::poll`] then does the work.
     pub fn block(&mut self, until: Option<Instant>) {
         let now = self.clock.now();
         self.wake_readers(Instant::from_nanos(u64::MAX));
         let deadline = [self.next_deadline(), until].into_iter().flatten().min();
         self.page.going_to_sleep();
-        if !self.clients.any_bell() {
+        if !self.clients.any_doorbell() {
             self.stats.sleeps += 1;
             self.waiter.arm(now, &self.links);
             self.waiter.block(now, deadline, &mut self.stats);
         }
         self.page.awake();
         self.last_poll = self.clock.now();
-        self.turned = self.last_poll;
-        if self.has_rails && self.last_poll >= self.next_look {
+        self.polled_at = self.last_poll;
+        if self.has_rails && self.last_poll >= self.next_link_poll {
             self.waiter.want_side();
         }
     }
 
-    /// Readable when [`Engine::block`] would return at once, but for its deadline
-    /// ([`Engine::deadline`]). Only poll it, and only behind [`Engine::watch`]; what made it
-    /// readable may stay so until [`Engine::collect`].
+    /// Returns a descriptor that is readable when [`Engine::block`] would return at once for
+    /// another reason than its deadline ([`Engine::deadline`]). Only poll it, and only after
+    /// [`Engine::watch`]; it may stay readable until [`Engine::collect`].
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.waiter.fd()
     }
 
-    /// Somebody is about to sleep on [`Engine::wait_fd`], until `watch(false)`. While nobody does,
-    /// frames of streams do not make it readable in a program that only polls.
+    /// Sets whether a caller sleeps on [`Engine::wait_fd`]. Otherwise frames of streams do not make
+    /// it readable in a program that only polls.
     pub fn watch(&mut self, watch: bool) {
         self.waiter.watched(watch);
         if watch {
@@ -324,7 +325,7 @@ impl Engine {
         }
     }
 
-    /// Whether a caller of [`Engine::watch`] sleeps on [`Engine::wait_fd`].
+    /// Returns whether a caller of [`Engine::watch`] sleeps on [`Engine::wait_fd`].
     pub fn is_watched(&self) -> bool {
         self.waiter.is_watched()
     }
@@ -336,20 +337,20 @@ impl Engine {
         self.waiter.arm(now, &self.links);
     }
 
-    /// When [`Engine::poll`] has to be called again, whatever happens.
+    /// Returns the time at which [`Engine::poll`] must be called again at the latest.
     pub fn deadline(&mut self) -> Option<Instant> {
         self.next_deadline()
     }
 
-    /// Hears what there is, without waiting: true if there was anything. [`Engine::poll`] then does
-    /// the work.
+    /// Collects pending epoll events without waiting. Returns true if there were any.
+    /// [`Engine::poll`] then does the work.
     pub fn collect(&mut self) -> bool {
         let now = self.clock.now();
         self.waiter.block(now, Some(now), &mut self.stats)
     }
 
-    /// Where the first program's stream is in this slot, and the number by which its peer takes a
-    /// reset (W-57); `None` while that is not known.
+    /// Returns where the stream in this slot runs, and the nonce with which its peer accepts a
+    /// reset (W-57). `None` while that is not known.
     pub fn place_of(&self, slot: Slot) -> Option<Place> {
         let ConnHandle { link, conn } = self.stream_at(slot)?;
         let endpoint = &self.links.get(usize::from(link.0))?.endpoint;
@@ -357,8 +358,8 @@ impl Engine {
         (nonce != 0).then_some(Place { link, peer, nonce })
     }
 
-    /// A stream of the first program, which is the only one of a hosted engine. It may have another
-    /// name since the last turn.
+    /// Returns the connection in a slot of the program, which is the only one of an embedded
+    /// engine. A move changes it.
     #[inline]
     fn stream_at(&self, slot: Slot) -> Option<ConnHandle> {
         match self.clients.object(0, slot) {
@@ -381,7 +382,7 @@ impl LeasedSocket {
         taken().map_err(EngineError::system("take a leased socket over"))
     }
 
-    /// Of a spare.
+    /// Takes over a spare socket and binds it like `other`.
     fn bind_like(self, other: &PacketSocket) -> Result<Source, EngineError> {
         let source = self.take_over()?;
         source
@@ -391,8 +392,8 @@ impl LeasedSocket {
         Ok(source)
     }
 
-    /// Gives a spare its ring: it takes memory, so only before [`Engine::use_spares`]; and the
-    /// kernel takes some 15 ms, so not within.
+    /// Creates the receive ring of a spare socket. That takes memory and some 15 ms, so it is done
+    /// before [`Engine::use_spares`].
     pub fn make_ring(&self) -> std::io::Result<()> {
         let Some(shape) = self.ring else {
             return Ok(());
