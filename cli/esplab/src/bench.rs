@@ -19,7 +19,7 @@ use cli::out::{self, Failure, Verdict};
 ///
 /// All are measured in alternating rounds of one run, on the same links and cores. Compare the
 /// ratios: absolute times differ from machine to machine. A peer that is not installed has a row
-/// that says so.
+/// with a note.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Fewer rounds, sizes and samples
@@ -158,7 +158,7 @@ impl Output<'_> {
         })
     }
 
-    /// Handles a benchmark that could not be run: the page says so and goes on with the next one.
+    /// Handles a failed benchmark: a report notes the error and continues, else the program ends.
     fn failed(&mut self, about: &'static About, failure: Failure) -> Result<(), Failure> {
         if self.flags.report.is_none() {
             return Err(failure);

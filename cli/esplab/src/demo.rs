@@ -105,7 +105,7 @@ fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
             .ok_or_else(|| Failure::new("a pipe is missing"))?,
     )
     .lines();
-    // Its first line says that it waits.
+    // Its first line confirms that it listens.
     let waits = said.next().transpose().doing("esplab recv")?;
     let result = (|| {
         if waits.is_none() {

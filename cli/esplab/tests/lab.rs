@@ -270,7 +270,7 @@ fn dropping_a_lab_ends_it() -> TestResult {
 
 #[test]
 fn a_daemon_that_cannot_start_is_reported_with_its_log() -> TestResult {
-    // A folder whose esp-daemon only complains.
+    // A folder whose esp-daemon only prints an error.
     let dir = std::env::temp_dir().join(unique("fake"));
     fs::create_dir(&dir)?;
     fs::copy(programs().join("esplab"), dir.join("esplab"))?;
@@ -437,7 +437,7 @@ fn tcp_runs_on_the_same_wire_with_and_without_offload() -> TestResult {
 
 #[test]
 fn a_lab_needs_no_privilege() -> TestResult {
-    // Another user may not reach the build folder: a copy where everybody can.
+    // Another user may have no access to the build folder: a copy in a public one.
     let dir = std::env::temp_dir().join(unique("rootless"));
     fs::create_dir(&dir)?;
     let program = dir.join("esplab");

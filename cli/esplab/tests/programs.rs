@@ -16,7 +16,7 @@ fn lab(nodes: usize, change: impl FnOnce(&mut LabOptions)) -> Option<Lab> {
         programs: Some(programs()),
         ..LabOptions::new(nodes)
     };
-    // Of connections over leases a daemon knows no more than that they exist.
+    // The daemon has no state of connections over leases.
     options.daemon_config = "[lease]\nallow = \"off\"\n".into();
     change(&mut options);
     match Lab::create(&options) {
@@ -25,7 +25,7 @@ fn lab(nodes: usize, change: impl FnOnce(&mut LabOptions)) -> Option<Lab> {
             skip(&why);
             None
         }
-        // One that names the missing esp-daemon among them: it says how to build it.
+        // The error names the command to build the missing esp-daemon.
         Err(e) => panic!("{e}"),
     }
 }
@@ -91,7 +91,7 @@ fn an_echo_is_answered() -> TestResult {
             && summary["avg_us"].as_f64() > Some(0.0)
     );
 
-    // The same for people.
+    // Text output.
     let output = lab.run(0, "esping", ["-c", "1", "02:e5:00:00:00:02"])?;
     let text = String::from_utf8(output.stdout)?;
     assert!(text.starts_with("ESPING 02:e5:00:00:00:02 via eth0: 56 bytes of data\n56 bytes from 02:e5:00:00:00:02: seq=1 time="), "{text}");

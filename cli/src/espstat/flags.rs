@@ -10,9 +10,9 @@ use crate::units;
 
 /// Show this node's ESP connections and listeners, as ss(8) shows sockets
 ///
-/// ESP is the Ethernet Stream Protocol of esp-daemon, EDP its datagram protocol. (IPsec's ESP is
-/// something else.) Path says how a connection's frames travel: `daemon`, or `lease` if the program
-/// sends and receives them itself.
+/// ESP is the Ethernet Streaming Protocol of esp-daemon, not IPsec's ESP; EDP is its datagram
+/// protocol. The path of a connection is `daemon`, or `lease` if the program itself sends and
+/// receives the frames.
 #[derive(Debug, Parser)]
 #[command(name = "espstat", version)]
 pub(super) struct Flags {

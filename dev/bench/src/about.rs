@@ -5,7 +5,7 @@
 pub struct About {
     /// Name for `--only` and the rows.
     pub name: &'static str,
-    /// What is measured.
+    /// Quantity and conditions of the measurement.
     pub title: &'static str,
     /// Two sentences on what limits the figures.
     pub limits: &'static str,

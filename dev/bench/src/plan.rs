@@ -50,7 +50,7 @@ pub struct Case {
     pub lab: usize,
     /// Protocol under test.
     pub path: Protocol,
-    /// How the workers wait.
+    /// Waiting of the workers.
     pub wait: Wait,
     /// Traffic.
     pub work: Work,

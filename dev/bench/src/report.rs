@@ -14,7 +14,7 @@ pub struct Row {
     pub bench: &'static str,
     /// Protocol: tcp, tcp-no-offload, raw, lease, daemon, p2p.
     pub path: &'static str,
-    /// How the workers waited.
+    /// Waiting of the workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<Wait>,
     /// Bytes of a message or of a write.

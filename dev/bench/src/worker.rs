@@ -64,7 +64,7 @@ impl Protocol {
     }
 }
 
-/// How a worker waits for bytes.
+/// Waiting of a worker for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wait {
@@ -137,7 +137,7 @@ pub struct Task {
     pub role: Role,
     /// Protocol under test.
     pub path: Protocol,
-    /// How the worker waits.
+    /// Waiting of the worker.
     pub wait: Wait,
     /// Traffic.
     pub work: Work,

@@ -48,7 +48,7 @@ pub(crate) fn private_name(name: &str) {
 /// launchers copy the environment from node to node, so that paths in it must fit each node. The
 /// mounts are not visible outside.
 ///
-/// What the system does not allow is left out. Returns true if `here` shows the folder `node`.
+/// Mounts that the system refuses are left out. Returns true if `here` shows the folder `node`.
 pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     let nothing: Option<&str> = None;
     let cut_off = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| {

@@ -117,7 +117,7 @@ impl LabOptions {
     }
 }
 
-/// Checks a name, which becomes a folder's and must keep the paths of sockets short.
+/// Checks a name: a folder has it, and the paths of sockets must stay short.
 pub(crate) fn check_name(name: &str) -> Result<(), LabError> {
     let fine = !name.is_empty()
         && name.len() <= 32

@@ -28,7 +28,7 @@ pub(super) struct Measured {
 
 /// Measures each relation among the CPUs that the calling thread may run on, with two threads
 /// pinned to two CPUs; the kernel copies between threads of one process as it does between
-/// processes. Takes two seconds for each relation, or half of one.
+/// processes. Takes two seconds for each relation; `quick`: half a second.
 ///
 /// # Errors
 /// In words: only one CPU, no shared memory, a thread that could not be pinned.
@@ -73,8 +73,8 @@ fn threshold(gains: &[(usize, f64)]) -> Option<usize> {
     faster.last().map(|(size, _)| *size)
 }
 
-/// Does one end's part: windows of messages from and to one buffer, and from and to a buffer each,
-/// alternating between two copies and one. Only the gains of rank 0 have a meaning.
+/// Measures at one end: windows of messages with one buffer, and with a buffer for each message,
+/// alternating between two copies and one. Only the gains of rank 0 are valid.
 fn measure_end(quick: bool, cpu: u32, layers: [P2p; 2]) -> Result<Vec<(usize, f64)>, String> {
     let failed = |error: p2p::Error| error.to_string();
     lab::pin(&[cpu as usize]).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! What the tests of the virtual cluster share.
+//! Helpers of the tests of the virtual cluster.
 #![allow(dead_code, unreachable_pub)] // each test program uses a part of it
 
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ pub fn lab(options: &LabOptions) -> Option<Lab> {
     }
 }
 
-/// Runs esplab to its end.
+/// Runs esplab and returns its output.
 pub fn esplab(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_esplab"));
     command
@@ -88,7 +88,7 @@ pub fn esplab_ends(args: &[&str], code: i32) -> String {
     out.into_owned()
 }
 
-/// Ends the lab of this name when dropped, whatever became of the test.
+/// Ends the lab of this name on drop.
 pub struct Downer(pub String);
 
 impl Drop for Downer {

@@ -60,7 +60,7 @@ fn colour(name: &str, place: usize) -> RGBColor {
         ("openmpi", RGBColor(0xff, 0x7f, 0x0e)),
         ("mpich", RGBColor(0xd6, 0x27, 0x28)),
     ];
-    // Variants of one contender ("p2p two-copy") are told apart by the other colours.
+    // Variants of one contender ("p2p two-copy") have the other colours.
     let is_variant = name.ends_with("copy") || name.ends_with("copy, skew off");
     known
         .into_iter()
