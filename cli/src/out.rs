@@ -1,7 +1,7 @@
 //! Exit codes, failures and output of the programs.
 
 use std::fmt::Display;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -79,11 +79,8 @@ pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Creates a progress bar, which is hidden unless standard error is a terminal.
+/// Creates a progress bar, which indicatif hides unless standard error is a terminal.
 pub fn progress(len: u64, template: &str) -> indicatif::ProgressBar {
-    if !io::stderr().is_terminal() {
-        return indicatif::ProgressBar::hidden();
-    }
     let bar = indicatif::ProgressBar::new(len);
     if let Ok(style) = indicatif::ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));

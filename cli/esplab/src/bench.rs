@@ -126,7 +126,7 @@ impl Output<'_> {
         self.bar.set_message(about.name);
         if self.flags.report.is_some() && !io::stderr().is_terminal() {
             out::note(format_args!(
-                "esplab bench: {}, {} of {} measurements done",
+                "esplab bench: {} ({} of {} measurements done)",
                 about.name,
                 self.bar.position(),
                 self.bar.length().unwrap_or(0)
