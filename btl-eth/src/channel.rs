@@ -120,7 +120,7 @@ impl SetupError {
                 | EspError::Forked,
             ) => (PeerError::Lost(error.to_string()), false),
             // Its port was open when it made its address.
-            Some(EspError::Refused { peer }) => {
+            Some(EspError::Refused(peer)) => {
                 let what =
                     format!("{peer} is not open any more: its process ended or left the job");
                 (PeerError::Lost(what), true)

@@ -2,8 +2,6 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-#[cfg(feature = "tokio")]
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::error::EspError;
@@ -71,15 +69,6 @@ pub(crate) fn would_block(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// Converts `WouldBlock` to `Pending`.
-#[cfg(feature = "tokio")]
-pub(crate) fn as_poll<T>(result: io::Result<T>) -> Poll<io::Result<T>> {
-    match result {
-        Err(error) if would_block(&error) => Poll::Pending,
-        done => Poll::Ready(done),
-    }
-}
-
 /// Time-out in ns; 0: none.
 #[derive(Default)]
 pub(crate) struct Timeout(AtomicU64);
@@ -96,16 +85,11 @@ impl Timeout {
         Ok(())
     }
 
-    pub(crate) fn get(&self) -> Option<Duration> {
-        match self.0.load(Ordering::Relaxed) {
-            0 => None,
-            nanos => Some(Duration::from_nanos(nanos)),
-        }
-    }
-
     /// Returns the deadline of a call that begins now.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.get()
-            .and_then(|timeout| Instant::now().checked_add(timeout))
+        match self.0.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Instant::now().checked_add(Duration::from_nanos(nanos)),
+        }
     }
 }

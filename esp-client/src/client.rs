@@ -207,11 +207,6 @@ impl Client {
         self.session().path()
     }
 
-    /// Returns the daemon's version, such as `0.1.0`.
-    pub fn daemon_version(&self) -> &str {
-        &self.session().welcome().daemon
-    }
-
     /// Returns the id that the daemon gave this program.
     pub fn id(&self) -> u64 {
         self.session().welcome().client

@@ -17,15 +17,17 @@ pub(crate) const MISSING_DESCRIPTORS: &str =
     "did not arrive; is this process at its limit of open files?";
 
 /// Error of an ESP call.
+///
+/// Fields: `socket` is the path of the daemon's socket, `peer` (or the only field) address and port
+/// of the peer, `what` the failed operation or the cause, `why` the cause; lengths are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // fields: see above
 pub enum EspError {
     /// The daemon's socket could not be connected to.
     #[error("cannot reach the ESP daemon at {}: {}", socket.display(), reach_advice(*kind))]
     Unreachable {
-        /// The socket tried.
         socket: PathBuf,
-        /// Error kind of the failed system call.
         kind: io::ErrorKind,
     },
     /// The daemon closed the control socket or died. All streams and sockets of this program at it
@@ -34,225 +36,126 @@ pub enum EspError {
         "lost the connection to the ESP daemon at {}: {why}; all streams through it are closed: open new ones when it runs again",
         socket.display()
     )]
-    DaemonGone {
-        /// Its socket.
-        socket: PathBuf,
-        /// Cause.
-        why: String,
-    },
+    DaemonGone { socket: PathBuf, why: String },
     /// The daemon does not answer on its control socket.
     #[error("the ESP daemon at {} does not respond ({waiting_for}); see its log, or restart it", socket.display())]
     DaemonSilent {
-        /// Its socket.
         socket: PathBuf,
-        /// The step that was not answered.
         waiting_for: &'static str,
     },
     /// The daemon sent an invalid control message.
     #[error("the server at {} is not an ESP daemon of this version: {source}", socket.display())]
     BadControl {
-        /// Its socket.
         socket: PathBuf,
-        /// Cause.
         source: DecodeError,
     },
     /// The daemon refused the request.
     #[error("{message}")]
     Denied {
-        /// Kind of the refusal.
         kind: control::ErrorKind,
-        /// Text of the refusal.
         message: String,
     },
     /// No program listens on that port of the peer.
     #[error(
-        "{peer} refused the connection: no program listens on that port; is the other program running?"
+        "{0} refused the connection: no program listens on that port; is the other program running?"
     )]
-    Refused {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    Refused(PeerName),
     /// The listener has another job key.
     #[error(
-        "{peer} refused the connection: its job key differs; both programs must belong to the same job"
+        "{0} refused the connection: its job key differs; both programs must belong to the same job"
     )]
-    BadKey {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    BadKey(PeerName),
     /// The peer's node speaks another version of the set-up protocol.
     #[error(
         "{peer} speaks ESP set-up version {version}, this node does not; install the same version on both"
     )]
-    PeerVersion {
-        /// Peer address and port.
-        peer: PeerName,
-        /// The version it speaks.
-        version: u8,
-    },
+    PeerVersion { peer: PeerName, version: u8 },
     /// The peer's program reset the connection.
-    #[error("{peer} reset the connection: its program aborted it, or closed it with bytes unread")]
-    Aborted {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    #[error("{0} reset the connection: its program aborted it, or closed it with bytes unread")]
+    Aborted(PeerName),
     /// The peer's program died.
-    #[error(
-        "the program at {peer} ended without closing the connection; look for its crash report"
-    )]
-    PeerDied {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    #[error("the program at {0} ended without closing the connection; look for its crash report")]
+    PeerDied(PeerName),
     /// A limit of the peer's node is reached.
     #[error(
-        "the node of {peer} reset the connection: a limit there is reached (connections, memory or link MTU)"
+        "the node of {0} reset the connection: a limit there is reached (connections, memory or link MTU)"
     )]
-    PeerLimit {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    PeerLimit(PeerName),
     /// One side violated the protocol.
     #[error(
-        "the connection with {peer} was reset: a frame violated the protocol; do both nodes run the same version?"
+        "the connection with {0} was reset: a frame violated the protocol; do both nodes run the same version?"
     )]
-    Protocol {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    Protocol(PeerName),
     /// The peer has not acknowledged anything for too long.
-    #[error("{peer} does not respond; the node or the link to it is down (check with esping)")]
-    TimedOut {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    #[error("{0} does not respond; the node or the link to it is down (check with esping)")]
+    TimedOut(PeerName),
     /// The connection request was not answered.
     #[error(
-        "no answer from {peer}: no such node on this segment, or no esp-daemon runs there (check with esping)"
+        "no answer from {0}: no such node on this segment, or no esp-daemon runs there (check with esping)"
     )]
-    ConnectTimedOut {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    ConnectTimedOut(PeerName),
     /// The peer's node no longer has this connection.
     #[error(
-        "the node of {peer} no longer has this connection; its daemon was restarted: connect again"
+        "the node of {0} no longer has this connection; its daemon was restarted: connect again"
     )]
-    Forgotten {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    Forgotten(PeerName),
     /// The peer's daemon was stopped.
-    #[error("the daemon on the node of {peer} was stopped; connect again when it runs again")]
-    PeerShutdown {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    #[error("the daemon on the node of {0} was stopped; connect again when it runs again")]
+    PeerShutdown(PeerName),
     /// The peer reset the connection for a reason that this version does not know.
     #[error("{peer} reset the connection for the unknown reason {reason}")]
-    ResetOther {
-        /// Peer address and port.
-        peer: PeerName,
-        /// Number of the reason.
-        reason: u8,
-    },
+    ResetOther { peer: PeerName, reason: u8 },
     /// This program aborted the connection.
-    #[error("the connection with {peer} was aborted by this program")]
-    AbortedHere {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    #[error("the connection with {0} was aborted by this program")]
+    AbortedHere(PeerName),
     /// This node's daemon ended the connection.
     #[error("this node's daemon ended the connection with {peer}: {what}")]
-    EndedHere {
-        /// Peer address and port.
-        peer: PeerName,
-        /// Cause.
-        what: &'static str,
-    },
+    EndedHere { peer: PeerName, what: &'static str },
     /// The sending direction has ended.
-    #[error("cannot write to {peer}: the sending direction or the connection has ended")]
-    WriteAfterEnd {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    #[error("cannot write to {0}: the sending direction or the connection has ended")]
+    WriteAfterEnd(PeerName),
     /// A call timed out.
     #[error("{what} timed out; the connection is intact, and the call may be repeated")]
-    CallTimedOut {
-        /// Operation.
-        what: &'static str,
-    },
+    CallTimedOut { what: &'static str },
     /// Connecting timed out; the attempt was withdrawn.
-    #[error("{peer} did not answer within the time-out of the call")]
-    ConnectCallTimedOut {
-        /// Peer address and port.
-        peer: PeerName,
-    },
+    #[error("{0} did not answer within the time-out of the call")]
+    ConnectCallTimedOut(PeerName),
     /// An environment variable has an invalid value.
     #[error("invalid {variable}={value:?}: expected {expected}")]
     BadVariable {
-        /// Name of the variable.
         variable: &'static str,
-        /// Its value.
         value: String,
-        /// The valid values.
         expected: &'static str,
     },
     /// None of several interfaces leads to the peer.
     #[error(
         "no interface reaches {peer}: {tried}; check the link, or name the interface (TARGET%IF:PORT)"
     )]
-    NoPath {
-        /// Peer address.
-        peer: MacAddr,
-        /// Interfaces tried, and the results.
-        tried: String,
-    },
+    NoPath { peer: MacAddr, tried: String },
     /// The text is not an ESP address.
     #[error(
         "{text:?} is not an ESP address: {why} (like 02:00:00:00:00:01:5000 or node1%eth0:5000)"
     )]
-    BadAddress {
-        /// The text.
-        text: String,
-        /// Cause.
-        why: &'static str,
-    },
+    BadAddress { text: String, why: &'static str },
     /// The name is unknown.
     #[error("unknown name {name:?}: {why}")]
-    UnknownName {
-        /// The name.
-        name: String,
-        /// File that was read, and the cause.
-        why: String,
-    },
+    UnknownName { name: String, why: String },
     /// Shared memory or a socket of the daemon is not usable.
     #[error(
         "cannot use the shared memory of the ESP daemon: {what}; daemon and program must be of the same version"
     )]
-    Memory {
-        /// Cause.
-        what: String,
-    },
+    Memory { what: String },
     /// A thread, a descriptor or memory could not be created in this process.
     #[error("cannot {what}: {why}")]
-    Resource {
-        /// Failed operation.
-        what: &'static str,
-        /// Text of the system's error.
-        why: String,
-    },
+    Resource { what: &'static str, why: String },
     /// An argument is out of range.
     #[error("{0}")]
     BadArgument(&'static str),
     /// A datagram does not fit into a frame of the interface.
     #[error("a datagram of {len} bytes is too long: {interface} carries at most {max}")]
     TooLong {
-        /// Its length in bytes.
         len: usize,
-        /// The limit in bytes.
         max: usize,
-        /// The interface.
         interface: String,
     },
     /// This process was forked from the one that opened the connection to the daemon.
@@ -264,10 +167,9 @@ pub enum EspError {
 
 /// Address and port of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
 pub struct PeerName {
-    /// Address.
     pub mac: MacAddr,
-    /// Port.
     pub port: u16,
 }
 
@@ -416,9 +318,9 @@ mod tests {
             mac: MacAddr([2, 0, 0, 0, 0, 1]),
             port: 5000,
         };
-        let error = io::Error::from(EspError::Refused { peer });
+        let error = io::Error::from(EspError::Refused(peer));
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-        assert_eq!(EspError::of(&error), Some(&EspError::Refused { peer }));
+        assert_eq!(EspError::of(&error), Some(&EspError::Refused(peer)));
         assert!(
             error
                 .to_string()

@@ -1,10 +1,18 @@
 //! The shared-memory region of a stream or datagram socket: mapping it, and waiting for its events.
 
+#[cfg(feature = "tokio")]
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
+#[cfg(feature = "tokio")]
+use std::task::{Context, Poll};
 
+#[cfg(feature = "tokio")]
+use esp_engine::shm::Wake;
 use esp_engine::shm::{Region, RingSizes, Spin, Status};
 
+#[cfg(feature = "tokio")]
+use crate::blocking::would_block;
 use crate::control::Rings;
 use crate::error::{EspError, MISSING_DESCRIPTORS};
 use crate::session::Wakeable;
@@ -36,6 +44,40 @@ impl Waiting {
             reader: Wakers::default(),
             writer: Wakers::default(),
         }
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Waiting {
+    /// Polls an operation: makes an attempt and, on `WouldBlock`, registers the task for the event
+    /// (and with `register`), and makes another one.
+    pub(crate) fn poll<T>(
+        &self,
+        cx: &Context<'_>,
+        event: Wake,
+        register: impl FnOnce(),
+        mut attempt: impl FnMut() -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        match attempt() {
+            Err(error) if would_block(&error) => {}
+            done => return Poll::Ready(done),
+        }
+        register();
+        self.register(cx, event);
+        match attempt() {
+            Err(error) if would_block(&error) => Poll::Pending,
+            done => Poll::Ready(done),
+        }
+    }
+
+    /// Registers the task for an event.
+    pub(crate) fn register(&self, cx: &Context<'_>, event: Wake) {
+        let wakers = match event {
+            Wake::Writable => &self.writer,
+            _ => &self.reader,
+        };
+        wakers.register(cx);
+        self.status.arm_fd(event);
     }
 }
 

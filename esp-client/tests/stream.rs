@@ -149,20 +149,10 @@ fn refusals_are_told_apart() {
 
     let refused = fail(port::REFUSED);
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-    assert_eq!(
-        typed(&refused),
-        &EspError::Refused {
-            peer: peer(port::REFUSED)
-        }
-    );
+    assert_eq!(typed(&refused), &EspError::Refused(peer(port::REFUSED)));
 
     let key = fail(port::BAD_KEY);
-    assert_eq!(
-        typed(&key),
-        &EspError::BadKey {
-            peer: peer(port::BAD_KEY)
-        }
-    );
+    assert_eq!(typed(&key), &EspError::BadKey(peer(port::BAD_KEY)));
 
     let interface = EspStream::builder()
         .interface("eth9")
@@ -259,10 +249,6 @@ fn waits_end_at_their_time_out() {
     let short = Some(Duration::from_millis(20));
     stream.set_read_timeout(short).unwrap();
     stream.set_write_timeout(short).unwrap();
-    assert_eq!(
-        (stream.read_timeout(), stream.write_timeout()),
-        (short, short)
-    );
     let read = (&stream).read(&mut [0; 8]).unwrap_err();
     assert_eq!(read.kind(), ErrorKind::TimedOut);
     assert!(matches!(
@@ -322,12 +308,10 @@ fn what_came_before_a_reset_is_read_first() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert_eq!(
         typed(&error),
-        &EspError::PeerDied {
-            peer: PeerName {
-                mac: PEER,
-                port: port::DIES
-            }
-        }
+        &EspError::PeerDied(PeerName {
+            mac: PEER,
+            port: port::DIES
+        })
     );
     let write = stream.write(b"x").unwrap_err();
     assert!(

@@ -26,11 +26,6 @@ impl EdpSocket {
         EdpSocket(socket)
     }
 
-    /// Converts into a blocking socket.
-    pub fn into_std(self) -> crate::EdpSocket {
-        self.0
-    }
-
     /// Returns the blocking socket, for its port, interface and limits.
     pub fn get_ref(&self) -> &crate::EdpSocket {
         &self.0

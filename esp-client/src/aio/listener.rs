@@ -29,11 +29,6 @@ impl EspListener {
         EspListener(listener)
     }
 
-    /// Converts into a blocking listener.
-    pub fn into_std(self) -> crate::EspListener {
-        self.0
-    }
-
     /// Returns the port.
     pub fn port(&self) -> u16 {
         self.0.port()
@@ -45,8 +40,7 @@ impl EspListener {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// Polls for a connection; see [`EspListener::accept`].
-    pub fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<(EspStream, EspAddr)>> {
+    fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<(EspStream, EspAddr)>> {
         loop {
             match self.0.attempt()? {
                 Ok(stream) => {

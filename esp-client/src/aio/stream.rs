@@ -73,9 +73,7 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         if let Some(stream) = &self.0 {
-            stream.connect_failed(&EspError::ConnectCallTimedOut {
-                peer: stream.rings.peer,
-            });
+            stream.connect_failed(&EspError::ConnectCallTimedOut(stream.rings.peer));
         }
     }
 }
@@ -95,11 +93,6 @@ impl EspStream {
     /// Converts a blocking stream.
     pub fn from_std(stream: crate::EspStream) -> EspStream {
         EspStream(stream)
-    }
-
-    /// Converts into a blocking stream.
-    pub fn into_std(self) -> crate::EspStream {
-        self.0
     }
 
     /// Returns the blocking stream, for its addresses, route, `try_read` and `try_write`.

@@ -164,6 +164,7 @@ pub enum Request {
 /// Reply of the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[allow(missing_docs)] // other fields: as in the request
 pub enum Reply {
     /// Welcomes the program. Descriptors: engine page (read-only memfd), client page (memfd),
     /// doorbell eventfd, and a stream socket that becomes readable when the engine has an event for
@@ -177,7 +178,6 @@ pub enum Reply {
         client: u64,
         /// Random number that the daemon chose at its start.
         incarnation: u64,
-        /// Interfaces of the node.
         interfaces: Vec<InterfaceInfo>,
         /// True if the node's policy allows this program leases ([`Request::Lease`]).
         #[serde(default)]
@@ -190,33 +190,24 @@ pub enum Reply {
     Listening {
         /// Id of the listener in later requests.
         listener: u64,
-        /// Its port.
         port: u16,
     },
     /// A stream. Descriptor: its region (memfd).
     Stream {
         /// Doorbell bit, and id of the stream in later requests.
         slot: u16,
-        /// Ring sizes granted.
         rings: Rings,
-        /// Interface of the connection.
         interface: String,
-        /// Local port.
         local_port: u16,
-        /// Peer address.
         peer: [u8; 6],
-        /// Peer port.
         peer_port: u16,
     },
     /// A datagram socket. Descriptor: its region (memfd).
     Edp {
         /// Doorbell bit, and id of the socket in later requests.
         slot: u16,
-        /// Ring sizes granted.
         rings: Rings,
-        /// Interface of the socket.
         interface: String,
-        /// Its port.
         port: u16,
     },
     /// A lease. Descriptors: packet sockets of the stream protocol and of the datagram protocol
@@ -226,13 +217,11 @@ pub enum Reply {
     Lease {
         /// Id of the lease in later requests.
         lease: u64,
-        /// Interface.
         interface: InterfaceInfo,
         /// First port.
         port: u16,
         /// Number of consecutive ports.
         count: u16,
-        /// Protocol constants of the node.
         protocol: LeaseProtocol,
         /// Receive ring of the stream protocol's socket; no slots: none. It must be mapped, because
         /// frames that do not fit are lost. The spare has none until the program creates it.

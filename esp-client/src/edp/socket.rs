@@ -11,8 +11,6 @@ use esp_engine::shm::record::{DgramHeader, DgramKind, HEADER_LEN, MAX_DATAGRAM, 
 use esp_engine::shm::{RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
 use esp_proto::{EdpKind, MacAddr};
 
-#[cfg(feature = "tokio")]
-use crate::blocking::as_poll;
 use crate::blocking::{Blocking, wait_until};
 use crate::client::Client;
 use crate::control::{Reply, Request};
@@ -117,24 +115,21 @@ impl EdpSocket {
     }
 
     fn from_answer(client: &Client, answer: Answer, spin: Spin) -> Result<EdpSocket, EspError> {
-        let Answer {
-            reply:
-                Reply::Edp {
-                    slot,
-                    rings,
-                    interface,
-                    port,
-                },
-            descriptors,
-        } = answer
+        let session = client.session();
+        let Reply::Edp {
+            slot,
+            rings,
+            interface,
+            port,
+        } = answer.reply
         else {
-            client.session().give_back(&answer);
-            return Err(client.session().unexpected("a datagram socket"));
+            session.give_back(&answer);
+            return Err(session.unexpected("a datagram socket"));
         };
-        let region = open_region(&descriptors, rings)
-            .inspect_err(|_| client.session().post(&Request::CloseEdp { slot }))?;
+        let region = open_region(&answer.descriptors, rings)
+            .inspect_err(|_| session.post(&Request::CloseEdp { slot }))?;
         let waiting = Arc::new(Waiting::new(Arc::clone(&region)));
-        client.session().register(slot, &waiting);
+        session.register(slot, &waiting);
         let link = client.interface(Some(&interface));
         let mtu = link.map_or(MAX_DATAGRAM, |link| {
             usize::try_from(link.mtu).unwrap_or(MAX_DATAGRAM)
@@ -245,23 +240,21 @@ impl EdpSocket {
         if let Some(error) = self.failure() {
             return Err(error.into());
         }
-        let put = {
-            let mut tx = lock(&self.tx);
-            max = max.min(tx.capacity().saturating_sub(HEADER_LEN));
-            if bytes.len() > max {
-                let interface = self.interface.clone();
-                return Err(EspError::TooLong {
-                    len: bytes.len(),
-                    max,
-                    interface,
-                }
-                .into());
+        let mut tx = lock(&self.tx);
+        max = max.min(tx.capacity().saturating_sub(HEADER_LEN));
+        if bytes.len() > max {
+            let (len, interface) = (bytes.len(), self.interface.clone());
+            return Err(EspError::TooLong {
+                len,
+                max,
+                interface,
             }
-            tx.put_record(header, bytes)
-        };
-        if !put {
+            .into());
+        }
+        if !tx.put_record(header, bytes) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
+        drop(tx);
         self.client.session().ring(self.slot);
         Ok(bytes.len())
     }
@@ -318,12 +311,8 @@ impl EdpSocket {
         cx: &Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<io::Result<(usize, DatagramInfo)>> {
-        if let ready @ Poll::Ready(_) = as_poll(self.try_recv_from(buffer)) {
-            return ready;
-        }
-        self.waiting.reader.register(cx);
-        self.status().arm_fd(Wake::Readable);
-        as_poll(self.try_recv_from(buffer))
+        self.waiting
+            .poll(cx, Wake::Readable, || (), || self.try_recv_from(buffer))
     }
 
     #[cfg(feature = "tokio")]
@@ -334,12 +323,8 @@ impl EdpSocket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let header = header(kind, dst, dst_port, sequence);
-        if let ready @ Poll::Ready(_) = as_poll(self.try_send(&header, bytes)) {
-            return ready;
-        }
-        self.waiting.writer.register(cx);
-        self.status().arm_fd(Wake::Writable);
-        as_poll(self.try_send(&header, bytes))
+        self.waiting
+            .poll(cx, Wake::Writable, || (), || self.try_send(&header, bytes))
     }
 
     fn status(&self) -> &Status {

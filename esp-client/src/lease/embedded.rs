@@ -159,9 +159,6 @@ impl EmbeddedEngine {
     /// something to do, else the time until the next deadline. In either case
     /// [`EmbeddedEngine::awake`] follows.
     pub(crate) fn try_sleep(&self) -> Option<Option<Duration>> {
-        if self.is_forked() {
-            return None;
-        }
         let mut engine = self.try_engine()?;
         engine.watch(true);
         let busy = engine.collect() | engine.poll();
@@ -189,8 +186,11 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Locks the engine if it is free.
+    /// Locks the engine if it is free; never in a forked child.
     fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+        if self.is_forked() {
+            return None;
+        }
         match self.engine.try_lock() {
             Ok(engine) => Some(engine),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -202,9 +202,6 @@ impl EmbeddedEngine {
     /// Returns false if another thread has it, which then does the work.
     #[inline]
     pub(crate) fn poll(&self, all: bool) -> bool {
-        if self.is_forked() {
-            return true;
-        }
         let poll = if all {
             Engine::poll
         } else {
@@ -299,9 +296,6 @@ impl EmbeddedEngine {
     /// Polls the engine, if it is free, with a buffer for a stream ([`Engine::poll_into`]). Returns
     /// the number of bytes received into it.
     pub(crate) fn poll_into(&self, slot: u16, buffer: &mut [u8]) -> usize {
-        if self.is_forked() {
-            return 0;
-        }
         let Some(mut engine) = self.try_engine() else {
             return 0;
         };

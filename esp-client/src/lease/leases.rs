@@ -69,13 +69,9 @@ impl Leases {
             count,
         };
         let answer = session.ask(&request).inspect_err(|error| {
-            if matches!(
-                error,
-                EspError::Denied {
-                    kind: ErrorKind::Permission | ErrorKind::BadRequest,
-                    ..
-                }
-            ) {
+            if let EspError::Denied { kind, .. } = error
+                && matches!(kind, ErrorKind::Permission | ErrorKind::BadRequest)
+            {
                 *lock(&self.refused) = Some(error.clone());
             }
         })?;
@@ -94,24 +90,20 @@ impl Leases {
         answer: Answer,
         kind: LeaseKind,
     ) -> Result<Arc<LeasedPorts>, EspError> {
-        let Answer {
-            reply:
-                Reply::Lease {
-                    lease,
-                    interface,
-                    port,
-                    count,
-                    protocol,
-                    ring,
-                },
-            descriptors,
-        } = answer
+        let Reply::Lease {
+            lease,
+            interface,
+            port,
+            count,
+            protocol,
+            ring,
+        } = answer.reply
         else {
             session.give_back(&answer);
             return Err(session.unexpected("a lease"));
         };
         let end = || session.post(&Request::EndLease { lease });
-        let ([esp, edp], spares) = sockets(descriptors, ring).inspect_err(|_| end())?;
+        let ([esp, edp], spares) = sockets(answer.descriptors, ring).inspect_err(|_| end())?;
         let last = port.saturating_add(count.saturating_sub(1));
         let leased = LeasedLink {
             interface: interface.name.clone(),

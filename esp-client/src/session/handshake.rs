@@ -20,7 +20,6 @@ const MAX_PROGRAM_NAME: usize = 64;
 /// Contents of [`Reply::Hello`].
 #[derive(Clone, Debug)]
 pub(crate) struct Welcome {
-    pub(crate) daemon: String,
     pub(crate) client: u64,
     pub(crate) incarnation: u64,
     pub(crate) interfaces: Vec<InterfaceInfo>,
@@ -130,7 +129,6 @@ fn welcome(
             "it speaks version {version}, this program {VERSION}"
         )),
         Reply::Hello {
-            daemon,
             client,
             incarnation,
             interfaces,
@@ -139,7 +137,6 @@ fn welcome(
             ..
         } => {
             let welcome = Welcome {
-                daemon,
                 client,
                 incarnation,
                 interfaces,

@@ -116,7 +116,7 @@ impl StreamBuilder {
         let earlier = deadline.filter(|&deadline| deadline < daemon_deadline);
         match call.wait(Some(earlier.unwrap_or(daemon_deadline))) {
             Some(answer) => self.stream(client, answer?, route),
-            None if earlier.is_some() => Err(EspError::ConnectCallTimedOut { peer }),
+            None if earlier.is_some() => Err(EspError::ConnectCallTimedOut(peer)),
             None => Err(session.silent("a connect request is not answered")),
         }
     }

@@ -1,19 +1,17 @@
 //! Operations of [`StreamRings`] as futures poll them.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
 use esp_engine::shm::{StreamState, Wake};
 
 use super::rings::StreamRings;
-use crate::blocking::as_poll;
 use crate::error::EspError;
 
 impl StreamRings {
     pub(crate) fn poll_connected(&self, cx: &Context<'_>) -> Poll<Result<(), EspError>> {
         self.wake_later(cx);
-        self.waiting.reader.register(cx);
-        self.waiting.status.arm_fd(Wake::State);
+        self.waiting.register(cx, Wake::State);
         match self.failure() {
             Some(error) => Poll::Ready(Err(error)),
             None if self.waiting.status.state() == StreamState::Connecting => Poll::Pending,
@@ -22,27 +20,20 @@ impl StreamRings {
     }
 
     pub(crate) fn poll_read(&self, cx: &Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
-        if let ready @ Poll::Ready(_) = as_poll(self.try_read(buffer)) {
-            return ready;
-        }
-        self.wake_later(cx);
-        self.waiting.reader.register(cx);
-        self.waiting.status.arm_fd(Wake::Readable);
-        as_poll(self.try_read(buffer))
+        let register = || self.wake_later(cx);
+        self.waiting
+            .poll(cx, Wake::Readable, register, || self.try_read(buffer))
     }
 
     pub(crate) fn poll_write(
         &self,
         cx: &Context<'_>,
-        buffers: &[io::IoSlice<'_>],
+        buffers: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if let ready @ Poll::Ready(_) = as_poll(self.try_write_all_of(buffers)) {
-            return ready;
-        }
-        self.wake_later(cx);
-        self.waiting.writer.register(cx);
-        self.waiting.status.arm_fd(Wake::Writable);
-        as_poll(self.try_write_all_of(buffers))
+        let register = || self.wake_later(cx);
+        self.waiting.poll(cx, Wake::Writable, register, || {
+            self.try_write_all_of(buffers)
+        })
     }
 
     /// Has the progress thread of a lease wake the task, which receives no events there.

@@ -236,7 +236,7 @@ impl StreamRings {
     pub(crate) fn wait_connected(&self, deadline: Option<Instant>) -> Result<(), EspError> {
         let decided = || self.waiting.status.state() != StreamState::Connecting || self.gone();
         if !self.wait(Wake::State, decided, deadline) {
-            return Err(EspError::ConnectCallTimedOut { peer: self.peer });
+            return Err(EspError::ConnectCallTimedOut(self.peer));
         }
         self.failure().map_or(Ok(()), Err)
     }

@@ -204,11 +204,6 @@ impl EspStream {
         self.rings.blocking.read.set(timeout)
     }
 
-    /// Returns the value of [`EspStream::set_read_timeout`].
-    pub fn read_timeout(&self) -> Option<Duration> {
-        self.rings.blocking.read.get()
-    }
-
     /// Sets the maximum wait of a write for room in the ring; then the error is of kind `TimedOut`.
     /// `None`: no limit.
     ///
@@ -216,11 +211,6 @@ impl EspStream {
     /// `InvalidInput` for zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.rings.blocking.write.set(timeout)
-    }
-
-    /// Returns the value of [`EspStream::set_write_timeout`].
-    pub fn write_timeout(&self) -> Option<Duration> {
-        self.rings.blocking.write.get()
     }
 
     /// Ends one direction or both. After `Write` the peer reads the end of the stream behind the

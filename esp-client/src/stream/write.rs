@@ -1,4 +1,4 @@
-//! Writes: bytes into the ring, and the doorbell that has the engine send them.
+//! Writing to the send ring.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -10,18 +10,18 @@ use super::rings::StreamRings;
 use crate::error::EspError;
 use crate::sync::lock;
 
-/// Bytes of writes with "more follows" that are held back at most: about a jumbo frame, beyond
+/// Maximum number of bytes that writes with "more follows" hold back: about a jumbo frame, beyond
 /// which holding back saves no frame.
 const MAX_HELD: usize = 8192;
 
 impl StreamRings {
-    /// Takes as many bytes as the ring has room for. `WouldBlock`: none.
+    /// See [`EspStream::try_write`](crate::EspStream::try_write).
     #[inline]
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.try_write_all_of(&[io::IoSlice::new(bytes)])
     }
 
-    /// The same from several buffers, with one doorbell.
+    /// Writes from several buffers, with one doorbell.
     #[inline]
     pub(crate) fn try_write_all_of(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
         if self.closed() || self.gone() {
@@ -29,20 +29,19 @@ impl StreamRings {
         }
         let mut total = 0;
         let mut wanted = 0;
-        {
-            let mut tx = lock(&self.tx);
-            if tx.is_finished() {
-                return Err(self.write_error());
-            }
-            for buffer in buffers {
-                wanted += buffer.len();
-                let n = tx.write(buffer);
-                total += n;
-                if n < buffer.len() {
-                    break;
-                }
+        let mut tx = lock(&self.tx);
+        if tx.is_finished() {
+            return Err(self.write_error());
+        }
+        for buffer in buffers {
+            wanted += buffer.len();
+            let n = tx.write(buffer);
+            total += n;
+            if n < buffer.len() {
+                break;
             }
         }
+        drop(tx);
         if total > 0 {
             self.ring();
         } else if wanted > 0 {
@@ -87,7 +86,7 @@ impl StreamRings {
         Ok(())
     }
 
-    /// Copies all buffers into the ring. `false`: there is no room for them and `spare` bytes more.
+    /// Copies all buffers into the ring; false without room for them and `spare` further bytes.
     #[inline]
     fn put_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<bool> {
         if self.closed() || self.gone() {
@@ -107,7 +106,7 @@ impl StreamRings {
         Ok(true)
     }
 
-    /// Sends what [`StreamRings::try_write_more`] held.
+    /// Sends what [`StreamRings::try_write_more`] holds back.
     pub(crate) fn flush(&self) {
         if self.held.load(Ordering::Relaxed) > 0 {
             self.ring();
@@ -117,7 +116,7 @@ impl StreamRings {
     #[cold]
     fn write_error(&self) -> io::Error {
         self.failure()
-            .unwrap_or(EspError::WriteAfterEnd { peer: self.peer })
+            .unwrap_or(EspError::WriteAfterEnd(self.peer))
             .into()
     }
 
@@ -139,19 +138,17 @@ impl StreamRings {
         )
     }
 
-    /// Bytes written that the peer's node has not acknowledged.
+    /// Returns the number of written bytes that the peer's node has not acknowledged.
     pub(crate) fn unacknowledged(&self) -> u64 {
         lock(&self.tx).pending()
     }
 
-    /// Waits until the peer's node has acknowledged everything written.
+    /// Waits until the peer's node has acknowledged all written bytes.
     pub(crate) fn wait_delivered(&self, deadline: Option<Instant>) -> io::Result<()> {
         let done = || self.unacknowledged() == 0 || self.closed() || self.gone();
         if !self.wait(Wake::Writable, done, deadline) {
-            return Err(EspError::CallTimedOut {
-                what: "waiting for the acknowledgement",
-            }
-            .into());
+            let what = "waiting for the acknowledgement";
+            return Err(EspError::CallTimedOut { what }.into());
         }
         if self.unacknowledged() == 0 {
             return Ok(());
@@ -159,7 +156,7 @@ impl StreamRings {
         Err(self.write_error())
     }
 
-    /// Sends FIN behind what was written.
+    /// Ends the sending direction, behind the written bytes.
     pub(crate) fn finish_writing(&self) {
         let mut tx = lock(&self.tx);
         if !tx.is_finished() {

@@ -57,9 +57,6 @@ impl EmbeddedEngine {
 
     /// Removes a link; false while it has connections or another thread has the engine.
     pub(in crate::lease) fn remove(&self, link: LinkId) -> bool {
-        if self.is_forked() {
-            return false;
-        }
         let Some(mut engine) = self.try_engine() else {
             return false;
         };
@@ -161,9 +158,6 @@ impl EmbeddedEngine {
 
     /// Like [`EmbeddedEngine::place_of`]; `None` also if another thread has the engine.
     pub(in crate::lease) fn place_now(&self, slot: u16) -> Option<Place> {
-        if self.is_forked() {
-            return None;
-        }
         let engine = self.try_engine()?;
         let place = engine.place_of(slot);
         self.leave(engine);
