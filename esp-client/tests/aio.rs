@@ -44,7 +44,7 @@ async fn echo_much(daemon: &FakeDaemon, bytes: usize) {
 }
 
 #[tokio::test]
-async fn echo_on_one_thread() {
+async fn echoes_on_a_single_threaded_runtime() {
     echo_much(&FakeDaemon::start(), 1_000_000).await;
 }
 
@@ -63,7 +63,7 @@ async fn many_streams_at_once() {
 }
 
 #[tokio::test]
-async fn a_refusal_and_a_reset_are_errors() {
+async fn refusal_and_reset_are_errors() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
     let refused = esp_client::EspStream::builder()

@@ -31,7 +31,7 @@ fn framed(text: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_message_passes_with_its_descriptors() {
+fn every_message_round_trips_with_its_descriptors() {
     let (here, there) = UnixStream::pair().unwrap();
     let done = encode(&Envelope {
         id: 1,
@@ -60,7 +60,7 @@ fn every_message_passes_with_its_descriptors() {
 }
 
 #[test]
-fn an_oversized_length_is_refused_before_anything_is_stored() {
+fn oversized_length_is_refused_before_storing() {
     let mut decoder = Decoder::<Request>::new();
     decoder.push(&u32::MAX.to_le_bytes(), []);
     let error = decoder.next().unwrap_err();
@@ -89,7 +89,7 @@ fn an_oversized_length_is_refused_before_anything_is_stored() {
 }
 
 #[test]
-fn an_end_inside_a_message_is_named() {
+fn end_inside_a_message_is_an_error() {
     let bytes = encode(&Envelope {
         id: 1,
         body: Request::Status,
@@ -107,7 +107,7 @@ fn an_end_inside_a_message_is_named() {
 }
 
 #[test]
-fn a_malformed_text_tells_its_id_and_the_next_message_is_read() {
+fn malformed_text_has_its_id_and_the_next_message_decodes() {
     let mut decoder = Decoder::<Request>::new();
     let mut bytes = framed(br#"{"id":7,"body":{"type":"fly"}}"#);
     bytes.extend(framed(b"\xff\xfe{"));
@@ -276,7 +276,7 @@ proptest! {
         let mut decoder = Decoder::<Reply>::new();
         for (bytes, fds) in pieces {
             decoder.push(&bytes, std::iter::repeat_with(descriptor).take(fds));
-            // Bounded: each turn takes a message away, waits, or ends in an error that stays.
+            // Bounded: each iteration consumes a message, waits, or ends in a permanent error.
             for _ in 0..bytes.len() + 2 {
                 match decoder.next() {
                     Ok(Some(_)) => {}

@@ -38,7 +38,7 @@ fn a_node_echoes_with_sequence_and_time() {
 }
 
 #[test]
-fn a_node_tells_about_itself() {
+fn information_request_returns_node_info() {
     let daemon = FakeDaemon::start();
     let socket = bind(&daemon);
     socket.send_info_request(PEER, 3).unwrap();
@@ -53,7 +53,7 @@ fn a_node_tells_about_itself() {
 }
 
 #[test]
-fn data_keeps_its_borders_and_a_short_buffer_loses_the_rest() {
+fn datagrams_keep_boundaries_and_short_buffers_truncate() {
     let daemon = FakeDaemon::start();
     let socket = bind(&daemon);
     socket.send_to(b"first", PEER, 9).unwrap();
@@ -93,7 +93,7 @@ fn a_datagram_longer_than_a_frame_is_refused() {
 }
 
 #[test]
-fn more_than_the_ring_holds_waits_for_room() {
+fn sending_waits_for_room_in_the_ring() {
     let daemon = FakeDaemon::start();
     let socket = EdpSocket::builder()
         .rings(4096, 1 << 20)
@@ -112,7 +112,7 @@ fn more_than_the_ring_holds_waits_for_room() {
 }
 
 #[test]
-fn waits_end_and_nonblocking_does_not_wait() {
+fn waits_time_out_and_nonblocking_calls_return() {
     let daemon = FakeDaemon::start();
     let socket = bind(&daemon);
     let error = socket
@@ -134,7 +134,7 @@ fn waits_end_and_nonblocking_does_not_wait() {
 }
 
 #[test]
-fn a_taken_port_says_so_and_drop_frees_one() {
+fn bound_port_is_in_use_until_dropped() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
     let error = EdpSocket::builder().bind_at(&client, 13).unwrap_err();
@@ -146,7 +146,7 @@ fn a_taken_port_says_so_and_drop_frees_one() {
 }
 
 #[test]
-fn a_waiting_receiver_ends_with_the_daemon() {
+fn waiting_receiver_fails_with_the_daemon() {
     let mut daemon = FakeDaemon::start();
     let socket = EdpSocket::builder().bind_at(&daemon.client(), 0).unwrap();
     let error = support::within(30, "receiving", move || {

@@ -1,4 +1,4 @@
-//! Daemons that are missing, vanish, or speak nonsense.
+//! Daemons that are missing, die, or send invalid messages.
 
 mod support;
 
@@ -59,8 +59,8 @@ fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
     (hello, vec![engine, page, event(), event()])
 }
 
-/// A daemon that says hello and then answers the first request with these bytes and descriptors,
-/// and closes if told to.
+/// Starts a daemon that sends a welcome, then answers the first request with these bytes and
+/// descriptors, and closes the socket if requested.
 fn answering(bytes: Vec<u8>, fds: fn() -> Vec<OwnedFd>, close: bool) -> SocketFile {
     scripted(move |mut socket| {
         let mut decoder = Decoder::new();
@@ -102,7 +102,7 @@ fn framed(text: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_missing_daemon_says_which_socket_and_what_to_do() {
+fn missing_daemon_error_names_socket_and_remedy() {
     let path = socket_name();
     let error = Client::connect(&path).unwrap_err();
     let text = error.to_string();
@@ -121,10 +121,9 @@ fn a_missing_daemon_says_which_socket_and_what_to_do() {
     assert!(Client::connect(long).is_err());
 }
 
-/// Nothing polls for the daemon's end, so a wait that misses it would hang: no finer bound is
-/// needed.
+/// Nothing polls for the daemon's death, so a wait that misses it would hang.
 #[test]
-fn a_daemon_that_vanishes_ends_every_wait() {
+fn every_wait_ends_when_the_daemon_dies() {
     within(60, "a wait", || {
         let mut daemon = FakeDaemon::start();
         let client = daemon.client();
@@ -186,7 +185,7 @@ fn a_daemon_that_vanishes_ends_every_wait() {
 }
 
 #[test]
-fn bytes_that_came_before_the_daemon_vanished_are_read() {
+fn bytes_received_before_the_daemon_died_are_readable() {
     let mut daemon = FakeDaemon::start();
     let mut stream = EspStream::builder()
         .connect_at(&daemon.client(), address(port::BYE))
@@ -221,7 +220,7 @@ fn a_new_daemon_gets_a_new_client() {
 }
 
 #[test]
-fn a_half_written_answer_is_named() {
+fn truncated_reply_is_an_error() {
     let whole = encode(&Envelope {
         id: 2,
         body: Reply::Done,
@@ -235,7 +234,7 @@ fn a_half_written_answer_is_named() {
 }
 
 #[test]
-fn an_oversized_answer_is_named() {
+fn oversized_reply_is_an_error() {
     let error = status_error(answering(u32::MAX.to_le_bytes().to_vec(), none, false));
     assert!(
         matches!(
@@ -250,7 +249,7 @@ fn an_oversized_answer_is_named() {
 }
 
 #[test]
-fn garbage_is_named() {
+fn garbage_is_an_error() {
     for text in [
         &b"not json"[..],
         b"",
@@ -273,7 +272,7 @@ fn garbage_is_named() {
 }
 
 #[test]
-fn missing_and_surplus_descriptors_are_named() {
+fn missing_and_surplus_descriptors_are_errors() {
     let rings = Rings { tx: 4096, rx: 4096 };
     let edp = Reply::Edp {
         slot: 1,
@@ -307,9 +306,9 @@ fn missing_and_surplus_descriptors_are_named() {
     assert_eq!(source, &DecodeError::UnexpectedDescriptors { got: 1 });
 }
 
-/// An answer of the wrong kind ends the call, and what it brought is given back.
+/// A reply of another type ends the call, and what it grants is released.
 #[test]
-fn an_answer_to_something_else_is_named() {
+fn reply_of_another_type_is_an_error() {
     let answer = encode(&Envelope {
         id: 2,
         body: Reply::Listening {
@@ -326,7 +325,7 @@ fn an_answer_to_something_else_is_named() {
 }
 
 #[test]
-fn memory_that_is_not_what_was_announced_is_refused() {
+fn memory_of_wrong_size_or_type_is_refused() {
     let rings = Rings { tx: 4096, rx: 4096 };
     let stream = Reply::Stream {
         slot: 1,
@@ -351,7 +350,7 @@ fn memory_that_is_not_what_was_announced_is_refused() {
         );
         let error = within(30, "the connect", move || {
             let client = Client::connect(&path).unwrap();
-            // The one answer that comes is the one to a connect request.
+            // The only reply is that to a connect request.
             EspStream::builder()
                 .path(esp_client::Path::Daemon)
                 .connect_at(&client, address(7))
@@ -365,7 +364,7 @@ fn memory_that_is_not_what_was_announced_is_refused() {
 }
 
 #[test]
-fn a_bad_welcome_is_told_apart() {
+fn bad_welcomes_have_distinct_errors() {
     let refusing = scripted(|socket| {
         let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else {
             return;
@@ -428,7 +427,7 @@ fn a_bad_welcome_is_told_apart() {
 }
 
 #[test]
-fn answers_nobody_asked_for_are_harmless() {
+fn unsolicited_replies_are_ignored() {
     let mut bytes = Vec::new();
     for id in [0, 1, 99, u64::MAX] {
         bytes.extend(

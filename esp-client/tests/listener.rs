@@ -20,7 +20,7 @@ fn count(daemon: &FakeDaemon, fits: impl Fn(&Request) -> bool) -> usize {
 }
 
 #[test]
-fn connections_are_accepted_in_turn() {
+fn connections_are_accepted_in_order() {
     let daemon = FakeDaemon::with(Options {
         incoming: 3,
         ..Options::default()
@@ -56,7 +56,7 @@ fn connections_are_accepted_in_turn() {
 }
 
 #[test]
-fn a_refused_port_says_why() {
+fn refused_port_error_has_the_cause() {
     let daemon = FakeDaemon::start();
     let error = EspListener::builder()
         .bind_at(&daemon.client(), 80)
@@ -71,7 +71,7 @@ fn a_refused_port_says_why() {
 }
 
 #[test]
-fn an_accept_that_gave_up_loses_no_connection() {
+fn timed_out_accept_loses_no_connection() {
     let daemon = FakeDaemon::start();
     let listener = EspListener::builder().bind_at(&daemon.client(), 0).unwrap();
     assert_eq!(listener.port(), 50000);
@@ -155,7 +155,7 @@ fn dropping_withdraws_the_accept_and_closes_the_port() {
 }
 
 #[test]
-fn a_connection_nobody_took_is_given_back() {
+fn unaccepted_connection_is_released() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
     let listener = EspListener::builder().bind_at(&client, 0).unwrap();
@@ -163,7 +163,7 @@ fn a_connection_nobody_took_is_given_back() {
         .accept_timeout(Duration::from_millis(10))
         .unwrap_err();
     daemon.let_in(1);
-    // The answer to a later request proves that the connection was handed to the client.
+    // The reply to a later request proves that the client received the connection.
     let end = Instant::now() + LONG;
     let answered = |daemon: &FakeDaemon| daemon.unanswered_accepts() == 0;
     while !answered(&daemon) && Instant::now() < end {
@@ -176,7 +176,7 @@ fn a_connection_nobody_took_is_given_back() {
 }
 
 #[test]
-fn a_waiting_accept_ends_with_the_daemon() {
+fn waiting_accept_fails_with_the_daemon() {
     let mut daemon = FakeDaemon::start();
     let listener = EspListener::builder().bind_at(&daemon.client(), 0).unwrap();
     let error = within(30, "the accept", move || {

@@ -1,4 +1,4 @@
-//! At the limit of open files. Alone in its file, because the limit is the process's.
+//! At the limit of open files. One test only, because the limit applies to the process.
 
 mod support;
 
@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{address, scripted, within};
 
 #[test]
-fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
+fn lost_descriptor_fails_one_call_only() {
     let (seen, closes) = std::sync::mpsc::channel();
     let path = scripted(move |socket| {
         let mut decoder = Decoder::<Request>::new();
@@ -80,7 +80,7 @@ fn a_descriptor_that_cannot_be_received_fails_one_call_only() {
                 let fds: Vec<_> = fds.into_iter().map(AsFd::as_fd).collect();
                 let bytes = encode(&Envelope { id, body }).unwrap();
                 assert_eq!(send(&socket, &bytes, &fds).unwrap(), bytes.len());
-                // The files stay open until the program has answered to the lack of them.
+                // The files stay open until the program has handled the error.
                 if !full.is_empty() {
                     rustix::event::poll(&mut [PollFd::new(&socket, PollFlags::IN)], None).unwrap();
                 }

@@ -1,4 +1,4 @@
-//! Many streams served from one thread: event bits, one descriptor, records read where they lie.
+//! Many streams served from one thread: event bits, one descriptor, records read in place.
 
 mod support;
 
@@ -46,7 +46,7 @@ fn begun(client: &Client, poller: &mut Poller, to: u16) -> EspStream {
     stream.unwrap().unwrap()
 }
 
-/// Arms for it and waits for the event.
+/// Arms an event and waits for it.
 fn told(
     poller: &mut Poller,
     stream: &EspStream,
@@ -69,7 +69,7 @@ fn told(
 }
 
 #[test]
-fn a_stream_is_begun_and_answers_by_its_event() {
+fn nonblocking_connect_completes_by_an_event() {
     let daemon = FakeDaemon::start();
     let (client, mut poller) = Client::polled(daemon.path()).unwrap();
     let streams: Vec<_> = (0..3)
@@ -88,7 +88,7 @@ fn a_stream_is_begun_and_answers_by_its_event() {
         told(&mut poller, stream, Interest::Readable, || {
             stream.has_news(7)
         });
-        // The first look leaves the last byte, and nothing more has come then.
+        // The first read leaves the last byte; nothing more has arrived.
         let taken = stream.try_read_with(0, |bytes| {
             assert_eq!(bytes, [&head[..], &body[..]].concat());
             7
@@ -131,12 +131,12 @@ fn a_message_is_written_whole_or_not_at_all() {
 }
 
 #[test]
-fn the_end_of_a_stream_is_news() {
+fn end_of_stream_is_an_event() {
     let daemon = FakeDaemon::start();
     let (client, mut poller) = Client::polled(daemon.path()).unwrap();
     let bye = begun(&client, &mut poller, port::BYE);
     told(&mut poller, &bye, Interest::Readable, || bye.has_news(3));
-    // What was left unread stands before the end.
+    // Unread bytes precede the end.
     let end = bye.try_read_with(3, |_| panic!("the end"));
     assert_eq!(end.unwrap(), 0);
     assert_eq!(bye.try_read_with(0, |bytes| bytes.len()).unwrap(), 3);
@@ -161,7 +161,7 @@ fn the_end_of_a_stream_is_news() {
 }
 
 #[test]
-fn connections_to_a_listener_are_news() {
+fn incoming_connection_is_reported() {
     let daemon = FakeDaemon::with(Options::default());
     let (client, mut poller) = Client::polled(daemon.path()).unwrap();
     let listener = EspListener::builder().bind_at(&client, 5000).unwrap();
@@ -174,7 +174,7 @@ fn connections_to_a_listener_are_news() {
 }
 
 #[test]
-fn the_daemons_end_wakes_the_sleeper() {
+fn daemons_death_wakes_a_sleeping_poller() {
     let mut daemon = FakeDaemon::start();
     let (client, mut poller) = Client::polled(daemon.path()).unwrap();
     let stream = begun(&client, &mut poller, port::SILENT);

@@ -23,7 +23,7 @@ fn typed(error: &std::io::Error) -> &EspError {
 }
 
 #[test]
-fn bytes_come_back_then_the_end() {
+fn echo_then_end_of_stream() {
     let daemon = FakeDaemon::start();
     let mut stream = connect(&daemon, port::ECHO);
     assert_eq!(stream.peer_addr(), address(port::ECHO).via("eth0"));
@@ -48,7 +48,7 @@ fn bytes_come_back_then_the_end() {
 }
 
 #[test]
-fn much_more_than_the_rings_hold_comes_back_unchanged() {
+fn transfers_more_than_the_rings_hold() {
     for spin in [
         Spin::default(),
         Spin {
@@ -137,7 +137,7 @@ fn one_client_for_each_socket() {
 }
 
 #[test]
-fn refusals_are_told_apart() {
+fn refusals_have_distinct_errors() {
     let daemon = FakeDaemon::start();
     let client = daemon.client();
     let fail = |port| {
@@ -177,7 +177,7 @@ fn refusals_are_told_apart() {
 }
 
 #[test]
-fn a_connect_that_nobody_answers_ends_at_its_time_out() {
+fn unanswered_connect_times_out() {
     let daemon = FakeDaemon::start();
     let error = EspStream::builder()
         .timeout(Duration::from_millis(30))
@@ -274,7 +274,7 @@ fn finish_waits_for_delivery() {
 }
 
 #[test]
-fn peek_does_not_take() {
+fn peek_does_not_consume() {
     let daemon = FakeDaemon::start();
     let mut stream = connect(&daemon, port::BYE);
     let mut two = [0; 2];
@@ -297,7 +297,7 @@ fn the_peers_end_leaves_the_other_direction_open() {
 }
 
 #[test]
-fn what_came_before_a_reset_is_read_first() {
+fn bytes_before_a_reset_are_read_first() {
     let daemon = FakeDaemon::start();
     let mut stream = connect(&daemon, port::DIES);
     stream.write_all(b"last words").unwrap();
@@ -335,7 +335,7 @@ fn shutting_the_reading_side_wakes_the_reader() {
 }
 
 #[test]
-fn an_abort_is_seen_by_who_still_waits() {
+fn abort_ends_waiting_calls() {
     let daemon = FakeDaemon::start();
     let stream = connect(&daemon, port::SILENT);
     let (mut reader, writer) = stream.into_split();
@@ -391,7 +391,7 @@ fn of_two_interfaces_the_faster_one_is_taken() {
 }
 
 #[test]
-fn without_an_answer_on_any_interface_no_way_is_guessed() {
+fn no_route_without_an_answer_on_any_interface() {
     let daemon = FakeDaemon::with(Options {
         two_interfaces: true,
         deaf_to_echo: true,

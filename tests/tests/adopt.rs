@@ -1,4 +1,4 @@
-//! Leases outlive the daemon: they go on without it, and the next one adopts them.
+//! Leases go on without their daemon, and the next daemon adopts them.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 const IMPATIENT: &str = "[timers]\npeer_timeout = \"1s\"\nkeepalive = \"300ms\"\n[lease]\nallow = \"all\"\ngrace = \"60s\"\n";
 
-/// Writes and echoes in turn until told to end.
+/// Writes and echoes until `stop` is set.
 struct Flow {
     stop: AtomicBool,
     rounds: AtomicU64,
@@ -55,7 +55,7 @@ impl Flow {
     }
 }
 
-/// Ends the flow on every path, so that a failure is not a hang.
+/// Stops the flow when dropped, so that a failed test does not hang.
 struct Ends<'a>(&'a Flow);
 
 impl Drop for Ends<'_> {
@@ -64,7 +64,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Connections over leases that the node's daemon shows.
+/// Returns the number of connections over leases that the node's daemon shows.
 fn leased(lab: &Lab, node: usize) -> usize {
     let status = client(lab, node).status().expect("status");
     status
@@ -75,7 +75,7 @@ fn leased(lab: &Lab, node: usize) -> usize {
 }
 
 #[test]
-fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
+fn streams_survive_restarts_of_their_daemon() {
     let Some(lab) = bare_lab("adopt_streams", 2) else {
         return;
     };
@@ -94,7 +94,7 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
         (left, listener.accept_timeout(PATIENCE).unwrap().0)
     };
     let (left, right) = connect();
-    // From a row of ports of the node whose daemon goes, too.
+    // One stream from a leased range of ports of the node whose daemon ends.
     let far_listener = EspListener::builder()
         .path(Path::Daemon)
         .bind_at(&there, 7100)
@@ -123,7 +123,7 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
             flows
                 .iter()
                 .for_each(|flow| flow.goes_on("data without a daemon"));
-            // Who connects to a leased listener needs that node's daemon as little.
+            // A leased listener accepts without its daemon.
             let late = connect();
             near = Daemon::start(&lab, 0, ALL);
             wait_until("all are adopted and shown", || leased(&lab, 0) == 3);
@@ -131,7 +131,7 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
             flows
                 .iter()
                 .for_each(|flow| flow.goes_on("data with the next daemon"));
-            // The ports are taken: for leases, and for another user altogether.
+            // The ports are in use, for leases and for another user.
             for steps in [
                 &["path:lease", "listen:7000"][..],
                 &["uid:4000", "listen:7000"],
@@ -143,7 +143,7 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
                 program.kill();
             }
             drop(late);
-            wait_until("its end is known", || leased(&lab, 0) == 2);
+            wait_until("its end is reported", || leased(&lab, 0) == 2);
             // New ones are opened over the adopted leases.
             let more = EspStream::builder()
                 .path(Path::Lease)
@@ -151,12 +151,12 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
                 .unwrap();
             drop((far_listener.accept_timeout(PATIENCE).unwrap(), more));
             drop(connect());
-            wait_until("their end is known", || leased(&lab, 0) == 2);
+            wait_until("their end is reported", || leased(&lab, 0) == 2);
         }
     });
     drop((left, right, out, listener));
-    // The port has come back to the last of the daemons.
-    wait_until("the port comes back", || {
+    // The last daemon has the port again.
+    wait_until("the port is free again", || {
         EspListener::builder()
             .path(Path::Daemon)
             .bind_at(&client(&lab, 0), 7000)
@@ -164,7 +164,7 @@ fn streams_do_not_notice_that_their_daemon_is_killed_and_stopped_and_started() {
     });
 }
 
-/// A holder at node 0 that echoes to a stream of node 1.
+/// Starts a holder at node 0 that echoes to a stream of node 1.
 fn echoing(lab: &Lab, listener: &EspListener) -> (Program, EspStream) {
     let connect = format!("connect:1:{}", listener.port());
     let program = Program::start(PROGRAM, &lab.socket(0), &["path:lease", &connect, "echo"]);
@@ -192,7 +192,7 @@ fn read_to_error(mut stream: &EspStream) -> EspError {
     }
 }
 
-/// The stream is neither answered nor given up for four peer time-outs.
+/// Checks that the stream gets neither an answer nor an error for four peer time-outs.
 fn is_only_silent(mut stream: &EspStream) {
     stream
         .set_read_timeout(Some(Duration::from_secs(4)))
@@ -206,15 +206,15 @@ fn is_only_silent(mut stream: &EspStream) {
 }
 
 #[test]
-fn the_next_daemon_answers_for_a_stopped_holder_and_resets_the_peers_of_a_dead_one() {
+fn next_daemon_answers_for_a_stopped_holder_and_resets_peers_of_a_dead_one() {
     let Some(lab) = bare_lab("adopt_liveness", 2) else {
         return;
     };
     let mut near = Daemon::start(&lab, 0, IMPATIENT);
     let _far = Daemon::start(&lab, 1, IMPATIENT);
-    for way in [Path::Daemon, Path::Lease] {
+    for path in [Path::Daemon, Path::Lease] {
         let listener = EspListener::builder()
-            .path(way)
+            .path(path)
             .bind_at(&client(&lab, 1), 0)
             .unwrap();
         let (mut program, mut stream) = echoing(&lab, &listener);
@@ -229,7 +229,7 @@ fn the_next_daemon_answers_for_a_stopped_holder_and_resets_the_peers_of_a_dead_o
         stream.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"there");
         program.kill();
-        // Sooner than by silence, which would be `TimedOut`: the new daemon knew of the connection.
+        // Not `TimedOut`, because the next daemon knew the connection.
         let error = read_to_error(&stream);
         assert!(matches!(error, EspError::PeerDied { .. }), "{error:?}");
         wait_until("nothing is left", || leased(&lab, 0) == 0);
@@ -237,7 +237,7 @@ fn the_next_daemon_answers_for_a_stopped_holder_and_resets_the_peers_of_a_dead_o
 }
 
 #[test]
-fn the_ports_of_a_holder_that_is_late_wait_for_it() {
+fn ports_are_reserved_for_a_late_holder() {
     let Some(lab) = bare_lab("adopt_late", 2) else {
         return;
     };
@@ -258,7 +258,7 @@ fn the_ports_of_a_holder_that_is_late_wait_for_it() {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     holder.says("ok accept");
     echo(&stream);
-    // It does not see the change of daemons.
+    // It is stopped while the daemon is replaced.
     signal(holder.pid(), Signal::STOP);
     near.kill();
     near = Daemon::start(&lab, 0, IMPATIENT);
@@ -270,7 +270,7 @@ fn the_ports_of_a_holder_that_is_late_wait_for_it() {
     signal(holder.pid(), Signal::CONT);
     stream.read_exact(&mut [0; 5]).unwrap();
     wait_until("it is adopted", || leased(&lab, 0) == 1);
-    // But not for ever: the holder comes too late, and somebody has its port.
+    // Without a grace period another program gets the port of a late holder.
     signal(holder.pid(), Signal::STOP);
     near.kill();
     let hasty = IMPATIENT.replace("60s", "0s");
@@ -287,8 +287,7 @@ fn the_ports_of_a_holder_that_is_late_wait_for_it() {
     let error = read_to_error(&stream);
     assert!(matches!(error, EspError::Forgotten { .. }), "{error:?}");
     signal(holder.pid(), Signal::CONT);
-    // What it hears first: that its lease is not adopted, or that its peer does not know it any
-    // more.
+    // Either the refused adoption or the peer's reset is first.
     let line = holder.says("error echo");
     assert!(
         line.contains("EndedHere") || line.contains("Forgotten"),
@@ -304,7 +303,7 @@ fn the_ports_of_a_holder_that_is_late_wait_for_it() {
 }
 
 #[test]
-fn the_ports_of_a_holder_that_died_meanwhile_are_free_at_once() {
+fn ports_of_a_holder_that_died_meanwhile_are_free() {
     let Some(lab) = bare_lab("adopt_dead", 2) else {
         return;
     };
@@ -336,7 +335,7 @@ fn the_ports_of_a_holder_that_died_meanwhile_are_free_at_once() {
 }
 
 #[test]
-fn a_lease_that_the_next_daemon_refuses_ends_with_its_words() {
+fn refused_adoption_ends_a_lease_with_the_daemons_error() {
     let Some(lab) = bare_lab("adopt_refused", 2) else {
         return;
     };
@@ -375,7 +374,7 @@ fn a_lease_that_the_next_daemon_refuses_ends_with_its_words() {
 }
 
 #[test]
-fn nothing_new_is_opened_while_no_daemon_keeps_the_ports() {
+fn no_new_streams_without_a_daemon() {
     let Some(lab) = bare_lab("adopt_nothing_new", 2) else {
         return;
     };
@@ -406,7 +405,7 @@ fn nothing_new_is_opened_while_no_daemon_keeps_the_ports() {
     near = Daemon::start(&lab, 0, ALL);
     wait_until("the lease is adopted", || leased(&lab, 0) == 1);
     connect().unwrap();
-    // What goes through the daemon needs a client of the new one, as ever.
+    // Streams through the daemon need a new client.
     assert!(here.check().is_err() && Client::connect(near.socket()).unwrap().check().is_ok());
     drop((first, listener));
 }

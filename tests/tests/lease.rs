@@ -1,4 +1,4 @@
-//! Leased ports: the engine in the program, over sockets that the daemon opened for it.
+//! Leased ports: an embedded engine over sockets that the daemon opened.
 
 use std::io::{IoSlice, Read, Write};
 use std::thread;
@@ -15,23 +15,23 @@ use rustix::process::Signal;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 
-/// Two joined streams, each with its way through its node.
-fn pair(lab: &Lab, port: u16, ways: [Path; 2]) -> (EspStream, EspStream) {
+/// Returns two connected streams with these paths through their nodes.
+fn pair(lab: &Lab, port: u16, paths: [Path; 2]) -> (EspStream, EspStream) {
     let (here, there) = (client(lab, 0), client(lab, 1));
     let listener = EspListener::builder()
-        .path(ways[1])
+        .path(paths[1])
         .bind_at(&there, port)
         .expect("listen");
     let left = EspStream::builder()
-        .path(ways[0])
+        .path(paths[0])
         .connect_at(&here, address(1, port))
         .expect("connect");
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
-    assert_eq!([left.path(), right.path()], ways);
+    assert_eq!([left.path(), right.path()], paths);
     (left, right)
 }
 
-/// Patterns both ways at the same time.
+/// Sends patterns in both directions at the same time.
 fn exchange(left: &EspStream, right: &EspStream, len: u64) {
     thread::scope(|scope| {
         scope.spawn(|| send_pattern(left, len, 1));
@@ -42,19 +42,19 @@ fn exchange(left: &EspStream, right: &EspStream, len: u64) {
 }
 
 #[test]
-fn every_mix_of_ways_carries_every_byte() {
+fn every_mix_of_paths_carries_every_byte() {
     let Some(lab) = configured_lab("lease_mixes", 2, ALL) else {
         return;
     };
-    for (port, ways) in (7000..).zip([
+    for (port, paths) in (7000..).zip([
         [Path::Lease, Path::Lease],
         [Path::Lease, Path::Daemon],
         [Path::Daemon, Path::Lease],
     ]) {
-        let (left, right) = pair(&lab, port, ways);
+        let (left, right) = pair(&lab, port, paths);
         exchange(&left, &right, 3_000_000);
-        // One thread that does both ends in turn: neither end has anybody else to drive it.
-        let (mut left, mut right) = pair(&lab, port + 100, ways);
+        // One thread alternates between both ends, so that no other thread drives their engines.
+        let (mut left, mut right) = pair(&lab, port + 100, paths);
         for round in 0..200u32 {
             left.write_all(&round.to_le_bytes()).unwrap();
             let mut got = [0; 4];
@@ -67,12 +67,12 @@ fn every_mix_of_ways_carries_every_byte() {
 }
 
 #[test]
-fn leases_are_shown_and_given_back() {
+fn leases_are_shown_and_released() {
     let Some(lab) = configured_lab("lease_shown", 2, ALL) else {
         return;
     };
     let watch = Client::connect(lab.socket(1)).unwrap();
-    let ways = || -> Vec<String> {
+    let paths = || -> Vec<String> {
         watch
             .status()
             .unwrap()
@@ -82,11 +82,11 @@ fn leases_are_shown_and_given_back() {
             .collect()
     };
     let (left, right) = pair(&lab, 7000, [Path::Daemon, Path::Lease]);
-    wait_until("the connection is shown", || ways() == ["lease"]);
+    wait_until("the connection is shown", || paths() == ["lease"]);
     drop((left, right));
-    wait_until("nothing is left", || ways().is_empty());
+    wait_until("nothing is left", || paths().is_empty());
     // The port is free again, and leased again.
-    wait_until("the port comes back", || {
+    wait_until("the port is free again", || {
         EspListener::builder()
             .path(Path::Lease)
             .bind_at(&watch, 7000)
@@ -96,7 +96,7 @@ fn leases_are_shown_and_given_back() {
 }
 
 #[test]
-fn policy_refuses_and_the_daemon_carries() {
+fn without_permission_streams_use_the_daemon() {
     let Some(lab) = configured_lab("lease_policy", 2, "[lease]\nallow = \"off\"\n") else {
         return;
     };
@@ -114,7 +114,7 @@ fn policy_refuses_and_the_daemon_carries() {
     };
     assert_eq!([left.path(), right.path()], [Path::Daemon, Path::Daemon]);
     exchange(&left, &right, 100_000);
-    // Nobody asked: the welcome said it.
+    // The program knows it from the welcome and requests none.
     assert_eq!(counter(&here, "leases_refused"), 0);
     let error = EspStream::builder()
         .path(Path::Lease)
@@ -139,7 +139,7 @@ fn policy_refuses_and_the_daemon_carries() {
         ],
         [1, 1]
     );
-    // What failed holds nothing.
+    // The failed attempt holds no port.
     EspListener::builder()
         .path(Path::Daemon)
         .bind_at(&there, 7001)
@@ -147,7 +147,7 @@ fn policy_refuses_and_the_daemon_carries() {
 }
 
 #[test]
-fn a_leased_listener_is_found_from_its_own_node() {
+fn leased_listener_accepts_from_its_own_node() {
     let Some(lab) = configured_lab("lease_own_node", 2, ALL) else {
         return;
     };
@@ -165,7 +165,7 @@ fn a_leased_listener_is_found_from_its_own_node() {
     exchange(&left, &right, 100_000);
 }
 
-/// Reads to the end, which must be an error.
+/// Reads to the end, which must be an error. Returns the number of bytes, too.
 #[track_caller]
 fn read_to_error(mut stream: &EspStream) -> (usize, EspError) {
     stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
@@ -180,14 +180,14 @@ fn read_to_error(mut stream: &EspStream) -> (usize, EspError) {
 }
 
 #[test]
-fn the_peers_of_a_killed_holder_learn_and_its_port_comes_back() {
+fn killed_holder_resets_its_peers_and_frees_its_port() {
     let Some(lab) = configured_lab("lease_killed", 2, ALL) else {
         return;
     };
     let there = client(&lab, 1);
-    for way in [Path::Daemon, Path::Lease] {
+    for path in [Path::Daemon, Path::Lease] {
         let listener = EspListener::builder()
-            .path(way)
+            .path(path)
             .bind_at(&there, 7100)
             .unwrap();
         let steps = [
@@ -203,7 +203,7 @@ fn the_peers_of_a_killed_holder_learn_and_its_port_comes_back() {
         program.says("ok path");
         program.says("ok listen");
         let second = EspStream::builder()
-            .path(way)
+            .path(path)
             .connect_at(&there, address(0, 7000))
             .unwrap();
         for step in &steps[2..5] {
@@ -219,9 +219,9 @@ fn the_peers_of_a_killed_holder_learn_and_its_port_comes_back() {
             read_to_error(&second),
             (0, EspError::PeerDied { .. })
         ));
-        // The port is the daemon's again: nobody listens there, and that is said.
+        // The port is the daemon's again, which refuses the connection.
         let error = EspStream::builder()
-            .path(way)
+            .path(path)
             .connect_at(&there, address(0, 7000))
             .unwrap_err();
         assert!(
@@ -229,7 +229,7 @@ fn the_peers_of_a_killed_holder_learn_and_its_port_comes_back() {
             "{error}"
         );
         drop(listener);
-        wait_until("the port comes back", || {
+        wait_until("the port is free again", || {
             EspListener::builder()
                 .path(Path::Daemon)
                 .bind_at(&client(&lab, 0), 7000)
@@ -239,17 +239,17 @@ fn the_peers_of_a_killed_holder_learn_and_its_port_comes_back() {
 }
 
 #[test]
-fn a_stopped_holder_is_neither_given_up_nor_flooded() {
+fn stopped_holder_is_neither_timed_out_nor_flooded() {
     let impatient =
         "[timers]\npeer_timeout = \"1s\"\nkeepalive = \"300ms\"\n[lease]\nallow = \"all\"\n";
     let Some(lab) = configured_lab("lease_stopped", 2, impatient) else {
         return;
     };
     let there = client(&lab, 1);
-    // Two ports: the remains of a connection through the daemon keep a port from being leased.
-    for (port, way) in (7100..).zip([Path::Daemon, Path::Lease]) {
+    // Two ports, because a connection in TIME-WAIT at the daemon keeps a port from being leased.
+    for (port, path) in (7100..).zip([Path::Daemon, Path::Lease]) {
         let listener = EspListener::builder()
-            .path(way)
+            .path(path)
             .bind_at(&there, port)
             .unwrap();
         let connect = format!("connect:1:{port}");
@@ -262,7 +262,7 @@ fn a_stopped_holder_is_neither_given_up_nor_flooded() {
         let mut got = [0; 5];
         stream.read_exact(&mut got).unwrap();
         signal(program.pid(), Signal::STOP);
-        // Data that nobody acknowledges, for four times the peer time-out.
+        // No acknowledgement for four peer time-outs.
         stream.write_all(b"there").unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(4)))
@@ -276,7 +276,7 @@ fn a_stopped_holder_is_neither_given_up_nor_flooded() {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.read_exact(&mut got).unwrap();
         assert_eq!(&got, b"there");
-        if way == Path::Daemon {
+        if path == Path::Daemon {
             let status = there.status().unwrap();
             let sent = status
                 .connections
@@ -312,15 +312,15 @@ fn a_lease_goes_on_without_the_daemon() {
 }
 
 #[test]
-fn root_and_members_of_a_group_may() {
+fn root_and_members_of_a_group_get_leases() {
     let config =
         "[lease]\nallow = \"root\"\nusers = [4001]\ngroups = [\"4002\", \"no-such-group\"]\n";
     let Some(lab) = configured_lab("lease_groups", 1, config) else {
         return;
     };
     let node = &lab.socket(0);
-    // (steps before listening, may it?); each on a port of its own: the daemon may still be taking
-    // back the last one's.
+    // User, listening step, and whether it may. Each has its own port, because the daemon may still
+    // hold that of the last one.
     for (who, listen, may) in [
         (None, "listen:7000", true),
         (Some("uid:4001"), "listen:7001", true),
@@ -339,35 +339,37 @@ fn root_and_members_of_a_group_may() {
     }
 }
 
-/// A rank's way of life: begins streams, looks for news, sleeps on the descriptor.
+/// Works as a rank does: connects without blocking, polls for events, sleeps on the descriptor.
 #[test]
-fn one_thread_serves_begun_and_accepted_streams() {
+fn one_thread_serves_connecting_and_accepted_streams() {
     let Some(lab) = configured_lab("lease_polled", 2, ALL) else {
         return;
     };
-    let (near, mut near_news) = Client::polled(lab.socket(0)).unwrap();
-    let (far, mut far_news) = Client::polled(lab.socket(1)).unwrap();
+    let (near, mut near_poller) = Client::polled(lab.socket(0)).unwrap();
+    let (far, mut far_poller) = Client::polled(lab.socket(1)).unwrap();
     let listener = EspListener::builder().bind_at(&far, 7000).unwrap();
     listener.set_nonblocking(true).unwrap();
     assert_eq!(
         listener.accept().unwrap_err().kind(),
         std::io::ErrorKind::WouldBlock
     );
-    let mut begun: Vec<_> = (0..40)
+    let mut connecting: Vec<_> = (0..40)
         .map(|_| {
             EspStream::builder()
                 .begin_at(&near, address(1, 7000))
                 .unwrap()
         })
         .collect();
-    assert!(near_news.poll(|_| ()), "a begun stream is an answer");
-    let left: Vec<_> = begun
+    assert!(near_poller.poll(|_| ()), "a connecting stream is an answer");
+    let left: Vec<_> = connecting
         .iter_mut()
-        .map(|begun| begun.poll().unwrap().unwrap())
+        .map(|connecting| connecting.poll().unwrap().unwrap())
         .collect();
     assert!(
-        begun.iter_mut().all(|begun| begun.poll().is_none()),
-        "given out once"
+        connecting
+            .iter_mut()
+            .all(|connecting| connecting.poll().is_none()),
+        "returned once"
     );
     let mut right = Vec::new();
     let deadline = Instant::now() + PATIENCE;
@@ -378,8 +380,8 @@ fn one_thread_serves_begun_and_accepted_streams() {
             right.len(),
             left.len()
         );
-        near_news.poll(|_| ());
-        if far_news.poll(|_| ()) {
+        near_poller.poll(|_| ());
+        if far_poller.poll(|_| ()) {
             while let Ok((stream, _)) = listener.accept() {
                 right.push(stream);
             }
@@ -390,7 +392,7 @@ fn one_thread_serves_begun_and_accepted_streams() {
             .chain(&right)
             .all(|stream| stream.path() == Path::Lease)
     );
-    // The far side sleeps; what is sent wakes it, by the slot of the stream.
+    // A message wakes the sleeping far side with an event for the slot of its stream.
     for (number, stream) in (0u8..).zip(&left) {
         let to = right
             .iter()
@@ -398,17 +400,17 @@ fn one_thread_serves_begun_and_accepted_streams() {
             .unwrap();
         to.arm(Interest::Readable);
         assert!(!to.has_news(0));
-        while !far_news.try_sleep() {
-            far_news.poll(|_| ());
+        while !far_poller.try_sleep() {
+            far_poller.poll(|_| ());
         }
         stream
             .try_write_whole(&[IoSlice::new(&[number; 3])], 0)
             .unwrap();
         let (mut slots, mut sleeps) = (Vec::new(), 0);
         while !slots.contains(&to.slot()) {
-            assert!(Instant::now() < deadline, "no news of {}", to.slot());
-            if sleeps > 0 && !far_news.try_sleep() {
-                far_news.poll(|slot| slots.push(slot));
+            assert!(Instant::now() < deadline, "no event of {}", to.slot());
+            if sleeps > 0 && !far_poller.try_sleep() {
+                far_poller.poll(|slot| slots.push(slot));
                 continue;
             }
             sleeps += 1;
@@ -416,21 +418,21 @@ fn one_thread_serves_begun_and_accepted_streams() {
                 tv_sec: 10,
                 tv_nsec: 0,
             };
-            let fd = far_news.fd();
+            let fd = far_poller.fd();
             assert_eq!(
                 poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&wait)).unwrap(),
                 1,
-                "nobody woke it"
+                "not woken"
             );
-            far_news.poll(|slot| slots.push(slot));
-            near_news.poll(|_| ());
+            far_poller.poll(|slot| slots.push(slot));
+            near_poller.poll(|_| ());
         }
         assert_eq!(to.try_read_with(0, |bytes| bytes.len()).unwrap(), 3);
     }
 }
 
 #[test]
-fn a_link_that_goes_down_and_up_is_only_a_pause() {
+fn streams_survive_a_link_that_goes_down_and_up() {
     let Some(lab) = configured_lab("lease_link", 2, ALL) else {
         return;
     };
@@ -453,10 +455,10 @@ fn a_lowered_mtu_ends_connections_of_longer_frames() {
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     (&left).write_all(b"before").unwrap();
     (&right).read_exact(&mut [0; 6]).unwrap();
-    // The engine in the program hears of no link events: the kernel's refusals tell it.
+    // The embedded engine gets no link events; it learns the MTU from errors of the kernel.
     ip(&lab, 0, "link set eth0 mtu 1000");
     (&left).write_all(&[0; 100_000]).unwrap();
-    // As on the daemon's path: both agreed on longer segments than fit now.
+    // As through the daemon: both agreed on longer segments than fit now.
     let (_, error) = read_to_error(&right);
     assert!(matches!(error, EspError::PeerLimit { .. }), "{error:?}");
     let (_, error) = read_to_error(&left);
@@ -470,7 +472,7 @@ fn a_lowered_mtu_ends_connections_of_longer_frames() {
 }
 
 #[test]
-fn connections_that_follow_each_other_closely_are_told_apart() {
+fn connections_in_quick_succession_are_distinguished() {
     let Some(lab) = configured_lab("lease_follow", 2, ALL) else {
         return;
     };
@@ -488,14 +490,14 @@ fn connections_that_follow_each_other_closely_are_told_apart() {
     };
     let mut last = connect();
     for _ in 0..100 {
-        // Gone at once, and the next one takes its place.
+        // The next connection reuses the slot at once.
         last.0.abort().unwrap();
         last = connect();
     }
     let watch = Client::connect(lab.socket(0)).unwrap();
     let shown = || watch.status().unwrap().connections.len();
-    wait_until("the living one alone is shown", || shown() == 1);
-    // Nor does a late word about its forerunners remove it.
+    wait_until("only the open one is shown", || shown() == 1);
+    // A late report about earlier ones does not remove it.
     thread::sleep(Duration::from_millis(200));
     assert_eq!(shown(), 1);
     drop(last);
@@ -503,17 +505,17 @@ fn connections_that_follow_each_other_closely_are_told_apart() {
 }
 
 #[test]
-fn bytes_held_back_by_the_window_arrive_though_the_program_makes_no_call() {
+fn bytes_beyond_the_window_arrive_while_the_program_makes_no_call() {
     let Some(lab) = configured_lab("lease_away", 2, ALL) else {
         return;
     };
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     left.set_nonblocking(true).unwrap();
     right.set_read_timeout(Some(PATIENCE)).unwrap();
-    // The second round begins when the progress thread has slept and the program has come back.
+    // The second round begins after the progress thread has slept and the program polls again.
     for _ in 0..2 {
         let mut sent = 0;
-        // No reads: the window closes, and the ring fills.
+        // Without reads the window closes and the ring fills.
         while let Ok(more) = left.try_write(&[7; 4096]) {
             sent += more;
         }
@@ -527,7 +529,7 @@ fn bytes_held_back_by_the_window_arrive_though_the_program_makes_no_call() {
 }
 
 #[test]
-fn a_write_with_more_to_follow_is_sent_by_flush_the_next_write_or_8_kib() {
+fn held_writes_are_sent_by_flush_by_the_next_write_and_at_8_kib() {
     for path in [Path::Lease, Path::Daemon] {
         let Some(lab) = configured_lab("lease_more", 2, ALL) else {
             return;
@@ -542,7 +544,7 @@ fn a_write_with_more_to_follow_is_sent_by_flush_the_next_write_or_8_kib() {
         };
         more(b"one ");
         more(b"two ");
-        // Longer than the progress thread takes to look.
+        // Longer than the progress thread's interval.
         thread::sleep(Duration::from_millis(50));
         right.set_nonblocking(true).unwrap();
         let early = right.try_read(&mut [0; 8]);

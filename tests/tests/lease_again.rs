@@ -1,4 +1,4 @@
-//! A port whose connections over a lease live on is listened at again.
+//! Listening again on a port that still has connections over a lease.
 
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
 use esp_tests::process::configured_lab;
@@ -44,19 +44,18 @@ fn in_use(lab: &Lab, port: u16) {
 }
 
 #[test]
-fn a_program_listens_again_where_its_connections_live() {
+fn port_with_live_connections_can_be_listened_on_again() {
     let Some(lab) = configured_lab("lease_again", 2, ALL) else {
         return;
     };
     let (here, there) = (client(&lab, 0), client(&lab, 1));
-    for way in [Path::Lease, Path::Auto] {
-        let listen = || EspListener::builder().path(way).bind_at(&there, 7000);
+    for path in [Path::Lease, Path::Auto] {
+        let listen = || EspListener::builder().path(path).bind_at(&there, 7000);
         let first = listen().unwrap();
         let old = join(&here, &first, 7000);
         assert!(listen().is_err(), "one listener at a time");
         drop(first);
-        // The port is the program's still, so nobody hears that nobody listens but who asks over
-        // the wire.
+        // The port is still leased; its engine refuses connections over the wire.
         let error = EspStream::builder()
             .connect_at(&here, address(1, 7000))
             .unwrap_err();
@@ -74,14 +73,14 @@ fn a_program_listens_again_where_its_connections_live() {
         let new = join(&here, &again, 7000);
         exchange(&old);
         exchange(&new);
-        // From the own node it is found, too.
+        // The own node connects through the daemon.
         let near = EspStream::builder()
             .connect_at(&there, address(1, 7000))
             .unwrap();
         let (far, _) = again.accept_timeout(PATIENCE).unwrap();
         exchange(&(near, far));
         drop((old, new, again));
-        wait_until("the port comes back", || {
+        wait_until("the port is free again", || {
             EspListener::builder()
                 .path(Path::Daemon)
                 .bind_at(&there, 7000)

@@ -1,4 +1,4 @@
-//! Holders of leases that stand still, or that send what they should not.
+//! Holders of leases that are stopped, or send invalid frames.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -20,19 +20,19 @@ use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 
-/// Ten seconds are five peer time-outs.
+/// Five peer time-outs.
 const STOPPED: Duration = Duration::from_secs(10);
 const TWO_SECONDS: &str =
     "[timers]\npeer_timeout = \"2s\"\nkeepalive = \"500ms\"\n[lease]\nallow = \"all\"\n";
-/// Bytes that count as a flow.
+/// Number of bytes that proves that data flows.
 const SOME: u64 = 4_000_000;
 
 #[test]
-fn a_holder_stopped_under_load_is_waited_for_in_silence() {
+fn few_frames_are_sent_to_a_holder_stopped_under_load() {
     let Some(lab) = configured_lab("lease_stopped_under_load", 2, TWO_SECONDS) else {
         return;
     };
-    for (port, way) in (7000..).zip([Path::Daemon, Path::Lease]) {
+    for (port, path) in (7000..).zip([Path::Daemon, Path::Lease]) {
         let listen = format!("listen:{port}");
         let holder = Program::start(
             PROGRAM,
@@ -42,7 +42,7 @@ fn a_holder_stopped_under_load_is_waited_for_in_silence() {
         holder.says("ok path");
         holder.says("ok listen");
         let stream = EspStream::builder()
-            .path(way)
+            .path(path)
             .connect_at(&client(&lab, 1), address(0, port))
             .unwrap();
         holder.says("ok accept");
@@ -62,24 +62,28 @@ fn a_holder_stopped_under_load_is_waited_for_in_silence() {
             });
             flows(0);
             signal(holder.pid(), Signal::STOP);
-            // What was under way is on its way; the writer fills its window and its ring.
+            // Frames in flight arrive, and the writer fills window and ring.
             thread::sleep(Duration::from_millis(500));
             while ear.hear(Duration::ZERO).is_some() {}
-            assert!(stream.unacknowledged() > 0, "nothing is under way");
+            assert!(stream.unacknowledged() > 0, "nothing is in flight");
             let stuck = written.load(Ordering::Relaxed);
             let (end, mut heard) = (Instant::now() + STOPPED, 0);
             while Instant::now() < end {
                 let sent = ear.hear(Duration::from_millis(100));
                 heard += u32::from(sent.is_some_and(|frame| frame.src == Node(1).mac()));
             }
-            assert_eq!(written.load(Ordering::Relaxed), stuck, "somebody reads");
-            // Every 200 ms a repetition of the four frames that the window has after a time-out,
-            // and four questions a second whether the port is held.
+            assert_eq!(
+                written.load(Ordering::Relaxed),
+                stuck,
+                "the stopped holder reads"
+            );
+            // Every 200 ms a retransmission of the four frames that fit into the window after a
+            // time-out, and four liveness queries a second.
             assert!(
                 heard <= 51 * 4 + 11 * 4,
-                "{heard} frames in ten seconds to one who does not answer"
+                "{heard} frames in ten seconds to a stopped holder"
             );
-            assert!(heard > 10, "it was given up after {heard} frames");
+            assert!(heard > 10, "it timed out after {heard} frames");
             signal(holder.pid(), Signal::CONT);
             flows(stuck);
         });
@@ -88,7 +92,7 @@ fn a_holder_stopped_under_load_is_waited_for_in_silence() {
     }
 }
 
-/// Sets the flag on every path, so that a failure is not a hang.
+/// Sets the flag when dropped, so that a failed test does not hang.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -97,8 +101,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Sends as the socket's owner may: any bytes.
-fn corrupt(socket: impl AsFd, bytes: &[u8]) {
+/// Sends arbitrary bytes over a leased socket.
+fn send_raw(socket: impl AsFd, bytes: &[u8]) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match send(&socket, bytes, SendFlags::empty()) {
@@ -112,8 +116,8 @@ fn corrupt(socket: impl AsFd, bytes: &[u8]) {
 }
 
 #[test]
-fn corruption_by_a_lease_holder_is_counted_and_harms_no_other() {
-    let Some(lab) = configured_lab("lease_corrupt", 2, "[lease]\nallow = \"all\"\n") else {
+fn invalid_frames_of_a_holder_are_counted_and_harmless() {
+    let Some(lab) = configured_lab("lease_invalid_frames", 2, "[lease]\nallow = \"all\"\n") else {
         return;
     };
     let (mut holder, _welcome) = RawProgram::welcomed(&lab.socket(0));
@@ -128,8 +132,8 @@ fn corruption_by_a_lease_holder_is_counted_and_harms_no_other() {
     let socket = &sockets[0];
     let (here, there) = (client(&lab, 0), client(&lab, 1));
 
-    // One kind after the other: each is counted under its own name. (What comes from a group
-    // address does not pass the switch.)
+    // One kind after the other: each has its own counter. (Frames from a group address do not pass
+    // the switch.)
     let frame = || Frame::new(0, 1, ACK).ports(port, 9);
     let other = |src: [u8; 6]| Frame { src, ..frame() };
     let kinds: [(&str, &str, Vec<u8>); 5] = [
@@ -140,26 +144,22 @@ fn corruption_by_a_lease_holder_is_counted_and_harms_no_other() {
         ),
         (
             "rx_drop_no_connection",
-            "one of a port that is not leased",
+            "one from a port that is not leased",
             frame().ports(port ^ 1, 9).bytes(),
         ),
         (
             "rx_drop_no_connection",
-            "one of another station",
+            "one from another station",
             other([2, 0, 0, 0, 7, 7]).bytes(),
         ),
-        (
-            "rx_drop_flag_combination",
-            "flags that do not go together",
-            {
-                Frame {
-                    flags: SYN | RST,
-                    ..frame()
-                }
-                .bytes()
-            },
-        ),
-        ("rx_drop_edp_port", "a datagram for nobody", {
+        ("rx_drop_flag_combination", "invalid flags", {
+            Frame {
+                flags: SYN | RST,
+                ..frame()
+            }
+            .bytes()
+        }),
+        ("rx_drop_edp_port", "a datagram for an unbound port", {
             Frame {
                 flags: 0,
                 ..frame()
@@ -170,23 +170,23 @@ fn corruption_by_a_lease_holder_is_counted_and_harms_no_other() {
     ];
     for (name, what, bytes) in kinds {
         expect_drops(&there, name, 20, what, || {
-            (0..20).for_each(|_| corrupt(socket, &bytes));
+            (0..20).for_each(|_| send_raw(socket, &bytes));
         });
     }
 
-    // Then everything at once, while streams of both ways run between the same nodes.
+    // Then all kinds at once, while streams over both paths run between the same nodes.
     let mut dice = Dice::new();
     let before: u64 = drops(&there).values().sum();
     let over = AtomicBool::new(false);
     let pairs: Vec<_> = (7000..)
         .zip([[Path::Daemon; 2], [Path::Lease; 2]])
-        .map(|(port, ways)| {
+        .map(|(port, paths)| {
             let listener = EspListener::builder()
-                .path(ways[1])
+                .path(paths[1])
                 .bind_at(&there, port)
                 .unwrap();
             let left = EspStream::builder()
-                .path(ways[0])
+                .path(paths[0])
                 .connect_at(&here, address(1, port))
                 .unwrap();
             (left, listener.accept_timeout(PATIENCE).unwrap().0)
@@ -214,8 +214,8 @@ fn corruption_by_a_lease_holder_is_counted_and_harms_no_other() {
         });
         while !over.load(Ordering::Relaxed) || sent < 2000 {
             let mut bytes = Frame::new(0, 1, 0).behind(&dice.bytes(1400)).bytes();
-            // Behind the addresses: anything. Every other time with a source of its own making,
-            // which is nobody's.
+            // Random bytes behind the addresses. Every second frame has a random source that no
+            // node has.
             let types = [ESP, EDP, 0x0800, dice.word() as u16];
             let packet_type = types[dice.below(types.len())];
             dice.fill(&mut bytes[12..25]);
@@ -224,15 +224,15 @@ fn corruption_by_a_lease_holder_is_counted_and_harms_no_other() {
                 dice.fill(&mut bytes[6..12]);
                 bytes[6] = 0x06;
             }
-            corrupt(socket, &bytes);
+            send_raw(socket, &bytes);
             sent += 1;
         }
     });
-    wait_until("the nonsense to be counted", || {
+    wait_until("the invalid frames are counted", || {
         drops(&there).values().sum::<u64>() > before + sent / 4
     });
     drop(pairs);
-    // The daemon treats it as any other program.
+    // The daemon still serves the sender.
     let (reply, _) = holder.ask(Request::Status);
     assert!(matches!(reply, Reply::Status(_)), "{reply:?}");
 }

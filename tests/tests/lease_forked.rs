@@ -1,4 +1,4 @@
-//! A forked child leaves its parent's engine alone.
+//! A forked child does not use its parent's engine.
 
 use std::io::{ErrorKind, Read, Write};
 use std::thread;
@@ -27,7 +27,7 @@ fn fork(run: impl FnOnce() -> bool) -> Pid {
     }
 }
 
-/// Its exit status; killed when it hangs.
+/// Returns the exit status of a child; kills it if it hangs.
 fn wait(child: Pid) -> Option<i32> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -43,14 +43,14 @@ fn wait(child: Pid) -> Option<i32> {
     }
 }
 
-/// Everything of the parent's that might touch the engine.
-fn meddle(mut news: Poller, listener: EspListener, stream: &EspStream) -> bool {
+/// Calls everything that could use the parent's engine. Returns true if all is refused.
+fn use_parents_objects(mut poller: Poller, listener: EspListener, stream: &EspStream) -> bool {
     let forked = |error: &std::io::Error| matches!(EspError::of(error), Some(EspError::Forked));
     let until = Instant::now() + Duration::from_millis(300);
     while Instant::now() < until {
-        // Both may be said: nothing here is for the child.
-        let _ = news.try_sleep();
-        let _ = news.poll(|_| ());
+        // Both results are possible; no event is for the child.
+        let _ = poller.try_sleep();
+        let _ = poller.poll(|_| ());
     }
     let refused = [
         listener.accept().map(drop).unwrap_err(),
@@ -74,12 +74,12 @@ fn meddle(mut news: Poller, listener: EspListener, stream: &EspStream) -> bool {
 }
 
 #[test]
-fn a_child_neither_drives_the_engine_nor_waits_for_it() {
+fn forked_child_neither_drives_the_engine_nor_waits_for_it() {
     let Some(lab) = configured_lab("lease_forked", 2, ALL) else {
         return;
     };
     let far = Client::connect(lab.socket(0)).unwrap();
-    let (near, news) = Client::polled(lab.socket(1)).unwrap();
+    let (near, poller) = Client::polled(lab.socket(1)).unwrap();
     let listener = EspListener::builder()
         .path(Path::Lease)
         .bind_at(&near, 7000)
@@ -92,22 +92,21 @@ fn a_child_neither_drives_the_engine_nor_waits_for_it() {
     assert_eq!([left.path(), right.path()], [Path::Lease; 2]);
     left.set_read_timeout(Some(PATIENCE)).unwrap();
     right.set_read_timeout(Some(PATIENCE)).unwrap();
-    // The driver of the parent's engine sleeps in it while the child is made: in the child that
-    // thread never comes back.
+    // The driver of the parent's engine sleeps during the fork. In the child that thread does not
+    // exist, so its lock is never released.
     let (child, kept) = thread::scope(|scope| {
         let waiting = scope.spawn(|| (&right).read_exact(&mut [0; 1]).unwrap());
         thread::sleep(Duration::from_millis(50));
-        let mut taken = Some((news, listener));
+        let mut taken = Some((poller, listener));
         let child = fork(|| {
-            let (news, listener) = taken.take().unwrap();
-            meddle(news, listener, &right)
+            let (poller, listener) = taken.take().unwrap();
+            use_parents_objects(poller, listener, &right)
         });
         (&left).write_all(&[1]).unwrap();
         waiting.join().unwrap();
         (child, taken)
     });
-    // Frames come, and only the progress thread drives the engine: whatever the child took would be
-    // missing here.
+    // Only the progress thread drives the engine now. A frame that the child took would be missing.
     for round in 0..ROUNDS {
         left.write_all(&round.to_le_bytes()).unwrap();
         thread::sleep(Duration::from_millis(2));
@@ -117,12 +116,12 @@ fn a_child_neither_drives_the_engine_nor_waits_for_it() {
         right.read_exact(&mut got).unwrap();
         assert_eq!(got, round.to_le_bytes());
     }
-    assert_eq!(wait(child), Some(0), "what it tried was not refused");
-    let (mut news, listener) = kept.expect("the parent's stay");
-    // The child's end of all that ended nothing here.
+    assert_eq!(wait(child), Some(0), "a call of the child was not refused");
+    let (mut poller, listener) = kept.expect("the parent's stay");
+    // The child's drops had no effect here.
     listener.set_nonblocking(true).unwrap();
     assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
-    news.poll(|_| ());
+    poller.poll(|_| ());
     right.write_all(b"still there").unwrap();
     let mut got = [0; 11];
     left.read_exact(&mut got).unwrap();

@@ -1,5 +1,5 @@
-//! Many leased ports on a node: one demultiplexing point, and what becomes of it when leases,
-//! holders and daemons go.
+//! Many leased ports on a node share one demultiplexing point, also when leases, holders and
+//! daemons end.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -19,14 +19,13 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
-/// Bytes of one round: several frames each way.
+/// Bytes of one round: several frames in each direction.
 const ROUND: usize = 5000;
-/// Tests here look at the sockets of this process, so they run one after the other where they share
-/// one.
+/// Serializes the tests, which inspect the sockets of this process.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The fan-out groups of this process's packet sockets, with their members here. Who shares a group
-/// shares the place at which the kernel hands frames over.
+/// Returns the fan-out groups of this process's packet sockets, with the number of members here.
+/// Sockets of a group share one entry in the kernel's list of receivers.
 fn groups() -> BTreeMap<u16, usize> {
     let this = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
         .expect("this process");
@@ -54,12 +53,12 @@ fn groups() -> BTreeMap<u16, usize> {
     groups
 }
 
-/// One group for each protocol, in which so many leases are.
+/// Returns true if there is one group for each protocol, with this number of leases.
 fn in_two_groups(leases: usize) -> bool {
     groups().into_values().collect::<Vec<_>>() == [leases; 2]
 }
 
-/// Packet sockets of the node, whoever has them.
+/// Returns the number of packet sockets of all processes of the node.
 fn packet_sockets(lab: &Lab, node: usize) -> usize {
     let output = lab
         .command(node, "cat")
@@ -87,7 +86,7 @@ fn joined(from: &Client, to: &Client, port: u16) -> (EspStream, EspStream) {
     (left, right)
 }
 
-/// There and back, checked at both ends; every stream has bytes of its own.
+/// Sends bytes that are specific to the stream there and back, and checks them at both ends.
 fn round(pair: &(EspStream, EspStream), salt: u64) {
     let sent: Vec<u8> = (0..ROUND as u64).map(|at| byte(at, salt)).collect();
     let mut got = vec![0; ROUND];
@@ -101,7 +100,7 @@ fn round(pair: &(EspStream, EspStream), salt: u64) {
 }
 
 #[test]
-fn sixty_four_leases_are_in_the_groups_of_one() {
+fn all_leases_share_two_fanout_groups() {
     let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = configured_lab("lease_groups", 2, ALL) else {
         return;
@@ -120,7 +119,7 @@ fn sixty_four_leases_are_in_the_groups_of_one() {
     wait_until("the first one is in a group", || in_two_groups(1));
     listeners.extend((7001..7064).map(lease));
     wait_until("all are", || in_two_groups(64));
-    // Each is heard.
+    // Each accepts.
     let from = client(&lab, 0);
     for (port, listener) in (7000..).zip(&listeners) {
         let left = EspStream::builder()
@@ -132,20 +131,20 @@ fn sixty_four_leases_are_in_the_groups_of_one() {
     }
     drop(listeners);
     drop(holders);
-    wait_until("the groups are given up", || {
+    wait_until("the groups are released", || {
         packet_sockets(&lab, 1) <= alone
     });
 }
 
 #[test]
-fn who_ends_is_not_the_last_to_close_its_sockets() {
+fn daemon_closes_the_sockets_of_a_dead_holder_last() {
     let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = configured_lab("lease_close", 1, ALL) else {
         return;
     };
     let daemon = daemon_pid(&lab, 0);
-    // The kernel takes some 15 ms to close a packet socket for good, a spare one, too: that is left
-    // to the daemon, which has copies.
+    // The last close of a packet socket blocks for some 15 ms in the kernel, also for a spare one.
+    // The daemon has copies, so that the block is its own.
     let kept = |file: &u64| {
         let files = std::fs::read_dir(format!("/proc/{daemon}/fd"))
             .expect("descriptors")
@@ -174,20 +173,20 @@ fn who_ends_is_not_the_last_to_close_its_sockets() {
         assert_eq!(sockets.len(), 4);
         assert!(
             files.iter().all(kept),
-            "of {files:?} the daemon does not keep all"
+            "the daemon does not keep all of {files:?}"
         );
     }
     let [(holder, sockets, ended), (_other, _, files)] = holders;
     drop((holder, sockets));
-    // Places in a group are not given back while it is used; spares have none.
-    wait_until("the spares of who ended are closed", || {
+    // Members of a group stay while it is used; spares are in none.
+    wait_until("the spares of the ended holder are closed", || {
         !ended[2..].iter().any(kept)
     });
-    assert!(files.iter().all(kept), "those of the other one are there");
+    assert!(files.iter().all(kept), "those of the other one are open");
 }
 
 #[test]
-fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
+fn adopted_leases_join_the_groups_of_the_next_daemon() {
     let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = bare_lab("adopt_groups", 2) else {
         return;
@@ -225,7 +224,7 @@ fn adopted_leases_are_in_the_groups_of_the_next_daemon() {
 }
 
 #[test]
-fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
+fn many_leases_receive_their_own_frames_under_churn() {
     let _turn = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(lab) = configured_lab("lease_many", 2, ALL) else {
         return;
@@ -235,8 +234,7 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
     let mut programs = Vec::new();
     let pairs: Vec<_> = (0..64usize)
         .map(|n| {
-            // Holders of their own between the others, which are killed when no daemon is there any
-            // more.
+            // Between the others, holders that are killed after the daemons.
             if n % 16 == 0 {
                 for node in 0..2 {
                     let listen = format!("listen:{}", 6000 + n);
@@ -255,7 +253,7 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
         .collect();
     let (stop, quiet) = (AtomicBool::new(false), AtomicBool::new(false));
     let rounds: Vec<AtomicUsize> = pairs.iter().map(|_| AtomicUsize::new(0)).collect();
-    let come_and_gone = AtomicUsize::new(0);
+    let churned = AtomicUsize::new(0);
     let all_advance = |what: &str, by: usize| {
         let before: Vec<_> = rounds
             .iter()
@@ -271,13 +269,13 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
         while !advanced() {
             assert!(
                 Instant::now() < deadline,
-                "{what}: some stream stands still"
+                "{what}: a stream makes no progress"
             );
             thread::sleep(std::time::Duration::from_millis(5));
         }
     };
     thread::scope(|scope| {
-        // Threads end also when something here fails.
+        // Ends the threads if the test fails.
         let _end = StopOnDrop(&stop);
         for (n, (pair, count)) in pairs.iter().zip(&rounds).enumerate() {
             let stop = &stop;
@@ -288,7 +286,7 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
                 }
             });
         }
-        let (quiet, stop, come_and_gone, lab) = (&quiet, &stop, &come_and_gone, &lab);
+        let (quiet, stop, churned, lab) = (&quiet, &stop, &churned, &lab);
         let churn: Vec<_> = (0..2u16)
             .map(|n| {
                 scope.spawn(move || {
@@ -297,7 +295,7 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
                         if quiet.load(Ordering::Relaxed) || stop.load(Ordering::Relaxed) {
                             return;
                         }
-                        // A program comes, and one that came before goes.
+                        // A program starts, and an earlier one ends.
                         let (here, there) = (client(lab, 0), client(lab, 1));
                         let pair = joined(&here, &there, port);
                         round(&pair, u64::from(port));
@@ -305,20 +303,20 @@ fn many_leases_each_get_their_own_frames_whatever_comes_and_goes() {
                         if kept.len() > usize::from(port % 5) {
                             kept.pop_front();
                         }
-                        come_and_gone.fetch_add(1, Ordering::Relaxed);
+                        churned.fetch_add(1, Ordering::Relaxed);
                     }
                 })
             })
             .collect();
         all_advance("at first", 3);
-        wait_until("leases come and go", || {
-            come_and_gone.load(Ordering::Relaxed) >= 20
+        wait_until("leases start and end", || {
+            churned.load(Ordering::Relaxed) >= 20
         });
-        all_advance("while others come and go", 3);
+        all_advance("while others start and end", 3);
         quiet.store(true, Ordering::Relaxed);
         churn
             .into_iter()
-            .for_each(|thread| thread.join().expect("come and gone"));
+            .for_each(|thread| thread.join().expect("a churning thread"));
         for node in 0..2 {
             signal(daemon_pid(lab, node), Signal::KILL);
         }

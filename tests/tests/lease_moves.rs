@@ -1,4 +1,4 @@
-//! Streams over leases on nodes with two interfaces: when one dies they go on over the other.
+//! Streams over leases on nodes with two interfaces move when one of them fails.
 
 use std::io::{Read, Write};
 use std::thread;
@@ -17,31 +17,31 @@ use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
-/// Every way of which a lease is one end or both.
-const WAYS: [[Path; 2]; 3] = [
+/// All pairs of paths with at least one lease.
+const PATHS: [[Path; 2]; 3] = [
     [Path::Lease, Path::Lease],
     [Path::Lease, Path::Daemon],
     [Path::Daemon, Path::Lease],
 ];
 
-/// Two joined streams, each with its way through its node; the listener is on the first interface
-/// only, or on both.
-fn pair(lab: &Lab, port: u16, ways: [Path; 2], interface: Option<&str>) -> (EspStream, EspStream) {
-    let mut listener = EspListener::builder().path(ways[1]);
+/// Returns two connected streams with these paths through their nodes; the listener is on this
+/// interface, or on both.
+fn pair(lab: &Lab, port: u16, paths: [Path; 2], interface: Option<&str>) -> (EspStream, EspStream) {
+    let mut listener = EspListener::builder().path(paths[1]);
     if let Some(interface) = interface {
         listener = listener.interface(interface);
     }
     let listener = listener.bind_at(&client(lab, 1), port).expect("listen");
     let left = EspStream::builder()
-        .path(ways[0])
+        .path(paths[0])
         .connect_at(&client(lab, 0), address(1, port))
         .expect("connect");
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
-    assert_eq!([left.path(), right.path()], ways);
+    assert_eq!([left.path(), right.path()], paths);
     (left, right)
 }
 
-/// Where the connections of a node run, as its daemon shows it.
+/// Returns the interfaces of a node's connections, as its daemon shows them.
 fn places(at: &Client) -> Vec<String> {
     let mut all: Vec<_> = at
         .status()
@@ -65,13 +65,13 @@ fn run_over(lab: &Lab, interface: &str) {
 }
 
 #[test]
-fn an_interface_set_down_under_load() {
+fn streams_move_from_an_interface_set_down() {
     let Some(lab) = two_rails("lease_moves_down", ALL) else {
         return;
     };
-    for (port, ways) in (7000..).zip(WAYS) {
+    for (port, paths) in (7000..).zip(PATHS) {
         for interface in [None, Some("eth0")] {
-            let (left, right) = pair(&lab, port, ways, interface);
+            let (left, right) = pair(&lab, port, paths, interface);
             run_over(&lab, "eth0");
             Exchange::during(&left, &right, |exchange| {
                 exchange.flows(4 << 20);
@@ -89,12 +89,12 @@ fn an_interface_set_down_under_load() {
 }
 
 #[test]
-fn a_switch_that_falls_silent_under_load() {
+fn streams_move_from_a_silent_switch() {
     let Some(lab) = two_rails("lease_moves_silent", ALL) else {
         return;
     };
-    for (port, ways) in (7000..).zip(WAYS) {
-        let (left, right) = pair(&lab, port, ways, None);
+    for (port, paths) in (7000..).zip(PATHS) {
+        let (left, right) = pair(&lab, port, paths, None);
         Exchange::during(&left, &right, |exchange| {
             exchange.flows(4 << 20);
             silence(&lab, 0, true);
@@ -108,7 +108,7 @@ fn a_switch_that_falls_silent_under_load() {
 }
 
 #[test]
-fn an_interface_that_vanishes_under_load() {
+fn streams_move_from_a_deleted_interface() {
     let Some(lab) = two_rails("lease_moves_gone", ALL) else {
         return;
     };
@@ -121,7 +121,7 @@ fn an_interface_that_vanishes_under_load() {
 }
 
 #[test]
-fn interfaces_that_flap() {
+fn streams_survive_flapping_interfaces() {
     let Some(lab) = two_rails("lease_moves_flap", ALL) else {
         return;
     };
@@ -146,7 +146,8 @@ fn echoes(mut stream: &EspStream, round: u8) {
     assert_eq!(got, [round; 3000]);
 }
 
-/// A holder at node 0, whose stream of a row and whose accepted one are both here.
+/// Starts a holder at node 0 that connects one stream and accepts another; returns their other
+/// ends.
 fn holder(lab: &Lab, listener: &EspListener) -> (Program, [EspStream; 2]) {
     let connect = format!("connect:1:{}", listener.port());
     let steps = ["path:lease", &connect, "listen:7000", "accept", "echo"];
@@ -173,7 +174,7 @@ fn peer_died(mut stream: &EspStream) {
 }
 
 #[test]
-fn the_peers_of_a_holder_killed_after_a_move_learn_and_its_ports_come_back() {
+fn holder_killed_after_a_move_resets_its_peers_and_frees_its_ports() {
     let Some(lab) = two_rails("lease_moves_killed", ALL) else {
         return;
     };
@@ -189,7 +190,7 @@ fn the_peers_of_a_holder_killed_after_a_move_learn_and_its_ports_come_back() {
     peer_died(&idle);
     peer_died(&busy);
     // On both interfaces.
-    wait_until("the port comes back", || {
+    wait_until("the port is free again", || {
         EspListener::builder()
             .bind_at(&client(&lab, 0), 7000)
             .is_ok()
@@ -202,7 +203,7 @@ fn the_peers_of_a_holder_killed_after_a_move_learn_and_its_ports_come_back() {
 }
 
 #[test]
-fn the_next_daemon_adopts_what_has_moved_and_what_may_move() {
+fn next_daemon_adopts_moved_streams_and_standbys() {
     let Some(lab) = two_rails_bare("lease_moves_adopted") else {
         return;
     };
@@ -241,7 +242,7 @@ fn refused(program: &mut RawProgram, request: Request) -> ErrorKind {
 }
 
 #[test]
-fn a_standby_is_for_the_ports_of_an_own_lease_elsewhere() {
+fn standby_needs_an_own_lease_and_another_interface() {
     let config = "[lease]\nallow = \"all\"\nper_user = 1\n";
     let Some(lab) = two_rails("lease_moves_rules", config) else {
         return;
@@ -272,7 +273,7 @@ fn a_standby_is_for_the_ports_of_an_own_lease_elsewhere() {
         key: Vec::new(),
     };
 
-    // The one seat of the user is the lease's.
+    // The lease uses the only permit of the user; a standby needs none.
     let (reply, sockets) = one.ask(standby(lease, "eth1"));
     let Reply::Lease {
         lease: second,
@@ -318,16 +319,14 @@ fn a_standby_is_for_the_ports_of_an_own_lease_elsewhere() {
         other.ask(listen(port + 3)).0,
         Reply::Listening { .. }
     ));
-    // Now somebody has one of the ports there, and what was taken before that one was found has
-    // been given back.
+    // One of the ports is in use there now, and those reserved before it was found are released.
     assert_eq!(refused(&mut one, standby(lease, "eth1")), ErrorKind::InUse);
     assert!(matches!(other.ask(listen(port)).0, Reply::Listening { .. }));
 }
 
-/// Who stands still on a path that works is waited for there: its answer comes over that path
-/// first.
+/// A stopped holder answers first over the path that works, so its peers stay on it.
 #[test]
-fn a_holder_that_stands_still_drives_nobody_off_the_path() {
+fn stopped_holder_does_not_move_its_peers() {
     let Some(lab) = two_rails("lease_moves_still", ALL) else {
         return;
     };
@@ -338,7 +337,7 @@ fn a_holder_that_stands_still_drives_nobody_off_the_path() {
     for round in 0..10 {
         signal(program.pid(), Signal::STOP);
         (&busy).write_all(&[round; 3000]).expect("write");
-        // More than three time-outs.
+        // More than three retransmission time-outs.
         thread::sleep(Duration::from_millis(150));
         signal(program.pid(), Signal::CONT);
         let mut got = [0; 3000];

@@ -13,7 +13,7 @@ use lab::Lab;
 
 const ALL: &str = "[lease]\nallow = \"all\"\n";
 
-/// Two joined streams over leases, with small rings.
+/// Returns two connected streams over leases, with small rings.
 fn pair(lab: &Lab, port: u16) -> (EspStream, EspStream) {
     let (here, there) = (client(lab, 0), client(lab, 1));
     let (lease, ring) = (Path::Lease, 1 << 16);
@@ -28,35 +28,34 @@ fn pair(lab: &Lab, port: u16) -> (EspStream, EspStream) {
     (left, right)
 }
 
-/// One thread waits for bytes, and so has the engine; another looks at them where they lie and
-/// answers from there, with more than the ring holds. Neither may wait for the other.
+/// One thread waits for bytes and has the engine; another reads in place and writes an answer that
+/// is longer than the ring. Neither may wait for the other.
 #[test]
-fn who_looks_at_bytes_may_write_while_another_waits_for_some() {
+fn read_with_may_write_while_another_thread_waits() {
     const ROUNDS: u64 = 300;
     const ANSWER: usize = 200_000;
     let Some(lab) = configured_lab("lease_two_readers", 2, ALL) else {
         return;
     };
     let (left, right) = pair(&lab, 7000);
-    let (seen, by_looking, over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let (seen, in_place, over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     right.set_read_timeout(Some(PATIENCE)).unwrap();
     left.set_read_timeout(Some(PATIENCE)).unwrap();
     thread::scope(|scope| {
-        // Waits.
         scope.spawn(|| {
             let mut byte = [0];
             while (&right).read(&mut byte).unwrap() > 0 {
-                // The same answer, whoever has the byte.
+                // Both threads give the same answer.
                 (&right).write_all(&vec![byte[0]; ANSWER]).unwrap();
                 seen.fetch_add(1, Ordering::SeqCst);
             }
         });
-        // Looks.
+        // Reads in place.
         scope.spawn(|| {
             let answer = |bytes: &[u8]| {
-                assert!(right.has_news(0), "it is there, and has not been taken");
+                assert!(right.has_news(0), "it is not consumed yet");
                 (&right).write_all(&vec![bytes[0]; ANSWER]).unwrap();
-                by_looking.fetch_add(1, Ordering::SeqCst);
+                in_place.fetch_add(1, Ordering::SeqCst);
                 1
             };
             while !over.load(Ordering::SeqCst) {
@@ -81,15 +80,14 @@ fn who_looks_at_bytes_may_write_while_another_waits_for_some() {
     });
     assert_eq!(seen.into_inner(), ROUNDS);
     assert!(
-        by_looking.into_inner() > 0,
-        "the waiting one was faster each time: nothing was tried"
+        in_place.into_inner() > 0,
+        "the waiting thread was faster each time: nothing is tested"
     );
 }
 
-/// A waiter looks by itself once a second: as many as here, one after the other, would take longer
-/// than the patience.
+/// A waiting thread checks by itself once a second. That would take too long for all rounds here.
 #[test]
-fn who_waits_for_bytes_hears_at_once_that_reading_is_over() {
+fn shutdown_of_reading_wakes_all_readers_at_once() {
     let Some(lab) = configured_lab("lease_shut_read", 2, ALL) else {
         return;
     };
@@ -97,8 +95,7 @@ fn who_waits_for_bytes_hears_at_once_that_reading_is_over() {
     for round in 0..100 {
         let (_left, right) = pair(&lab, 7000 + round);
         thread::scope(|scope| {
-            // One of them has the engine and sleeps in epoll, the other one sleeps until it is
-            // told.
+            // One of them drives the engine and sleeps in epoll, the other one is parked.
             for _ in 0..2 {
                 scope.spawn(|| assert_eq!((&right).read(&mut [0; 8]).unwrap(), 0));
             }
@@ -107,7 +104,7 @@ fn who_waits_for_bytes_hears_at_once_that_reading_is_over() {
         });
         assert!(
             Instant::now() < deadline,
-            "{round} of 100 rounds took so long"
+            "only {round} of 100 rounds in time"
         );
     }
 }

@@ -283,7 +283,7 @@ impl EmbeddedEngine {
         fence(Ordering::SeqCst);
         let mut unsent = false;
         if !self.poll_with(Engine::poll_doorbells, |engine| {
-            unsent = engine.has_unsent(slot)
+            unsent = engine.has_unsent(slot);
         }) && asleep
         {
             self.interrupt();

@@ -128,7 +128,7 @@ struct Socket {
     tx: TxConsumer,
     rx: RxProducer,
     status: EngineStatus,
-    /// Bytes of the TX ring that were dealt with.
+    /// Number of bytes of the TX ring that were handled.
     done: u64,
     over: bool,
 }
@@ -284,8 +284,7 @@ impl Turn {
         }
     }
 
-    /// Echo and information requests are answered by the peer's node, data comes back from the
-    /// peer's port.
+    /// Answers echo and information requests as the peer's node, and data as the peer's port.
     fn serve_edp(&mut self, slot: u16, interface: &str) {
         let Some(socket) = self.sockets.get_mut(&slot) else {
             return;

@@ -1,6 +1,6 @@
-//! A daemon inside the test: the control socket spoken by the crate's own codec, and an engine
-//! thread for each program that plays the other side of the shared memory. What a connection does
-//! is chosen by the peer port (`port`).
+//! A daemon inside the test: the control socket with the crate's own codec, and for each program an
+//! engine thread on the other side of the shared memory. The peer port (`port`) selects the
+//! behaviour of a connection.
 
 #![allow(dead_code, unreachable_pub, missing_docs)] // each test file uses its part
 
@@ -24,9 +24,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use engine::{Engine, Mode};
 
-/// What the fake peers do.
+/// Behaviour of a fake peer.
 pub mod port {
-    /// Sends everything back, finishes when the program does.
+    /// Echoes everything, and ends when the program does.
     pub const ECHO: u16 = 7;
     /// Refuses.
     pub const REFUSED: u16 = 1;
@@ -34,13 +34,13 @@ pub mod port {
     pub const BAD_KEY: u16 = 3;
     /// Never answers.
     pub const DEAF: u16 = 2;
-    /// Takes and acknowledges everything, says nothing.
+    /// Acknowledges everything, sends nothing.
     pub const SILENT: u16 = 4;
-    /// Sends the first bytes back, then dies.
+    /// Echoes the first bytes, then dies.
     pub const DIES: u16 = 5;
     /// Acknowledges nothing.
     pub const STUCK: u16 = 6;
-    /// Says "bye" and finishes at once.
+    /// Sends "bye" and ends at once.
     pub const BYE: u16 = 8;
 }
 
@@ -52,12 +52,12 @@ pub fn address(port: u16) -> EspAddr {
     EspAddr::new(PEER, port)
 }
 
-/// Knobs of the daemon.
+/// Options of the daemon.
 #[derive(Clone, Default)]
 pub struct Options {
     /// Two interfaces; the second answers echoes faster.
     pub two_interfaces: bool,
-    /// Nobody answers an echo.
+    /// No peer answers an echo.
     pub deaf_to_echo: bool,
     /// Connections waiting for every listener.
     pub incoming: u32,
@@ -66,9 +66,9 @@ pub struct Options {
 struct Shared {
     options: Options,
     stop: AtomicBool,
-    /// Connections that may still come to listeners.
+    /// Number of further connections to listeners.
     incoming: AtomicU32,
-    /// Accepts that wait for one.
+    /// Accept requests that wait for one.
     waiting: AtomicU32,
     sockets: Mutex<Vec<UnixStream>>,
     requests: Mutex<Vec<Request>>,
@@ -141,22 +141,22 @@ impl FakeDaemon {
         Client::connect(&self.path).unwrap()
     }
 
-    /// Lets so many more connections come to listeners.
+    /// Allows further connections to listeners.
     pub fn let_in(&self, count: u32) {
         self.shared.incoming.fetch_add(count, Ordering::SeqCst);
     }
 
-    /// Every request seen so far.
+    /// Returns all requests received so far.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.requests.lock().unwrap().clone()
     }
 
-    /// Accepts that wait for a connection.
+    /// Returns the number of accept requests that wait.
     pub fn unanswered_accepts(&self) -> u32 {
         self.shared.waiting.load(Ordering::SeqCst)
     }
 
-    /// Waits until a request that fits has come.
+    /// Waits for a request that matches.
     pub fn wait_for(&self, what: &str, fits: impl Fn(&Request) -> bool) {
         let end = Instant::now() + Duration::from_secs(20);
         while !self.requests().iter().any(&fits) {
@@ -169,7 +169,7 @@ impl FakeDaemon {
         }
     }
 
-    /// Dies: control sockets close, nothing in shared memory is touched any more.
+    /// Dies: closes the control sockets and leaves the shared memory unchanged.
     pub fn die(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         for socket in self.shared.sockets.lock().unwrap().drain(..) {
@@ -189,7 +189,7 @@ impl Drop for FakeDaemon {
     }
 }
 
-/// One program at the daemon.
+/// A program at the daemon.
 struct Program {
     socket: UnixStream,
     shared: Arc<Shared>,
@@ -256,8 +256,7 @@ impl Program {
     fn reply(&self, id: u64, body: Reply, fds: &[OwnedFd]) {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let bytes = encode(&Envelope { id, body }).unwrap();
-        // Small messages into an empty socket are taken whole; a program that is gone does not
-        // matter.
+        // An empty socket takes a small message whole; a closed one does not matter.
         if let Ok(sent) = send(&self.socket, &bytes, &fds) {
             assert_eq!(sent, bytes.len());
         }
@@ -424,7 +423,7 @@ impl Program {
         );
     }
 
-    /// Answers accepts with the connections that may come.
+    /// Answers accept requests while connections are allowed.
     fn give_out(&mut self) {
         while let Some(&(id, listener, rings)) = self.accepts.front() {
             let taken =
@@ -442,7 +441,7 @@ impl Program {
     }
 }
 
-/// The name of a socket in the file system, gone with it.
+/// Path of a socket, removed on drop.
 pub struct SocketFile(PathBuf);
 
 impl AsRef<std::path::Path> for SocketFile {
@@ -457,7 +456,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// A socket whose other end does what the test says, once for each program.
+/// Listens on a socket and runs the test's function for each program.
 pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> SocketFile {
     let path = SocketFile(socket_name());
     let listener = UnixListener::bind(&path).unwrap();
@@ -469,8 +468,7 @@ pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> SocketFile {
     path
 }
 
-/// Runs it on a thread of its own and fails when it takes longer than a generous bound: for calls
-/// that might hang.
+/// Runs a call that might hang on its own thread, and fails if it takes too long.
 pub fn within<T: Send + 'static>(
     seconds: u64,
     what: &str,

@@ -1,5 +1,6 @@
-//! Half round trip of one byte between two nodes, by each way through the nodes: `ways SOCKET0
-//! SOCKET1 MAC1 SECONDS`. Both ends are threads of this program, each a program of its node.
+//! Measures half the round trip of one byte between two nodes, over each pair of data paths:
+//! `paths SOCKET0 SOCKET1 MAC1 SECONDS`. Both ends are threads of this program, each with the client
+//! of its node.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     };
     let (near, far) = (Client::connect(near)?, Client::connect(far)?);
     let time = Duration::from_secs_f64(seconds.parse()?);
-    for (port, ways) in (7000..).zip([
+    for (port, paths) in (7000..).zip([
         [Path::Lease, Path::Lease],
         [Path::Lease, Path::Daemon],
         [Path::Daemon, Path::Lease],
@@ -33,12 +34,12 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         let spin = Spin::default();
         let listener = EspListener::builder()
             .spin(spin)
-            .path(ways[1])
+            .path(paths[1])
             .bind_at(&far, port)?;
         let to = EspAddr::new(mac.parse()?, port);
         let mut stream = EspStream::builder()
             .spin(spin)
-            .path(ways[0])
+            .path(paths[0])
             .connect_at(&near, to)?;
         let (mut peer, _) = listener.accept_timeout(Duration::from_secs(5))?;
         let taken = [stream.path(), peer.path()];
@@ -56,13 +57,13 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         }
         let half = start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds) / 2.0;
         println!("{taken:?}: {half:.2} us, {rounds} rounds");
-        let paths: Vec<String> = near
+        let shown: Vec<String> = near
             .status()?
             .connections
             .iter()
             .map(|c| c.path.clone())
             .collect();
-        println!("  near node shows {paths:?}");
+        println!("  near node shows {shown:?}");
         drop(stream);
         let _ = echo.join();
     }
