@@ -1,6 +1,6 @@
 //! Measures half the round trip of one byte between two nodes, over each pair of data paths:
-//! `paths SOCKET0 SOCKET1 MAC1 SECONDS`. Both ends are threads of this program, each with the client
-//! of its node.
+//! `paths SOCKET0 SOCKET1 MAC1 SECONDS`. Both ends are threads of this program, each with the
+//! client of its node.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;
