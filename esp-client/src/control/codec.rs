@@ -246,7 +246,7 @@ impl<T: Message> Decoder<T> {
         )))
     }
 
-    /// Checks that no descriptors wait, unless a message has begun.
+    /// Checks that no descriptors wait without a started message.
     fn check_surplus(&self, empty: bool) -> Result<Option<Received<T>>, DecodeError> {
         let got = self.descriptors.len();
         if got > if empty { 0 } else { MAX_DESCRIPTORS } {

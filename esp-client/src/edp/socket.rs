@@ -218,7 +218,7 @@ impl EdpSocket {
         )
     }
 
-    /// Sends an information request to a node, or to all nodes of the segment. [`NodeInfo::parse`]
+    /// Sends an information request to a node, or to all nodes of the segment. [`NodeInfo::parse`](crate::NodeInfo::parse)
     /// decodes the reply.
     pub fn send_info_request(&self, dst: MacAddr, sequence: u16) -> io::Result<usize> {
         self.send(&header(EdpKind::InfoRequest, dst, NODE_PORT, sequence), &[])

@@ -99,8 +99,8 @@ pub(super) fn say_hello(
     let deadline = Instant::now() + DAEMON_TIMEOUT;
     loop {
         if let Some((envelope, descriptors)) = decoder.next().map_err(bad)? {
-            return welcome(envelope.body, descriptors)?
-                .map_err(|what| bad(DecodeError::Malformed { id: None, what }));
+            let malformed = |what| bad(DecodeError::Malformed { id: None, what });
+            return welcome(envelope.body, descriptors, malformed);
         }
         if !wait_for(socket, PollFlags::IN, deadline).map_err(|error| lost(error.to_string()))? {
             return Err(silent());
@@ -119,15 +119,16 @@ pub(super) fn say_hello(
     }
 }
 
-/// Checks the daemon's first reply. The inner error is the text of a malformed one.
+/// Checks the daemon's first reply.
 fn welcome(
     reply: Reply,
     descriptors: Vec<OwnedFd>,
-) -> Result<Result<(Welcome, [OwnedFd; 4]), String>, EspError> {
-    Ok(match reply {
-        Reply::Hello { version, .. } if version != VERSION => Err(format!(
+    malformed: impl Fn(String) -> EspError,
+) -> Result<(Welcome, [OwnedFd; 4]), EspError> {
+    match reply {
+        Reply::Hello { version, .. } if version != VERSION => Err(malformed(format!(
             "it speaks version {version}, this program {VERSION}"
-        )),
+        ))),
         Reply::Hello {
             client,
             incarnation,
@@ -143,14 +144,14 @@ fn welcome(
                 leases,
                 standbys,
             };
-            descriptors
+            let four = descriptors
                 .try_into()
-                .map(|four| (welcome, four))
-                .map_err(|_| format!("its descriptors {MISSING_DESCRIPTORS}"))
+                .map_err(|_| malformed(format!("its descriptors {MISSING_DESCRIPTORS}")))?;
+            Ok((welcome, four))
         }
-        Reply::Error(error) => return Err(error.into()),
-        _ => Err("the first reply is not a welcome".into()),
-    })
+        Reply::Error(error) => Err(error.into()),
+        _ => Err(malformed("the first reply is not a welcome".into())),
+    }
 }
 
 /// Returns true for an error after which the call may be repeated.

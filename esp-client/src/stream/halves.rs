@@ -13,7 +13,7 @@ pub struct ReadHalf {
 }
 
 impl ReadHalf {
-    /// See [`EspStream::try_read`].
+    /// See [`EspStream::try_read`](crate::EspStream::try_read).
     #[inline]
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.rings.try_read(buffer)
@@ -34,20 +34,20 @@ pub struct WriteHalf {
 }
 
 impl WriteHalf {
-    /// See [`EspStream::try_write`].
+    /// See [`EspStream::try_write`](crate::EspStream::try_write).
     #[inline]
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.rings.try_write(bytes)
     }
 
-    /// See [`EspStream::finish`].
+    /// See [`EspStream::finish`](crate::EspStream::finish).
     pub fn finish(&self, timeout: Duration) -> io::Result<()> {
         self.rings.finish_writing();
         self.rings
             .wait_delivered(Instant::now().checked_add(timeout))
     }
 
-    /// Resets the connection for both halves; see [`EspStream::abort`].
+    /// Resets the connection for both halves; see [`EspStream::abort`](crate::EspStream::abort).
     pub fn abort(self) -> io::Result<()> {
         Ok(self.rings.abort()?)
     }

@@ -190,7 +190,8 @@ impl EspStream {
         self.rings.peek(buffer)
     }
 
-    /// Makes [`Read`] and [`Write`] return `WouldBlock` instead of waiting.
+    /// Makes [`Read`](std::io::Read) and [`Write`](std::io::Write) return `WouldBlock` instead of
+    /// waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.rings.blocking.set_nonblocking(nonblocking);
         Ok(())
