@@ -53,8 +53,8 @@ impl Section {
             Ok((rounds, table)) => (format!("{rounds} rounds"), folded(table)),
             Err(error) => ("not measured".into(), format!("The error was: {error}.\n")),
         };
-        let (title, limits) = (wrapped(&format!("Measures {title}.")), wrapped(limits));
-        let mut text = format!("\n### {name}\n\n{title}\n{limits}\n");
+        let (title, limits) = (wrapped(&format!("Measured: {title}.")), wrapped(limits));
+        let mut text = format!("\n### {name}\n\n{title}\n\n{limits}\n");
         for chart in &self.charts {
             let _ = write!(text, "\n![{}]({CHARTS}/{}.svg)\n", chart.title, chart.name);
         }
