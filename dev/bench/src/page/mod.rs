@@ -50,6 +50,7 @@ impl Section {
             limits,
         } = self.about;
         let (run, table) = match &self.content {
+            Ok((1, table)) => ("1 round".into(), folded(table)),
             Ok((rounds, table)) => (format!("{rounds} rounds"), folded(table)),
             Err(error) => ("not measured".into(), format!("The error was: {error}.\n")),
         };
