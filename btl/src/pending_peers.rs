@@ -6,7 +6,7 @@
 use crate::values::Rank;
 
 /// Admission of pending peers: ranks whose connection was accepted and that were not added yet.
-/// What they send waits until they are.
+/// Their messages wait until they are.
 pub trait PendingPeers {
     /// Returns a rank that has connected and was not added, if there is one.
     fn pending_peer(&self) -> Option<Rank> {

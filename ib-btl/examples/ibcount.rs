@@ -1,5 +1,5 @@
-//! What a message costs, counted and not timed: one thread plays both ends, so nobody waits for
-//! anybody, and in the guest's counting mode (`ESP_VM_COUNT=1`: one processor whose clock goes on
+//! Counts the instructions of a message: one thread plays both ends, so neither waits for the
+//! other, and in the guest's counting mode (`ESP_VM_COUNT=1`: one processor whose clock goes on
 //! by one nanosecond with each instruction) the times are numbers of instructions of program,
 //! library and kernel together, the same in every run and whatever the host does besides.
 //!

@@ -5,7 +5,7 @@
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::*;
-use crate::fake::{Fabric, FabricNic};
+use crate::fabric::{Fabric, FabricNic};
 
 const PAGE: usize = 4096;
 
@@ -296,7 +296,7 @@ fn replaced_memory_is_registered_again() {
     unmap(at, 16);
 }
 
-/// What was unmapped must not come back to life when a larger range over it is watched.
+/// An unmapped range must not become valid again when a larger range over it is watched.
 #[test]
 fn a_stale_range_is_not_found_under_a_new_one() {
     let Some((_, mut nic, mut cache)) = setup(1 << 30) else {

@@ -1,5 +1,5 @@
 //! The verbs that the transport uses of a network interface with RDMA. Implemented by libibverbs
-//! (`raw/verbs.rs`) and by a fabric inside one process for tests (`raw/fabric`).
+//! (`raw/verbs.rs`) and for tests without hardware (`dev/fake-verbs`).
 
 #![allow(unsafe_code)] // Declarations of calls that take memory by its address.
 

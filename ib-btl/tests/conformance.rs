@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use btl_conformance::suite::{Harness, Job, Options, threads};
-use ib_btl::fake::Fabric;
+use fake_verbs::Fabric;
 use ib_btl::{IbBtl, IbConfig};
 
 struct Fake {

@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use btl::{Btl, Events, NoticedPuts, PeerError, Rank, SendError, Started, Tx};
-use ib_btl::fake::{Fabric, FabricNic};
+use fake_verbs::{Fabric, FabricNic};
 use ib_btl::nic::{Completion, Nic, Place, Remote, Sge, Verb};
 use ib_btl::{IbBtl, IbConfig};
 
@@ -86,7 +86,7 @@ fn a_cut_connection_fails_once_and_can_be_made_again_also_with_a_new_process() {
         a.send(1, b"", &[IoSlice::new(b"x")]),
         Err(SendError::Failed { peer: 1, .. })
     ));
-    // The same process again.
+    // The process connects again.
     a.add_peer(1, &b.address()).unwrap();
     b.add_peer(0, &a.address()).unwrap();
     send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"again");
@@ -183,7 +183,7 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
     until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| {
         b.messages == [b"to the true one"]
     });
-    // The same when it is connected, and from the true place it is believed.
+    // Refused also when connected; accepted from the true address.
     forger.datagram(&to, &forged(4)).unwrap();
     a.progress(&mut saw_a);
     assert_eq!((a.stats().forged, saw_a.failed.len()), (6, 0));
@@ -428,7 +428,7 @@ fn nonsense_fails_its_sender_and_nobody_else() {
     }
 }
 
-/// What follows nonsense is not taken either: it would stand where something else is missing.
+/// Messages after a malformed one are refused, too: they would take the place of lost ones.
 #[test]
 fn nothing_is_taken_from_one_that_has_broken_the_protocol() {
     type Case = (&'static str, fn(&mut Villain));

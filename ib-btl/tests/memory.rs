@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use btl::{Btl, Events, PeerError, Rank, Tx};
-use ib_btl::fake::Fabric;
+use fake_verbs::Fabric;
 use ib_btl::{IbBtl, IbConfig};
 
 struct Nobody;

@@ -208,7 +208,7 @@ fn wildcards(comm: &Comm) -> Result<(), String> {
     })
 }
 
-/// What is there can be seen before it is received.
+/// Checks that probe finds a message before it is received.
 fn probes(comm: &Comm) -> Result<(), String> {
     let (rank, size) = (comm.rank(), comm.size());
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
@@ -346,7 +346,7 @@ fn contexts(comm: &Comm) -> Result<(), String> {
     })
 }
 
-/// How this rank reaches each other one.
+/// Prints how this rank reaches each other one.
 fn table(job: &job::Job) -> String {
     let nodes = &job.report().nodes;
     let node = |rank: u32| nodes.get(rank as usize).map_or("?", String::as_str);

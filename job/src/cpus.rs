@@ -1,12 +1,12 @@
-//! Which CPUs the processes of a node have together. A launcher that pins each process to one must
-//! not make each of them believe that it has to share it.
+//! CPUs that the processes of a node have together: where a launcher pins each process to its own,
+//! none of them shares it.
 
 use std::collections::BTreeSet;
 
-use crate::card::Introduction;
+use crate::modex::ModexEntry;
 
-/// The CPUs that this process may run on, a bit each, lowest first; empty if the system does not
-/// say.
+/// Returns the CPUs that this process may run on, a bit each, lowest first; empty if the system
+/// does not say.
 pub(crate) fn own() -> Vec<u8> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return Vec::new();
@@ -23,12 +23,12 @@ pub(crate) fn own() -> Vec<u8> {
     bits
 }
 
-/// How many CPUs the processes of this machine (boot) have together, at most what the control group
-/// grants this one. `available`: CPUs of this process as the standard library counts them, with the
-/// quota. `None`: nobody knows.
+/// Returns the number of CPUs that the processes of this machine (boot) have together, limited by
+/// the quota of the control group; `None` if it is unknown. `available` is the number for this
+/// process by the standard library, which includes the quota.
 pub(crate) fn together<'a>(
-    own: &Introduction,
-    all: impl Iterator<Item = &'a Introduction>,
+    own: &ModexEntry,
+    all: impl Iterator<Item = &'a ModexEntry>,
     available: usize,
 ) -> Option<u32> {
     let mut union = own.cpus.clone();
@@ -49,11 +49,11 @@ pub(crate) fn together<'a>(
     u32::try_from(count).ok().filter(|count| *count > 0)
 }
 
-/// How many processes of this machine want a CPU while the job communicates: its ranks, and the
-/// daemon of each of its nodes if nodes talk to each other by daemons. (Several nodes on one
-/// machine: a virtual cluster.) A rank that spins on its daemon's CPU waits for itself.
-pub(crate) fn busy<'a, I: Iterator<Item = &'a Introduction>>(
-    own: &Introduction,
+/// Returns the number of processes of this machine that need a CPU while the job communicates: its
+/// ranks, and the daemon of each of its nodes if nodes communicate through daemons. (Several nodes
+/// on one machine: a virtual cluster.) A rank that spins on its daemon's CPU waits for itself.
+pub(crate) fn busy<'a, I: Iterator<Item = &'a ModexEntry>>(
+    own: &ModexEntry,
     all: impl Fn() -> I,
     by_daemons: bool,
 ) -> u32 {
@@ -78,12 +78,12 @@ fn count(cpus: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    fn on(cpus: &[u8], boot: u8) -> Introduction {
-        Introduction {
+    fn on(cpus: &[u8], boot: u8) -> ModexEntry {
+        ModexEntry {
             boot: [boot; 16],
             node: "n".into(),
             cpus: cpus.to_vec(),
-            cards: Vec::new(),
+            addresses: Vec::new(),
         }
     }
 
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn daemons_want_a_cpu_where_nodes_talk() {
-        let at = |node: &str, boot| Introduction {
+        let at = |node: &str, boot| ModexEntry {
             node: node.into(),
             ..on(&[1], boot)
         };

@@ -1,72 +1,72 @@
-//! Why a job could not be joined or left.
+//! Errors of joining and leaving a job.
 
 use std::path::PathBuf;
 
 use boot::BootError;
 
-/// One message that names the place and what to do about it.
+/// Error of joining a job: one message that says where it failed and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The launcher.
+    /// The launcher failed.
     #[error("node {node}: {source}")]
     Boot {
         /// This process's node.
         node: String,
-        /// What the launcher said.
+        /// Error of the bootstrap.
         source: BootError,
     },
-    /// A variable of the environment makes no sense.
+    /// A variable of the environment is invalid.
     #[error("the environment says {variable}={value}: {want}")]
     Environment {
-        /// Its name.
+        /// Name of the variable.
         variable: &'static str,
-        /// What it says, made printable.
+        /// Its value, made printable.
         value: String,
-        /// What it should say.
+        /// Expected form of the value.
         want: String,
     },
-    /// The file of thresholds.
+    /// The file of thresholds is invalid.
     #[error("{}: {what} (`esplab tune` writes it anew; ESP_TUNE names another file, and ESP_TUNE= none)", file.display())]
     Tune {
-        /// Which.
+        /// Path of the file.
         file: PathBuf,
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
-    /// This process could not start, and has told the others.
+    /// This process could not start and has reported it to the others.
     #[error("rank {rank} on node {node}: {what}")]
     Here {
-        /// This process.
+        /// Rank of this process.
         rank: u32,
         /// Its node.
         node: String,
-        /// What was in the way.
+        /// Reason.
         what: String,
     },
     /// Another process could not start.
     #[error("the job cannot start: rank {rank} on node {node}: {what}")]
     Elsewhere {
-        /// Which one (the first of them).
+        /// Lowest rank that could not start.
         rank: u32,
         /// Its node.
         node: String,
-        /// Its own words.
+        /// Reason as that process reported it.
         what: String,
     },
 }
 
-/// Leaving was not in order.
+/// Error of leaving a job.
 #[derive(Debug, thiserror::Error)]
 pub enum FinalizeError {
-    /// What was sent last.
+    /// Messages could not be delivered.
     #[error("leaving the job: {0}")]
     P2p(#[from] p2p::Error),
-    /// The launcher.
+    /// The launcher failed.
     #[error("leaving the job: {0}")]
     Boot(#[from] BootError),
 }
 
-/// Text of others, made printable and bounded; line ends stay.
+/// Removes control characters except line ends, and cuts the text at `limit` characters.
 pub(crate) fn printable(text: &str, limit: usize) -> String {
     let shown = text.chars().filter(|&c| c == '\n' || !c.is_control());
     let mut out: String = shown.take(limit).collect();

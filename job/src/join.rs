@@ -1,4 +1,4 @@
-//! Joining, step by step.
+//! Joins a job: bootstrap, transports, exchange of addresses, p2p.
 
 use std::fs;
 use std::sync::Mutex;
@@ -6,16 +6,16 @@ use std::sync::Mutex;
 use boot::{BootError, Bootstrap};
 use p2p::{P2p, REACH_BYTES, Rank, Setup};
 
-use crate::card::{BOOT, Introduction, MAX_REASON};
 use crate::error::printable;
+use crate::modex::{BOOT, MAX_REASON, ModexEntry};
 use crate::report::{self, Report};
-use crate::transports::{self, Made, Place};
+use crate::transports::{self, Made, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
 
-/// Notes of a starting job: the key that rank 0 has made up, the business cards, who is reached by
-/// them, how it went.
+// Keys of the bootstrap: the secret that rank 0 chose, addresses of transports, reachable peers,
+// and the reason why a process cannot start (empty: it starts).
 const KEY: &str = "key";
-const CARDS: &str = "cards";
+const ADDRESSES: &str = "addresses";
 const REACH: &str = "reach";
 const VERDICT: &str = "verdict";
 /// Bytes of the key.
@@ -24,12 +24,12 @@ const KEY_LENGTH: usize = 16;
 /// Joins the job that this process was started for, as the environment says.
 ///
 /// # Errors
-/// What is in the way, here or in another process, and what to do.
+/// The reason why this or another process cannot start.
 pub fn join() -> Result<Job, JoinError> {
     join_with(Options::from_env()?)
 }
 
-/// The same with options of the program's own.
+/// Joins the job with the given options instead of those of the environment.
 ///
 /// # Errors
 /// As [`join`].
@@ -39,7 +39,7 @@ pub fn join_with(options: Options) -> Result<Job, JoinError> {
     join_by(boot, options)
 }
 
-/// The same by a bootstrap of the program's own.
+/// Joins the job by the given bootstrap instead of the launcher that the environment names.
 ///
 /// # Errors
 /// As [`join`].
@@ -57,33 +57,37 @@ pub fn join_by(mut boot: Box<dyn Bootstrap>, options: Options) -> Result<Job, Jo
                 verbose,
             })
         }
-        Err(Trouble::Boot(source)) => Err(JoinError::Boot { node, source }),
-        // All processes know, and each leaves in order: the launcher has nothing to complain about.
-        Err(Trouble::Told(error)) => {
+        Err(StartFailure::Boot(source)) => Err(JoinError::Boot { node, source }),
+        // All processes know of the failure, so each leaves in order.
+        Err(StartFailure::Agreed(error)) => {
             let _ = boot.finalize();
             Err(error)
         }
     }
 }
 
-/// Why it did not work.
-enum Trouble {
-    /// The launcher: nobody can be told.
+/// Reason why the job did not start.
+enum StartFailure {
+    /// The launcher failed, so the other processes cannot be informed.
     Boot(BootError),
-    /// Something else, which all processes know.
-    Told(JoinError),
+    /// Another failure, which all processes know.
+    Agreed(JoinError),
 }
 
-impl From<BootError> for Trouble {
-    fn from(error: BootError) -> Trouble {
-        Trouble::Boot(error)
+impl From<BootError> for StartFailure {
+    fn from(error: BootError) -> StartFailure {
+        StartFailure::Boot(error)
     }
 }
 
-fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p, Report), Trouble> {
+fn start(
+    boot: &mut dyn Bootstrap,
+    options: Options,
+    node: &str,
+) -> Result<(P2p, Report), StartFailure> {
     let (rank, size) = (boot.rank(), boot.size());
     let key = agree_on_key(boot)?;
-    let place = Place {
+    let place = TransportSetup {
         rank,
         size,
         key: &key,
@@ -100,20 +104,20 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         transports,
         config: options.p2p.clone(),
     };
-    let cards = P2p::addresses(&setup);
-    let own = Introduction {
+    let addresses = P2p::addresses(&setup);
+    let own = ModexEntry {
         boot: boot_id(),
         node: node.to_owned(),
         cpus: cpus::own(),
-        cards,
+        addresses,
     };
-    boot.put(CARDS, &own.encode())?;
+    boot.put(ADDRESSES, &own.encode())?;
     boot.fence()?;
     let mut all = Vec::new();
     for peer in 0..size {
-        let note = boot.get(peer, CARDS)?;
-        let read = note.ok_or_else(|| "it left no business cards".to_owned());
-        all.push(read.and_then(|bytes| Introduction::decode(&bytes)));
+        let note = boot.get(peer, ADDRESSES)?;
+        let read = note.ok_or_else(|| "it published no addresses".to_owned());
+        all.push(read.and_then(|bytes| ModexEntry::decode(&bytes)));
     }
     // The others' nodes are taken to have the same policy.
     setup.config.local_ranks = cpus::busy(&own, || all.iter().flatten(), by_daemon);
@@ -127,25 +131,25 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
         Some(Ok(peer)) => peer.node.clone(),
         _ => "?".to_owned(),
     };
-    let cards = |peer: Rank| match all.get(peer as usize) {
-        Some(Ok(peer)) => Ok(peer.cards.clone()),
+    let addresses = |peer: Rank| match all.get(peer as usize) {
+        Some(Ok(peer)) => Ok(peer.addresses.clone()),
         Some(Err(why)) => Err(why.clone()),
         None => Err("there is no such rank".into()),
     };
-    let mut reach = Reach {
-        told: false,
+    let mut reach = ReachExchange {
+        exchanged: false,
         broken: None,
     };
-    let started = P2p::start_agreed(setup, cards, |mine| reach.exchange(boot, mine));
-    if !reach.told {
-        // It did not come so far, and the others wait all the same.
+    let started = P2p::start_agreed(setup, addresses, |mine| reach.exchange(boot, mine));
+    if !reach.exchanged {
+        // It failed before, but the others wait for its part.
         let _ = reach.exchange(boot, &vec![0; size as usize * REACH_BYTES]);
     }
     if let Some(error) = reach.broken {
-        return Err(Trouble::Boot(error));
+        return Err(StartFailure::Boot(error));
     }
-    // What did not start stays until everybody has said how it went: without its memory, others
-    // would find only that it is gone.
+    // The transports of a failed start stay until all have reported: otherwise other processes
+    // would report the lost memory instead of the reason.
     let started =
         started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
     agree_on_start(
@@ -156,9 +160,9 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     )?;
     let p2p = match started {
         Ok(p2p) => p2p,
-        // `agree_on_start` has said so already.
+        // Unreachable: `agree_on_start` returned the error.
         Err((what, _)) => {
-            return Err(Trouble::Told(JoinError::Here {
+            return Err(StartFailure::Agreed(JoinError::Here {
                 rank,
                 node: node.to_owned(),
                 what,
@@ -180,9 +184,9 @@ fn start(boot: &mut dyn Bootstrap, options: Options, node: &str) -> Result<(P2p,
     Ok((p2p, report))
 }
 
-/// A key that only the processes of this job know: launchers use the names of jobs again, and
-/// others can guess them.
-fn agree_on_key(boot: &mut dyn Bootstrap) -> Result<String, Trouble> {
+/// Agrees on a random key that only the processes of this job know. (The launcher's name of the job
+/// may be reused or guessed.)
+fn agree_on_key(boot: &mut dyn Bootstrap) -> Result<String, StartFailure> {
     let wrong = |what: String| BootError::Protocol {
         launcher: "job",
         what,
@@ -194,22 +198,23 @@ fn agree_on_key(boot: &mut dyn Bootstrap) -> Result<String, Trouble> {
     }
     boot.fence()?;
     let key = boot.get(0, KEY)?.filter(|key| key.len() == KEY_LENGTH);
-    let key = key.ok_or_else(|| wrong("rank 0 did not say the key of the job".into()))?;
+    let key = key.ok_or_else(|| wrong("rank 0 did not publish the key of the job".into()))?;
     Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// What processes tell each other of their ways.
-struct Reach {
-    told: bool,
+/// Exchange of the transports by which each process reaches each other one.
+struct ReachExchange {
+    /// Set when this process has published its part.
+    exchanged: bool,
     /// The launcher failed meanwhile.
     broken: Option<BootError>,
 }
 
-impl Reach {
-    /// Hands out what this process reaches, some bytes for each rank, and answers what each rank
-    /// said of this process.
+impl ReachExchange {
+    /// Publishes `mine`, [`REACH_BYTES`] for each rank, and returns what each rank published for
+    /// this one.
     fn exchange(&mut self, boot: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<u8>, String> {
-        self.told = true;
+        self.exchanged = true;
         let (rank, size) = (boot.rank(), boot.size());
         let mut exchange = || -> Result<Vec<u8>, BootError> {
             for (part, bytes) in mine.chunks(boot::MAX_VALUE).enumerate() {
@@ -223,7 +228,7 @@ impl Reach {
             );
             let mut theirs = Vec::new();
             for peer in 0..size {
-                // Who did not come so far reaches nobody.
+                // A process that failed before reaches no peer.
                 let note = boot.get(peer, &key)?;
                 let said = note
                     .as_ref()
@@ -240,14 +245,13 @@ impl Reach {
     }
 }
 
-/// Tells all processes how it went here, and hears how it went there: either all start, or none
-/// does.
+/// Exchanges the outcomes of the start: either all processes start, or none does.
 fn agree_on_start(
     boot: &mut dyn Bootstrap,
     trouble: Option<&String>,
     node: &str,
     name: &dyn Fn(Rank) -> String,
-) -> Result<(), Trouble> {
+) -> Result<(), StartFailure> {
     let rank = boot.rank();
     let words = trouble
         .map(|what| printable(what, MAX_REASON))
@@ -256,7 +260,7 @@ fn agree_on_start(
     boot.fence()?;
     if let Some(what) = trouble {
         let what = what.clone();
-        return Err(Trouble::Told(JoinError::Here {
+        return Err(StartFailure::Agreed(JoinError::Here {
             rank,
             node: node.to_owned(),
             what,
@@ -265,10 +269,10 @@ fn agree_on_start(
     for peer in 0..boot.size() {
         let said = boot
             .get(peer, VERDICT)?
-            .unwrap_or_else(|| b"it did not say how it went".to_vec());
+            .unwrap_or_else(|| b"it did not report whether it started".to_vec());
         if !said.is_empty() {
             let what = printable(&String::from_utf8_lossy(&said), MAX_REASON);
-            return Err(Trouble::Told(JoinError::Elsewhere {
+            return Err(StartFailure::Agreed(JoinError::Elsewhere {
                 rank: peer,
                 node: name(peer),
                 what,
@@ -278,7 +282,7 @@ fn agree_on_start(
     Ok(())
 }
 
-/// What the layer said, and which transports were missing when it said so.
+/// Formats the error of p2p together with the transports that could not be made.
 fn explain(
     error: &p2p::StartError,
     without: &[(&'static str, String)],
@@ -295,7 +299,7 @@ fn explain(
         other => other.to_string(),
     };
     for (transport, why) in without {
-        text.push_str(&format!("\n{transport}: not there: {why}"));
+        text.push_str(&format!("\n{transport}: not available: {why}"));
     }
     text
 }
@@ -308,7 +312,7 @@ fn node_name() -> String {
     printable(&name, 64).replace('\n', " ")
 }
 
-/// Random number of this boot of the machine; zeros where the kernel does not say.
+/// Returns the random number of this boot of the machine, or zeros if the kernel has none.
 fn boot_id() -> [u8; BOOT] {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

@@ -1,5 +1,5 @@
 //! Joins a job: finds out by the launcher who this process is, makes the transports, exchanges
-//! business cards, and starts the point-to-point layer.
+//! addresses, and starts the point-to-point layer.
 //!
 //! ```no_run
 //! let job = job::join()?;
@@ -15,7 +15,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The same program runs under `mpirun`, under `mpiexec`, and alone (a job of one);
+//! A program runs unchanged under `mpirun`, under `mpiexec`, and alone (a job of one);
 //! docs/launchers.md has the command lines.
 //!
 //! # Environment
@@ -23,7 +23,7 @@
 //! |---|---|
 //! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,ib,eth` (all, by default) |
 //! | `ESP_INTERFACES` | interfaces for Ethernet: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves |
-//! | `ESP_RAILS` | how many interfaces are used at once, each a way of its own, 1 to 4; default 4 |
+//! | `ESP_RAILS` | number of interfaces used at once, each as a rail, 1 to 4; default 4 |
 //! | `ESP_RDMA_PORTS` | ports for InfiniBand and RoCE, one rail each: `mlx5_0,mlx5_1:2`; default: the active ones, four at most |
 //! | `ESP_RDMA_SHARED` | 1: messages of all peers come into shared blocks; 0: each peer has its own; default: shared from 257 ranks on |
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
@@ -31,7 +31,7 @@
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
 //! | `ESP_SOCKET` | the daemon's socket, see `esp-client` |
 //!
-//! All processes of a job agree: either all of them join it, or each is told which one could not
+//! All processes of a job agree: either all of them join it, or each reports which one could not
 //! and why.
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -39,10 +39,10 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
-mod card;
 mod cpus;
 mod error;
 mod join;
+mod modex;
 mod options;
 mod report;
 mod transports;
@@ -92,7 +92,7 @@ impl Job {
         self.world.rank()
     }
 
-    /// Number of processes.
+    /// Returns the number of processes.
     pub fn size(&self) -> u32 {
         self.world.size()
     }
@@ -102,12 +102,12 @@ impl Job {
         &self.p2p
     }
 
-    /// How each peer is reached, and why.
+    /// Returns which transports each peer is reached by, and the reason.
     pub fn paths(&self) -> Vec<PathReport> {
         self.p2p.paths()
     }
 
-    /// The same for people, with the nodes' names and the transports that could not be made.
+    /// Returns a printable report: paths, names of nodes, transports that could not be made.
     pub fn report(&self) -> &Report {
         &self.report
     }

@@ -1,4 +1,4 @@
-//! What the user asked for.
+//! Options of a job and the environment variables that set them.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::JoinError;
 use crate::error::printable;
 use crate::tune::{self, Rdma};
 
-/// A way of reaching peers.
+/// Kind of transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Memory of the node.
@@ -85,10 +85,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What the environment of this process says, and the file of thresholds it names.
+    /// Reads the options from the environment of this process and the file of thresholds it names.
     ///
     /// # Errors
-    /// A variable or the file makes no sense.
+    /// A variable or the file is invalid.
     pub fn from_env() -> Result<Options, JoinError> {
         Options::from(&|name| std::env::var_os(name))
     }

@@ -1,16 +1,16 @@
-//! How a process reaches its peers, for people.
+//! Printable report of how a process reaches its peers.
 
 use std::fmt;
 use std::io::Write;
 
 use p2p::PathReport;
 
-/// What was decided while the job started.
+/// Decisions made while the job started.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// This process.
+    /// Rank of this process.
     pub rank: u32,
-    /// Processes of the job.
+    /// Number of processes of the job.
     pub size: u32,
     /// `pmix`, `pmi1`, `fixed` or `single`.
     pub launcher: &'static str,
@@ -25,7 +25,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Name of this process's node.
+    /// Returns the name of this process's node.
     pub fn node(&self) -> &str {
         self.node_of(self.rank)
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Writes to standard error in one piece, so that the words of several processes do not mix.
+/// Writes to standard error by one call, so that lines of several processes do not mix.
 /// Failing to is no failure.
 pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());

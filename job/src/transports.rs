@@ -1,4 +1,4 @@
-//! Making the transports.
+//! Creates the transports of a process.
 
 use btl::Btl;
 use btl_eth::{EthBtl, EthConfig};
@@ -9,8 +9,8 @@ use crate::options::MAX_RAILS;
 use crate::tune::Rdma;
 use crate::{Options, Transport};
 
-/// What transports are made from.
-pub(crate) struct Place<'a> {
+/// Parameters of all transports.
+pub(crate) struct TransportSetup<'a> {
     pub(crate) rank: u32,
     pub(crate) size: u32,
     /// A name that only the processes of this job know.
@@ -18,17 +18,17 @@ pub(crate) struct Place<'a> {
     pub(crate) options: &'a Options,
 }
 
-/// The transports that could be made, and why others could not.
+/// Transports that were created, and the reasons why others were not.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
     pub(crate) transports: Vec<Box<dyn Btl>>,
     pub(crate) without: Vec<(&'static str, String)>,
-    /// One of them goes through this node's daemon.
+    /// One of them uses this node's daemon.
     pub(crate) by_daemon: bool,
 }
 
-/// Makes what was asked for. One that cannot be had is no error yet: perhaps nobody needs it.
-pub(crate) fn make(place: &Place<'_>) -> Made {
+/// Creates the configured transports. A missing one is no error unless a peer needs it.
+pub(crate) fn make(place: &TransportSetup<'_>) -> Made {
     let mut made = Made::default();
     if place.size == 1 {
         return made;
@@ -47,7 +47,7 @@ pub(crate) fn make(place: &Place<'_>) -> Made {
     made
 }
 
-fn shm(place: &Place<'_>) -> Result<Box<dyn Btl>, String> {
+fn shm(place: &TransportSetup<'_>) -> Result<Box<dyn Btl>, String> {
     let mut config = ShmConfig::new(place.rank, place.size, place.key);
     if let Some(thresholds) = place.options.thresholds {
         config.thresholds = thresholds;
@@ -57,7 +57,7 @@ fn shm(place: &Place<'_>) -> Result<Box<dyn Btl>, String> {
 }
 
 /// One transport for each port: the layer above stripes long messages over them.
-fn ib(place: &Place<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
+fn ib(place: &TransportSetup<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
     let ports = if place.options.rdma_ports.is_empty() {
         let active = ib_btl::ports().map_err(|e| e.to_string())?;
         active
@@ -87,11 +87,11 @@ fn ib(place: &Place<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
     }
 }
 
-/// From so many ranks on receives are shared, if nobody says something else: each peer's blocks
-/// would take 268 KiB.
+/// Number of ranks from which receive blocks are shared by default: own blocks take 268 KiB for
+/// each peer.
 const SHARED_FROM: u32 = 257;
 
-fn ib_config(place: &Place<'_>) -> IbConfig {
+fn ib_config(place: &TransportSetup<'_>) -> IbConfig {
     let mut config = IbConfig::new(place.rank, place.size, place.key.as_bytes());
     let Rdma {
         block,
@@ -120,7 +120,7 @@ fn ib_config(place: &Place<'_>) -> IbConfig {
 }
 
 /// One transport for each interface, as for RDMA ports.
-fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Vec<Box<dyn Btl>>, String> {
+fn eth(place: &TransportSetup<'_>, by_daemon: &mut bool) -> Result<Vec<Box<dyn Btl>>, String> {
     let mut config = EthConfig::new(place.rank, place.size, place.key.as_bytes());
     config.include.clone_from(&place.options.interfaces);
     config.exclude.clone_from(&place.options.not_interfaces);
@@ -147,7 +147,7 @@ fn eth(place: &Place<'_>, by_daemon: &mut bool) -> Result<Vec<Box<dyn Btl>>, Str
     }
 }
 
-/// Interfaces by rails: one each, and the last rail has all that are left.
+/// Distributes interfaces over rails: one each, and the last rail gets all that are left.
 fn share(names: &[String], rails: usize) -> Vec<&[String]> {
     let (single, rest) = names.split_at(names.len().min(rails.saturating_sub(1)));
     let mut all: Vec<&[String]> = single.chunks(1).collect();
@@ -169,7 +169,7 @@ mod tests {
                 rdma,
                 ..Options::default()
             };
-            ib_config(&Place {
+            ib_config(&TransportSetup {
                 rank: 0,
                 size,
                 key: "key",

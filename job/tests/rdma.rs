@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use btl::Btl;
 use common::{Random, config, each, pattern, start};
-use ib_btl::fake::Fabric;
+use fake_verbs::Fabric;
 use ib_btl::{IbBtl, IbConfig};
 use p2p::{Error, Source, Tag};
 use shm_btl::{ShmBtl, ShmConfig};

@@ -1,5 +1,6 @@
-//! What matching costs among few and among many: a message is received (or received for) while so
-//! many others wait, of which it fits none. `cargo run --release -p p2p --example matchbench`
+//! Measures the cost of matching among few and among many receives: a message is received (or
+//! received for) while so many others wait, of which it fits none. `cargo run --release -p p2p
+//! --example matchbench`
 //!
 //! Rounds with 10 and with 10 000 alternate; the thread's own time is counted; the median of the
 //! rounds' ratios is what says something.

@@ -1,5 +1,6 @@
-//! What this layer adds to a message of 8 bytes, without any transport's cost: both ranks in one
-//! thread, over a transport that is a variable. `cargo run --release -p p2p --example overhead`
+//! Measures the time this layer adds to a message of 8 bytes, without any transport's cost: both
+//! ranks in one thread, over a transport that is a variable. `cargo run --release -p p2p --example
+//! overhead`
 //!
 //! Alternates with the bare transport, and counts the thread's own time, so that the difference
 //! says something on a busy machine.

@@ -300,7 +300,7 @@ fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
 fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail> {
     let Reached { offers, reports } = reached;
     let mut chosen: Vec<&Offer> = offers.iter().collect();
-    // Ties are broken in the same way on both sides.
+    // Both sides break ties by the same rule.
     chosen.sort_by_key(|offer| {
         let places = (offer.own_address, offer.peer_address);
         let order = (places.0.min(places.1), places.0.max(places.1));

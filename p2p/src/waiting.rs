@@ -30,7 +30,7 @@ const SHORT: Duration = Duration::from_millis(2);
 /// The thread that sleeps in `poll`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleeper {
-    Nobody,
+    None,
     /// A thread of the program.
     Program,
     /// The progress thread. `long`: it must be woken when the transports are disarmed.
@@ -164,7 +164,7 @@ impl<'a> Lock<'a> {
         let inner = &mut *self.inner;
         let ended = inner.engine.protocol.ended != inner.ended_seen;
         let wish = match inner.sleeper {
-            Sleeper::Nobody => false,
+            Sleeper::None => false,
             Sleeper::Program => ended || inner.touched || inner.engine.protocol.must_poll(),
             Sleeper::Background { long } => {
                 long && (inner.touched || inner.engine.protocol.must_poll())
@@ -188,7 +188,7 @@ impl Waiting {
             .map_err(|error| format!("no event descriptor: {error}"))?;
         let inner = Inner {
             engine,
-            sleeper: Sleeper::Nobody,
+            sleeper: Sleeper::None,
             followers: 0,
             others: false,
             ended_seen: 0,
@@ -313,7 +313,7 @@ impl Waiting {
         lock.inner.engine.protocol.stats.slept += 1;
         let inner = &mut *lock.inner;
         let taken = match inner.sleeper {
-            Sleeper::Nobody => false,
+            Sleeper::None => false,
             // A sleeper of the program replaces the progress thread, which then sleeps for short
             // times.
             Sleeper::Background { .. } => background,
@@ -358,9 +358,9 @@ impl Waiting {
         let mut lock = self.lock();
         let inner = &mut *lock.inner;
         if inner.sleeper == me {
-            inner.sleeper = Sleeper::Nobody;
+            inner.sleeper = Sleeper::None;
         }
-        inner.others = inner.sleeper != Sleeper::Nobody || inner.followers != 0;
+        inner.others = inner.sleeper != Sleeper::None || inner.followers != 0;
         if inner.followers != 0 {
             // One of them becomes the sleeper if this thread returns.
             self.call_followers();
@@ -382,7 +382,7 @@ impl Waiting {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         let mut lock = self.lock();
         lock.inner.followers -= 1;
-        lock.inner.others = lock.inner.sleeper != Sleeper::Nobody || lock.inner.followers != 0;
+        lock.inner.others = lock.inner.sleeper != Sleeper::None || lock.inner.followers != 0;
         lock
     }
 

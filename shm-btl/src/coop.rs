@@ -112,7 +112,7 @@ impl Offer {
         theirs: &AtomicU64,
     ) -> Result<Next, Corruption> {
         let (claimed, done) = self.share(theirs)?;
-        // What the sender has to have done for this to be over.
+        // Progress of the sender that completes this receive.
         let missing = self.chunks - self.front + u32::from(self.contested);
         if done >= missing {
             return Ok(Next::Over);
@@ -121,7 +121,7 @@ impl Offer {
             return Ok(Next::Wait);
         }
         if self.contested {
-            // It gave way.
+            // The other side claimed it first.
             self.contested = false;
             return Ok(Next::Copy(self.front - 1));
         }

@@ -1,4 +1,4 @@
-//! How far away a peer's core is, by the time it takes to fetch a line that the peer has just
+//! Distance of a peer's core, measured by the time it takes to fetch a line that the peer has just
 //! written.
 //!
 //! Cores that share a cache transfer a line in 20–60 ns, others in 80 ns and more. The topology
@@ -71,7 +71,7 @@ impl Distance {
         let fetched = fetch()?;
         let whole = begin.elapsed();
         if fetched {
-            // What reading the clock takes.
+            // Cost of reading the clock.
             self.note(whole.saturating_sub(begin - empty), bound());
         }
         Ok(())

@@ -86,8 +86,8 @@ pub(crate) struct Common {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Writing {
-    /// What the owner is copying to the rank: the id, plus one, of the receive it claims or fills;
-    /// [`PUTTING`] while it writes to a region; 0 otherwise.
+    /// Receive that the owner is copying to the rank: the id, plus one, of the receive it claims or
+    /// fills; [`PUTTING`] while it writes to a region; 0 otherwise.
     pub(crate) copying: AtomicU64,
     /// 1 while the owner waits for room.
     pub(crate) wants_room: AtomicU64,

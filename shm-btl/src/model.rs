@@ -95,7 +95,7 @@ fn queue(ring: usize, chunks: usize) -> (Producer, Consumer, Pool) {
 fn long_queue(count: usize, ring: usize, chunks: usize) -> (Producer, Consumer, Pool) {
     let (sender, receiver) = (pair_head(), pair_head());
     let (slots, ring) = (slots(count), Bytes::model(ring));
-    // Chunks of a model are one byte; the consumer sees them in one piece, so there is but one.
+    // Chunks of a model are one byte; the consumer sees each as one slice, so there is only one.
     let chunk = Bytes::model(65);
     let pool = Pool::new(vec![chunk.clone(); chunks]);
     let producer = Producer::new(

@@ -1,4 +1,4 @@
-//! What identifies a process: its kernel and namespaces, and the time it started.
+//! Identity of a process: its kernel and namespaces, and the time it started.
 
 use std::fs;
 use std::io;

@@ -179,7 +179,7 @@ impl RingBytes {
     pub unsafe fn store(&self, index: u64, bytes: &[u8]) {
         debug_assert!(bytes.len() <= self.capacity);
         // SAFETY: `at` is followed by `capacity` mapped bytes; a slice of the caller cannot overlap
-        // shared memory of which no `&mut` exists. The rest is the caller's promise.
+        // shared memory to which no `&mut` exists. The rest is the caller's promise.
         unsafe {
             let to = self.at(index).as_ptr();
             core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());

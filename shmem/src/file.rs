@@ -44,7 +44,7 @@ impl SharedFile {
     /// close-on-exec.
     ///
     /// # Errors
-    /// What the system refused, or a limit of file sizes below `len`.
+    /// Errors of the system calls; a limit of file sizes below `len`.
     pub fn create(label: &str, len: usize) -> io::Result<SharedFile> {
         let file = SharedFile::unsealed(label, len)?;
         rustix::fs::fcntl_add_seals(&file.fd, FIXED_LENGTH)?;

@@ -25,7 +25,7 @@ use crate::sync::{AtomicU32, Ordering, fence, spin_loop, yield_now};
 /// publisher's work stays bounded whatever the sleepers do.
 pub const MAX_WAITERS: u32 = 64;
 
-/// How long a wait stays awake before it sleeps. The default sleeps at once.
+/// Spin time of a wait before it sleeps. The default sleeps at once.
 ///
 /// Spinning helps only if the other side runs on another core; yielding helps if it shares this
 /// one.

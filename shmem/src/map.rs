@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::Words;
 
-/// What a mapping may be used for.
+/// Access rights of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading.

@@ -103,7 +103,7 @@ mod loom_models {
         ownership: Ownership,
         /// Items in the queue.
         queued: Count,
-        /// What the owner alone touches: loom reports two owners at once.
+        /// Accessed by the owner alone: loom reports two owners at once.
         handled: UnsafeCell<usize>,
     }
 

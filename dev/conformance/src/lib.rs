@@ -1,4 +1,4 @@
-//! What tests a byte transport: the conformance suite, a transport inside one process, and one that
+//! Tests of byte transports: the conformance suite, a transport inside one process, and one that
 //! injects faults.
 //!
 //! | module | what |

@@ -86,11 +86,11 @@ fn messages_only() {
     conforms("messages only", Limits::default().plain());
 }
 
-/// What one rank was told, in order.
+/// Events of one rank, in order.
 #[derive(Default)]
-struct Told(Vec<String>);
+struct EventLog(Vec<String>);
 
-impl Events for Told {
+impl Events for EventLog {
     fn message(&mut self, _: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
         self.0.push(format!("message {peer} {header:?} {body:?}"));
     }
@@ -124,7 +124,7 @@ fn pair(limits: Limits, seed: u64, faults: Faults) -> (Faulty, loopback::Loopbac
 /// 200 messages each way, and what both sides saw of it.
 fn script(seed: u64, faults: Faults) -> (Vec<String>, u64) {
     let (mut left, mut right) = pair(Limits::default().plain(), seed, faults);
-    let mut told = Told::default();
+    let mut told = EventLog::default();
     for number in 0u8..200 {
         let result = left.send(1, &[number], &[IoSlice::new(&[1, 2, 3])]);
         told.0.push(format!("send {result:?}"));
@@ -176,7 +176,7 @@ fn headers_are_corrupted_and_cut_short_and_nothing_else_is() {
                 .send(0, &[0x55; 20], &[IoSlice::new(b"body")])
                 .unwrap();
         }
-        let mut told = Told::default();
+        let mut told = EventLog::default();
         for _ in 0..200 {
             left.progress(&mut told);
         }
@@ -223,7 +223,7 @@ fn a_peer_is_cut_after_so_many_messages() {
         })
     ));
     right.send(0, b"unheard", &[]).unwrap();
-    let mut told = Told::default();
+    let mut told = EventLog::default();
     for _ in 0..50 {
         left.progress(&mut told);
     }

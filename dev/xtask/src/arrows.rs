@@ -46,6 +46,7 @@ const RULES: &[Rule] = &[
     Rule { package: "esp-sim",    may: Only(&["esp-proto"]), never: SYSTEM },
     // What is not shipped: rigs of tests, and benchmarks.
     Rule { package: "btl-conformance", may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "ib-btl", "p2p", "esp-client", "tokio"] },
+    Rule { package: "fake-verbs", may: Only(&["ib-btl", "btl"]), never: &["btl-eth", "shm-btl", "p2p", "tokio"] },
     Rule { package: "netns",      may: Only(&["netif"]), never: &["esp-proto", "btl", "tokio"] },
     Rule { package: "rawloop",    may: Only(&["netif", "netns"]), never: &["esp-proto", "btl", "tokio"] },
     Rule { package: "lab",        may: Only(&["cli", "esp-client"]), never: &["esp-daemon", "btl"] },
@@ -99,6 +100,8 @@ const FOR_TESTS: &[(&str, &str, &str)] = &[
         "btl-conformance",
         "every transport runs the suite",
     ),
+    ("ib-btl", "fake-verbs", "tests run without hardware"),
+    ("job", "fake-verbs", "tests run without hardware"),
     (
         "p2p",
         "btl-conformance",

@@ -15,6 +15,10 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("dev/netns/src", "enters namespaces"),
     (
+        "dev/fake-verbs/src",
+        "copies between memory that tests have lent",
+    ),
+    (
         "dev/rawloop",
         "gives buffers of the benchmark to send batches",
     ),

@@ -209,7 +209,7 @@ impl Verbs {
         self.about.ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
         self.about.mtu = u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, 5);
         self.about.max_message = attr.max_msg_sz as usize;
-        // What a device can do of reads under way, of peers' and own ones.
+        // Limits of the device on concurrent reads, as responder and as initiator.
         let reads = |most: c_int| u8::try_from(most.clamp(0, READS)).unwrap_or(0);
         self.reads = [
             reads(device.max_qp_rd_atom),
@@ -230,7 +230,7 @@ impl Verbs {
             }
         }
         let mapped = |gid: &[u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
-        // The same address may be there for RoCE 1 and then for RoCE 2: the last one is taken.
+        // An address may be listed for RoCE 1 and then for RoCE 2: the last one is taken.
         let by_address = gids
             .iter()
             .rev()

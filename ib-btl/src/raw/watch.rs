@@ -50,7 +50,7 @@ struct Message {
     arg: [u64; 3],
 }
 
-/// What went, as far as it is known.
+/// Memory ranges that were unmapped, as far as they are known.
 struct Gone {
     ranges: [(u64, u64); ROOM],
     count: usize,

@@ -37,7 +37,7 @@ impl IbBtl {
         if (address.ethernet != 0) != about.ethernet {
             return no("one side is InfiniBand, the other RoCE".into());
         }
-        // The same process after its connection failed: both sides connect again.
+        // The process is unchanged but its connection failed: both sides connect again.
         let mut past = None;
         match self.peers.get(rank as usize).and_then(Option::as_ref) {
             Some(peer) if peer.address.nonce == address.nonce => match &peer.state {

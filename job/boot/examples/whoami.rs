@@ -1,4 +1,4 @@
-//! Who am I, according to the launcher? Each process leaves a note and reads those of all others.
+//! Prints rank and size; each process publishes a value and reads those of all others.
 //!
 //! ```sh
 //! cargo build -p boot --example whoami

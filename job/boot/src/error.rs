@@ -22,7 +22,7 @@ pub enum BootError {
         variable: &'static str,
         /// The kind of launcher.
         because: &'static str,
-        /// What to do.
+        /// Advice.
         remedy: &'static str,
     },
     /// The launcher speaks PMIx, but the library for it is not there.

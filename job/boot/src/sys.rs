@@ -373,7 +373,7 @@ unsafe fn take(value: *mut Value, limit: usize) -> Found {
                 libc::free(bytes.cast::<c_void>());
                 found
             }
-            // What it points to is lost: a little memory, once.
+            // Leaks a little memory, once.
             kind => Found::Other(kind),
         };
         libc::free(value.cast::<c_void>());

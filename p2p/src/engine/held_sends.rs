@@ -12,7 +12,7 @@ use crate::memory::ReadMem;
 use crate::wire::{self, ASK};
 
 impl Engine {
-    /// Sends an eager message without copying its body. `None`: send it the ordinary way.
+    /// Sends an eager message without copying its body. `None`: the caller sends it by `send`.
     pub(super) fn send_held(
         &mut self,
         peer: PeerId,

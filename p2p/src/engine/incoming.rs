@@ -229,7 +229,7 @@ impl Protocol {
         }
         let gone = context > 1 && self.contexts.group(context).is_none();
         if !gone && !self.contexts.is_member(context, from.peer) {
-            return Err(format!("context {context}, of which it is no member"));
+            return Err(format!("context {context}, which it is not a member of"));
         }
         let eager = matches!(header, Header::Eager(..));
         let asks = sequenced.flags & ASK != 0;

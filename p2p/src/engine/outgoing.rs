@@ -136,7 +136,7 @@ impl Engine {
         let btl = &mut self.transports[primary].btl;
         while let Some(Control { header, key }) = state.control.front() {
             match btl.send(peer.rank(), header.bytes(), &[IoSlice::new(key.bytes())]) {
-                // What it sent over other rails may still be on its way here.
+                // Messages that it sent over other rails may still arrive.
                 Err(SendError::Failed {
                     error: PeerError::Left,
                     ..

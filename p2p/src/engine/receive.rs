@@ -116,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Cancels a request of which nothing has happened yet. Returns false if it is too late.
+    /// Cancels a request that has not been matched. Returns false if it is too late.
     pub(crate) fn cancel(&mut self, key: u64) -> Result<bool, Error> {
         if self.protocol.is_over(key)? {
             return Ok(false);

@@ -151,7 +151,7 @@ impl Protocol {
         length: u64,
         key: Option<RegionKey>,
     ) -> Result<(), String> {
-        let unknown = || format!("CTS for send {request:#x}, of which it got no RTS");
+        let unknown = || format!("CTS for send {request:#x} without an RTS");
         let send = self.requests.get_mut(request).ok_or_else(unknown)?;
         let fits = send.is_send()
             && send.peer == Some(from.peer)

@@ -181,7 +181,7 @@ impl Btl for ShmBtl {
         self.close_peer(peer)
     }
 
-    /// What was sent is in this process's memory, which peers have mapped once they have added it;
+    /// Sent messages are in this process's memory, which peers have mapped once they have added it;
     /// that outlives the process.
     fn flush(&mut self) -> bool {
         self.peers.iter_mut().all(|entry| {

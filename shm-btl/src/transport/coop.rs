@@ -185,7 +185,7 @@ impl ShmBtl {
         let Ok((_, peer)) = self.peer(rank) else {
             return CoopStart::Alone;
         };
-        // What is over in the meantime makes room, although it is reported later.
+        // Receives that completed meanwhile make room, although they are reported later.
         let mut result = peer.advance_coop();
         let id = peer.coop.last.wrapping_add(1);
         let taken = |open: &CoopGet| place(open.offer.id()) == place(id);
@@ -326,7 +326,7 @@ impl ShmBtl {
     /// invalid request.
     fn help_on(&mut self, rank: Rank, asked: &Help, done: u32) -> Option<(u32, bool)> {
         let length = usize::try_from(asked.length).ok()?;
-        // What is not registered (any more) is not for this peer, or it is over.
+        // An unregistered receive is complete or belongs to another peer.
         if length == 0
             || !self.regions.holds(asked.from, asked.length)
             || self.still_itself(rank).is_err()

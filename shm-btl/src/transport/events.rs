@@ -82,7 +82,7 @@ impl ShmBtl {
         now.saturating_sub(self.checked_at) >= LIVENESS_INTERVAL
     }
 
-    /// Delivers some messages of one peer, of which `word` is the first.
+    /// Delivers some messages of one peer, starting with `word`.
     fn drain(&mut self, from: &mut Inbound, mut word: u64, events: &mut dyn Events) -> usize {
         let mut done = 0;
         loop {

@@ -81,7 +81,7 @@ impl Peer {
 }
 
 impl ShmBtl {
-    /// Starts closing a peer of which nothing more is delivered.
+    /// Starts closing a peer; nothing more from it is delivered.
     pub(super) fn start_closing(&mut self, rank: Rank) {
         let Some(entry) = self.peers.get_mut(rank as usize) else {
             return;

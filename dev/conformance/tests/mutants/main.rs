@@ -9,7 +9,7 @@ use btl_conformance::suite::{CASES, Harness, Job, Options, Outcome, threads};
 
 use mutant::{Break, Mutant};
 
-/// What is broken, who must notice, and what it must say: noticing something else would be luck.
+/// A fault, the case that must notice it, and words that its report must contain.
 const TABLE: &[(Break, &str, &str)] = &[
     (Break::Duplicates, "order", "was next"),
     (Break::Reorders, "order", "was next"),
@@ -199,7 +199,7 @@ impl Harness for Broken {
     }
 }
 
-/// What the suite said instead of what it must say.
+/// Report of the suite that differs from the expected one.
 fn unnoticed((fault, case, says): &(Break, &'static str, &'static str)) -> Option<String> {
     let report = threads(&Broken(*fault, case, says));
     let noticed = matches!(&report.lines[..], [(_, Outcome::Failed(why))] if why.contains(says));

@@ -13,7 +13,7 @@ use btl::{
 use btl_conformance::forward;
 use btl_conformance::loopback::LoopbackBtl;
 
-/// What is broken.
+/// Fault of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Break {
     Nothing,

@@ -269,7 +269,7 @@ fn a_descriptor_that_is_no_socket_is_refused() {
     assert_eq!(server.join().unwrap().len(), 3);
 }
 
-/// What comes of a job whose launcher answers `cmd` so, and everything else like hydra.
+/// Starts a job whose launcher answers `cmd` as given, and all other commands as hydra does.
 fn disturbed(cmd: &'static str, said: &'static str) -> Result<(), BootError> {
     let mut answer = Hydra::new(1, 1024).answer();
     let wrong = format!("cmd={cmd}");

@@ -1,56 +1,51 @@
-//! The notes that processes leave for each other while a job starts.
-//!
-//! *Cards*: version, the node's boot (processes of one boot share its CPUs), the node's name, the
-//! transports' business cards. *Verdict*: empty, or why this process cannot start. Both come from
-//! other processes and are read as hostile.
+//! Value that each process publishes while a job starts: version, boot id of the machine (processes
+//! of one boot share its CPUs), the node's name, its CPUs, the addresses of its transports. Values
+//! of other processes are untrusted.
 
 use p2p::TransportAddress;
 
 use crate::error::printable;
 
-/// Of the layout below.
+/// Version of the layout below.
 const VERSION: u8 = 1;
 /// Bytes of a kernel's boot id.
 pub(crate) const BOOT: usize = 16;
-/// Longest name of a node that is passed on, in bytes.
+/// Maximum length of a node's name, in bytes.
 const MAX_NODE: usize = 64;
-/// Longest name of a transport.
+/// Maximum length of a transport's name, in bytes.
 const MAX_NAME: usize = 16;
-/// Most transports of a process.
-const MAX_CARDS: usize = 9;
-/// Bytes of a set of CPUs.
+/// Maximum number of transports of a process.
+const MAX_ADDRESSES: usize = 9;
+/// Maximum length of a set of CPUs, in bytes.
 const MAX_CPUS: usize = 128;
-/// Longest reason in a verdict, in characters.
+/// Maximum length of the reason why a process cannot start, in characters.
 pub(crate) const MAX_REASON: usize = 900;
 
-/// What a process says of itself.
+/// Published value of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Introduction {
+pub(crate) struct ModexEntry {
     /// Random number of this boot of its machine.
     pub(crate) boot: [u8; BOOT],
     /// Its node's name.
     pub(crate) node: String,
     /// The CPUs it may run on, a bit each, lowest first.
     pub(crate) cpus: Vec<u8>,
-    /// One for each transport.
-    pub(crate) cards: Vec<TransportAddress>,
+    /// Addresses of the transports.
+    pub(crate) addresses: Vec<TransportAddress>,
 }
 
-impl Introduction {
-    /// As bytes, shorter than [`boot::MAX_VALUE`].
+impl ModexEntry {
+    /// Returns the value as at most [`boot::MAX_VALUE`] bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         out.extend_from_slice(&self.boot);
         let node = cut(&self.node, MAX_NODE);
         push(&mut out, node.as_bytes());
         push(&mut out, self.cpus.get(..MAX_CPUS).unwrap_or(&self.cpus));
-        for card in self.cards.iter().take(MAX_CARDS) {
-            let name = cut(&card.transport, MAX_NAME).as_bytes();
-            let address = card
-                .address
-                .get(..btl::MAX_ADDRESS)
-                .unwrap_or(&card.address);
-            // Ours are much shorter than they may be. What does not fit is a way less.
+        for one in self.addresses.iter().take(MAX_ADDRESSES) {
+            let name = cut(&one.transport, MAX_NAME).as_bytes();
+            let address = one.address.get(..btl::MAX_ADDRESS).unwrap_or(&one.address);
+            // Real addresses are far below the limit; a transport that does not fit is left out.
             if out.len() + 4 + name.len() + address.len() > boot::MAX_VALUE {
                 break;
             }
@@ -60,39 +55,39 @@ impl Introduction {
         out
     }
 
-    /// From bytes of another process.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Introduction, String> {
-        let damaged = || "its business cards are damaged".to_owned();
+    /// Parses the bytes of another process.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<ModexEntry, String> {
+        let damaged = || "its addresses are damaged".to_owned();
         let (&version, rest) = bytes.split_first().ok_or_else(damaged)?;
         if version != VERSION {
             return Err(format!(
-                "its business cards are of version {version}, ours of {VERSION}: all processes must run the same build"
+                "its addresses have version {version}, ours {VERSION}: all processes must run the same build"
             ));
         }
         let (boot, mut rest) = rest.split_first_chunk::<BOOT>().ok_or_else(damaged)?;
         let node = text(&mut rest, MAX_NODE).ok_or_else(damaged)?;
         let cpus = pull(&mut rest, MAX_CPUS).ok_or_else(damaged)?.to_vec();
-        let mut cards = Vec::new();
+        let mut addresses = Vec::new();
         while !rest.is_empty() {
             let transport = text(&mut rest, MAX_NAME).ok_or_else(damaged)?;
             let address = pull(&mut rest, btl::MAX_ADDRESS)
                 .ok_or_else(damaged)?
                 .to_vec();
-            if cards.len() == MAX_CARDS {
+            if addresses.len() == MAX_ADDRESSES {
                 return Err(damaged());
             }
-            cards.push(TransportAddress { transport, address });
+            addresses.push(TransportAddress { transport, address });
         }
-        Ok(Introduction {
+        Ok(ModexEntry {
             boot: *boot,
             node: printable(&node, MAX_NODE).replace('\n', " "),
             cpus,
-            cards,
+            addresses,
         })
     }
 }
 
-/// The beginning of a text, at most so many bytes.
+/// Returns the longest prefix of a text that has at most `limit` bytes.
 fn cut(text: &str, limit: usize) -> &str {
     let end = text
         .char_indices()
@@ -102,7 +97,7 @@ fn cut(text: &str, limit: usize) -> &str {
     text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
-/// Two bytes of length, then the bytes.
+/// Appends two bytes of length and the bytes.
 fn push(out: &mut Vec<u8>, bytes: &[u8]) {
     // All lengths are bounded by constants far below.
     let length = u16::try_from(bytes.len()).unwrap_or(0);
@@ -130,85 +125,82 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn introduction() -> Introduction {
-        let card = |name: &str, length| TransportAddress {
+    fn entry() -> ModexEntry {
+        let address = |name: &str, length| TransportAddress {
             transport: name.into(),
             address: vec![7; length],
         };
-        Introduction {
+        ModexEntry {
             boot: [9; BOOT],
             node: "node1".into(),
             cpus: vec![3, 0, 0x80],
-            cards: vec![card("shm", 0), card("eth", btl::MAX_ADDRESS)],
+            addresses: vec![address("shm", 0), address("eth", btl::MAX_ADDRESS)],
         }
     }
 
     #[test]
-    fn there_and_back_and_always_short_enough() {
-        assert_eq!(
-            Introduction::decode(&introduction().encode()),
-            Ok(introduction())
-        );
-        let card = TransportAddress {
+    fn round_trip_stays_within_the_limit() {
+        assert_eq!(ModexEntry::decode(&entry().encode()), Ok(entry()));
+        let address = TransportAddress {
             transport: "t".repeat(90),
             address: vec![0; 2 * btl::MAX_ADDRESS],
         };
-        let huge = Introduction {
+        let huge = ModexEntry {
             node: "ü".repeat(500),
-            cards: vec![card; 20],
-            ..introduction()
+            addresses: vec![address; 20],
+            ..entry()
         };
         let bytes = huge.encode();
         assert!(bytes.len() <= boot::MAX_VALUE, "{}", bytes.len());
-        let back = Introduction::decode(&bytes).unwrap();
-        assert_eq!((back.cards.len(), back.node.len()), (7, MAX_NODE));
-        let card = TransportAddress {
+        let back = ModexEntry::decode(&bytes).unwrap();
+        assert_eq!((back.addresses.len(), back.node.len()), (7, MAX_NODE));
+        let address = TransportAddress {
             transport: "eth".into(),
             address: vec![0; 100],
         };
-        let many = Introduction {
-            cards: vec![card; 20],
-            ..introduction()
+        let many = ModexEntry {
+            addresses: vec![address; 20],
+            ..entry()
         };
         assert_eq!(
-            Introduction::decode(&many.encode()).unwrap().cards.len(),
-            MAX_CARDS
+            ModexEntry::decode(&many.encode()).unwrap().addresses.len(),
+            MAX_ADDRESSES
         );
     }
 
     #[test]
-    fn another_version_is_told_and_any_cut_is_refused() {
-        let mut bytes = introduction().encode();
+    fn refuses_other_version_and_truncation() {
+        let mut bytes = entry().encode();
         for length in 0..bytes.len() {
-            let cut = Introduction::decode(&bytes[..length]);
-            assert!(cut.is_err() || cut.unwrap().cards.len() < 2, "{length}");
+            let cut = ModexEntry::decode(&bytes[..length]);
+            assert!(cut.is_err() || cut.unwrap().addresses.len() < 2, "{length}");
         }
         bytes[0] = 9;
         assert!(
-            Introduction::decode(&bytes)
+            ModexEntry::decode(&bytes)
                 .unwrap_err()
                 .contains("version 9")
         );
     }
 
     #[test]
-    fn a_name_cannot_disturb_a_terminal() {
-        let evil = Introduction {
+    fn control_characters_are_removed_from_names() {
+        let evil = ModexEntry {
             node: "\u{1b}[2J\nx".into(),
-            ..introduction()
+            ..entry()
         };
-        assert_eq!(Introduction::decode(&evil.encode()).unwrap().node, "[2J x");
+        assert_eq!(ModexEntry::decode(&evil.encode()).unwrap().node, "[2J x");
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken_without_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Introduction::decode(&bytes);
+        fn decodes_any_bytes_without_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = ModexEntry::decode(&bytes);
             if let Some(first) = bytes.first_mut() {
                 *first = VERSION;
             }
-            if let Ok(found) = Introduction::decode(&bytes) {
-                prop_assert!(found.cards.len() <= MAX_CARDS);
+            if let Ok(found) = ModexEntry::decode(&bytes) {
+                prop_assert!(found.addresses.len() <= MAX_ADDRESSES);
                 prop_assert!(!found.node.chars().any(char::is_control));
             }
         }

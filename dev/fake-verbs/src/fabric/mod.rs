@@ -19,19 +19,19 @@ use crate::nic::{About, NO_ANSWER, Place};
 pub struct Fabric(Arc<Mutex<Net>>);
 
 impl Fabric {
-    /// None yet.
+    /// Returns a fabric without interfaces.
     #[must_use]
     pub fn new() -> Fabric {
         Fabric::default()
     }
 
-    /// Loses this many of a million datagrams.
+    /// Sets the share of datagrams to drop, in parts per million, and the seed that selects them.
     pub fn lose_datagrams(&self, of_a_million: u64, seed: u64) {
         let mut net = self.lock();
         (net.loss, net.seed) = (of_a_million, seed | 1);
     }
 
-    /// One more interface, and its number.
+    /// Adds an interface and returns its number and the interface.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -84,13 +84,13 @@ impl Fabric {
         ))
     }
 
-    /// Ends one as if its process had been killed.
+    /// Ends an interface as if its process had been killed.
     pub fn kill(&self, at: usize) {
         let mut net = self.lock();
         net.end(at);
     }
 
-    /// Breaks the connection between two.
+    /// Breaks all connections between two interfaces.
     pub fn cut(&self, one: usize, other: usize) {
         let mut net = self.lock();
         for (at, to) in [(one, other), (other, one)] {
@@ -116,7 +116,7 @@ impl Fabric {
             .map_or(0, |node| node.registrations)
     }
 
-    /// Bytes and pieces that are registered at one.
+    /// Returns the bytes and the number of regions registered at an interface.
     #[must_use]
     pub fn registered(&self, at: usize) -> (u64, usize) {
         self.lock().nodes.get(at).map_or((0, 0), |node| {
@@ -127,14 +127,14 @@ impl Fabric {
         })
     }
 
-    /// Refuses more than this many registered bytes at one.
+    /// Sets the maximum number of registered bytes of an interface.
     pub fn limit(&self, at: usize, bytes: u64) {
         if let Some(node) = self.lock().nodes.get_mut(at) {
             node.limit = bytes;
         }
     }
 
-    /// The error of refused registrations at one; `ENOMEM` if nothing is said.
+    /// Sets the error of refused registrations at an interface; `ENOMEM` by default.
     pub fn refuse_by(&self, at: usize, errno: i32) {
         if let Some(node) = self.lock().nodes.get_mut(at) {
             node.refusal = errno;
