@@ -37,7 +37,7 @@ pub enum SendError {
         /// Its failure.
         error: PeerError,
     },
-    /// The transport does not support the operation; see [`Capabilities`] and
+    /// The transport does not support the operation; see [`Capabilities`](crate::Capabilities) and
     /// [`PeerInfo::one_sided`](crate::PeerInfo::one_sided).
     #[error("this transport does not support the operation")]
     Unsupported,
