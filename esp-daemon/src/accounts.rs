@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_is_exact_and_comes_back() {
+    fn limit_is_exact_and_charges_are_returned() {
         let accounts = accounts("[limits]\nstreams = 2\n");
         let one = accounts.charge(5, Resource::Streams, 1).unwrap();
         let _two = accounts.charge(5, Resource::Streams, 1).unwrap();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn lowered_limits_take_nothing_away() {
+    fn lowered_limits_revoke_nothing() {
         let accounts = accounts("");
         let held = accounts.charge(1, Resource::Listeners, 5).unwrap();
         let options = Config::parse("[limits]\nlisteners = 2\n", Path::new("t"))

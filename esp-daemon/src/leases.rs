@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_at_the_same_time_are_not_too_many_together() {
+    fn concurrent_requests_respect_the_limit() {
         let options = LeaseOptions {
             allow: LeaseAllow::All,
             per_user: 2,
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn earlier_leases_wait_for_their_user_alone() {
+    fn ports_of_earlier_leases_are_reserved_for_their_user() {
         let spec = LinkSpec {
             name: "eth0".into(),
             mac: MacAddr([2, 0, 0, 0, 0, 1]),

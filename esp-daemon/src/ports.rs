@@ -220,7 +220,7 @@ mod tests {
         drop(listener);
         assert!(
             ports.take(7000, 1, Purpose::Listener(other)).is_none(),
-            "it would hear of nobody"
+            "its connections would bypass the daemon"
         );
         assert!(
             ports.take(7000, 2, Purpose::Listener(holder)).is_none(),

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_is_free_when_both_sides_have_let_go() {
+    fn slot_is_free_when_both_sides_have_released_it() {
         let mut slots = Slots::default();
         let slot = slots.reserve(SlotUse::Stream, nothing()).unwrap();
         assert!(slots.is(slot, SlotUse::Stream) && !slots.is(slot, SlotUse::Edp));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_4096_and_all_come_back() {
+    fn all_4096_slots_can_be_reserved_and_freed() {
         let mut slots = Slots::default();
         let all: Vec<Slot> = (0..SLOTS)
             .map(|_| slots.reserve(SlotUse::Stream, nothing()).unwrap())

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_lines_are_few() {
+    fn log_lines_are_rate_limited() {
         let seldom = Seldom::default();
         let passed = (0..1000).filter(|_| seldom.now()).count();
         assert!((1..100).contains(&passed), "{passed}");

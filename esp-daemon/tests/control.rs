@@ -20,7 +20,7 @@ fn status(program: &mut Program) -> Status {
 }
 
 #[test]
-fn hello_brings_pages_and_links() {
+fn hello_returns_pages_and_links() {
     let rig = Rig::new("");
     let mut program = rig.connect();
     let descriptors = program.hello("a \u{7}program\n");
@@ -54,7 +54,7 @@ fn other_version_is_refused_by_name() {
 }
 
 #[test]
-fn stream_comes_with_rings_of_the_size_it_says() {
+fn stream_reply_reports_the_ring_sizes() {
     let rig =
         Rig::new("[rings]\nmax_tx = \"8KiB\"\ndefault_tx = \"4KiB\"\ndefault_rx = \"16KiB\"\n");
     let mut program = rig.program();
@@ -192,7 +192,7 @@ fn ports_belong_to_one_user() {
 }
 
 #[test]
-fn the_port_of_a_connection_goes_with_it_to_another_link() {
+fn a_moved_connection_takes_its_port_to_the_new_link() {
     let rig = Rig::new("");
     let on = |name: &str| Request::Listen {
         interface: Some(name.into()),
@@ -362,7 +362,7 @@ fn a_program_cannot_use_resources_of_another() {
 }
 
 #[test]
-fn connections_and_accepts_find_each_other() {
+fn connections_and_accepts_are_matched() {
     let rig = Rig::new("");
     let mut program = rig.program();
     let (listener, port) = program.listen(0);
@@ -515,7 +515,7 @@ fn slot_stays_the_programs_until_it_closes_it() {
 }
 
 #[test]
-fn slot_is_not_reused_before_the_engine_has_let_go() {
+fn slot_is_not_reused_before_the_engine_has_released_it() {
     let rig = Rig::new("");
     rig.engine.books().slow = true;
     let mut program = rig.program();
@@ -651,7 +651,7 @@ fn every_user_sees_connections_and_only_the_owner_sees_the_program() {
 }
 
 #[test]
-fn status_of_very_many_connections_is_cut_and_says_so() {
+fn a_long_status_is_truncated_and_counted() {
     let rig = Rig::new("");
     rig.engine.books().unowned_connections = 20_000;
     let mut program = rig.program();

@@ -47,7 +47,7 @@ fn first_request_has_to_be_hello() {
 }
 
 #[test]
-fn silent_connection_is_cut_off() {
+fn silent_connection_is_disconnected() {
     let rig = Rig::new("[control]\nhello_timeout = \"30ms\"\n");
     let mut program = rig.connect();
     assert_eq!(program.cut_off(), ErrorKind::BadRequest);
@@ -56,7 +56,7 @@ fn silent_connection_is_cut_off() {
 }
 
 #[test]
-fn malformed_requests_are_answered_and_then_enough_is_enough() {
+fn repeated_malformed_requests_disconnect_the_program() {
     let rig = Rig::new("");
     let mut program = rig.program();
     let bad = [

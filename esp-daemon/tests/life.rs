@@ -222,8 +222,8 @@ fn start_is_refused_with_a_reason() {
 }
 
 #[test]
-fn missing_permission_says_how_to_grant_it() {
-    let name = "missing_permission_says_how_to_grant_it";
+fn missing_permission_is_explained() {
+    let name = "missing_permission_is_explained";
     let Some(nodes) = TwoNodes::new_or_skip(name) else {
         return;
     };
@@ -341,8 +341,8 @@ fn second_daemon_is_refused_by_name_of_the_first() {
 }
 
 #[test]
-fn hangup_reads_the_limits_again() {
-    let Some(nodes) = TwoNodes::new_or_skip("hangup_reads_the_limits_again") else {
+fn sighup_reloads_the_limits() {
+    let Some(nodes) = TwoNodes::new_or_skip("sighup_reloads_the_limits") else {
         return;
     };
     let dir = TempDir::new();
@@ -429,8 +429,8 @@ fn metrics_are_served() {
 }
 
 #[test]
-fn programs_of_two_nodes_connect_and_learn_of_the_end() {
-    let name = "programs_of_two_nodes_connect_and_learn_of_the_end";
+fn programs_of_two_nodes_connect_and_see_the_end() {
+    let name = "programs_of_two_nodes_connect_and_see_the_end";
     let Some(nodes) = TwoNodes::new_or_skip(name) else {
         return;
     };

@@ -1,5 +1,5 @@
-//! Nanoseconds of the shared-memory operations, and the memory of idle connections. Both sides run
-//! on one thread, so these are costs of instructions, not of cache lines that travel between cores.
+//! Measures the shared-memory operations in nanoseconds, and the memory of idle connections. Both
+//! sides run on one thread, so the times exclude transfers of cache lines between cores.
 //!
 //! `cargo run --release -p esp-engine --example ringbench`
 
@@ -15,7 +15,7 @@ use esp_engine::shm::{
 
 const ROUNDS: u32 = 2_000_000;
 
-/// Prints the best of five runs: the others were disturbed.
+/// Prints the best of five runs, the least disturbed one.
 fn time(what: &str, rounds: u32, mut op: impl FnMut()) {
     let mut best = f64::INFINITY;
     for _ in 0..5 {
@@ -51,7 +51,7 @@ fn main() {
 
     println!("program's side");
     time(
-        "write 1 byte, ring a bell that the engine has not come to yet",
+        "write 1 byte, ring a doorbell that is set already",
         ROUNDS,
         || {
             if tx.write(black_box(b"x")) == 0 {
@@ -62,7 +62,7 @@ fn main() {
         },
     );
     time(
-        "write 1 byte, ring, engine drains the bell and takes the byte",
+        "write 1 byte, ring, engine drains the doorbell and takes the byte",
         ROUNDS,
         || {
             tx.write(black_box(b"x"));
@@ -73,7 +73,7 @@ fn main() {
             });
         },
     );
-    time("write 1 byte, no bell", ROUNDS, || {
+    time("write 1 byte, no doorbell", ROUNDS, || {
         if tx.write(black_box(b"x")) == 0 {
             engine_tx.poll_written().expect("honest");
             engine_tx.release(u64::MAX);
@@ -87,16 +87,16 @@ fn main() {
     });
 
     println!("engine's side");
-    time("look at a silent doorbell", ROUNDS, || {
+    time("drain a doorbell that did not ring", ROUNDS, || {
         bank.drain(|slot| _ = black_box(slot));
     });
-    time("poll_written without news", ROUNDS, || {
+    time("poll_written without a change", ROUNDS, || {
         _ = black_box(engine_tx.poll_written());
     });
-    time("poll_consumed without news", ROUNDS, || {
+    time("poll_consumed without a change", ROUNDS, || {
         _ = black_box(engine_rx.poll_consumed());
     });
-    time("wake when nobody waits", ROUNDS, || {
+    time("wake without a waiter", ROUNDS, || {
         _ = black_box(status.wake(Wake::Readable));
     });
     time(
@@ -135,7 +135,7 @@ fn main() {
     idle_memory();
 }
 
-/// Kilobytes of a line of /proc/self/status.
+/// Returns the kilobytes of a field of /proc/self/status.
 fn kilobytes(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix(field));

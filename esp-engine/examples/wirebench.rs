@@ -1,7 +1,7 @@
-//! Stream and ping-pong through two engines over a veth pair, without daemon or client library:
-//! what the loop itself costs, for profiling. `cargo run --release -p esp-engine --example
-//! wirebench -- [MTU] [SECONDS] [CORES]`, where CORES are those of sender's engine, receiver's
-//! engine, writer and reader, like `0,1,1,1`.
+//! Stream and ping-pong through two engines over a veth pair, without daemon and client library, to
+//! profile the loop: `cargo run --release -p esp-engine --example wirebench -- [MTU] [SECONDS]
+//! [CORES]`. CORES are those of the sender's engine, the receiver's engine, the writer and the
+//! reader, such as `0,1,1,1`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -9,7 +9,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::Host;
-use esp_engine::shm::Spin;
+use esp_engine::shm::{Spin, Wake};
 use netns::TwoNodes;
 
 fn main() {
@@ -60,7 +60,7 @@ fn stream(a: &mut Host, b: &mut Host, mtu: u32, seconds: u64, reader_core: Optio
                 let rx = &right.rx;
                 right
                     .status
-                    .wait_readable(SPIN, || rx.available() > 0 || rx.at_end(), None);
+                    .wait(Wake::Readable, SPIN, || rx.available() > 0 || rx.at_end(), None);
             }
         }
     });
@@ -94,7 +94,7 @@ fn ping_pong(a: &mut Host, b: &mut Host) {
             let rx = &right.rx;
             right
                 .status
-                .wait_readable(SPIN, || rx.available() > 0 || rx.at_end(), None);
+                .wait(Wake::Readable, SPIN, || rx.available() > 0 || rx.at_end(), None);
             if right.rx.read(&mut byte) == 0 {
                 return;
             }
@@ -106,7 +106,7 @@ fn ping_pong(a: &mut Host, b: &mut Host) {
         let start = Instant::now();
         left.send_all(&[1]);
         let rx = &left.rx;
-        left.status.wait_readable(SPIN, || rx.available() > 0, None);
+        left.status.wait(Wake::Readable, SPIN, || rx.available() > 0, None);
         left.rx.read(&mut [0; 1]);
         samples.push(start.elapsed().as_nanos() as u64 / 2);
     }

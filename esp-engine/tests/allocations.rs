@@ -1,8 +1,8 @@
-//! No memory is asked for while frames go in and out: neither by an engine with a thread of its
-//! own, nor by one that a program drives over leased sockets. (The core alone: esp-proto's
-//! `tests/allocation.rs`.)
+//! The engine does not allocate while frames are sent and received: neither on a thread of its own
+//! nor embedded in a program, over leased sockets. `tests/allocation.rs` of esp-proto tests the
+//! core alone.
 //!
-//! Who breaks it: `ALLOCATIONS_TRACE=1` shows where the first ones come from.
+//! `ALLOCATIONS_TRACE=1` prints the stacks of the first allocations.
 
 mod common;
 
@@ -18,7 +18,7 @@ use common::{Host, PATIENCE, Program, SPIN};
 use esp_engine::shm::record::{DgramHeader, DgramKind};
 use esp_engine::shm::{
     ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState,
-    TxProducer,
+    TxProducer, Wake,
 };
 use esp_engine::{
     ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig, LeasedLink,
@@ -28,34 +28,34 @@ use esp_proto::{EndpointConfig, MacAddr};
 use netif::{Filter, SocketOptions};
 use netns::{Node, TwoNodes};
 
-/// The system's allocator, which tells a thread's tally of each call that asks for memory.
+/// System allocator that counts the allocations of threads with a counter.
 struct Counting;
 
 thread_local! {
-    static TALLY: Cell<Option<&'static AtomicU64>> = const { Cell::new(None) };
+    static COUNTER: Cell<Option<&'static AtomicU64>> = const { Cell::new(None) };
 }
 
-/// Calls that are shown, if any are.
-const SHOWN: u64 = 5;
+/// Maximum number of stacks printed.
+const TRACED: u64 = 5;
 
 fn count() {
-    // A thread that is ending has none any more.
-    let _ = TALLY.try_with(|mine| {
-        let Some(tally) = mine.take() else { return };
-        if tally.fetch_add(1, Ordering::SeqCst) < SHOWN
+    // A thread that is ending has no counter any more.
+    let _ = COUNTER.try_with(|mine| {
+        let Some(counter) = mine.take() else { return };
+        if counter.fetch_add(1, Ordering::SeqCst) < TRACED
             && std::env::var_os("ALLOCATIONS_TRACE").is_some()
         {
             eprintln!("{}", std::backtrace::Backtrace::force_capture());
         }
-        mine.set(Some(tally));
+        mine.set(Some(counter));
     });
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: the caller's guarantees are those that the system's allocator requires.
         unsafe { System.alloc(layout) }
     }
 
@@ -80,41 +80,41 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Rounds before anything is counted, until queues have the length they need.
+/// Rounds before counting starts, until queues have grown.
 const WARM_UP: usize = 100;
 /// Rounds of a window.
 const ROUNDS: usize = 100;
-/// A queue may become longer than ever in some window; what is asked for with each frame is asked
-/// for in all of them.
+/// Maximum number of windows. A queue may still grow in one of them; an allocation for each frame
+/// shows in all.
 const WINDOWS: usize = 8;
-/// Bytes of a round each way, beside single ones.
+/// Bytes sent in each direction in a round, besides single ones.
 const BLOCK: usize = 40_000;
 
-/// Runs windows until there is one without a call. `run` does a window's rounds, and returns calls
-/// and frames.
+/// Runs windows until one has no allocation. `run` performs the rounds of a window and returns the
+/// numbers of allocations and frames.
 fn expect_quiet(mut run: impl FnMut() -> (u64, u64)) {
     let mut seen = Vec::new();
     for _ in 0..WINDOWS {
         let (calls, frames) = run();
-        assert!(frames > 5000, "only {frames} frames: nothing was tried");
+        assert!(frames > 5000, "only {frames} frames: too few for a result");
         if calls == 0 {
             return;
         }
         seen.push(format!("{calls} in {frames} frames"));
     }
-    panic!("memory was asked for in each window: {seen:?}");
+    panic!("allocations in every window: {seen:?}");
 }
 
 #[test]
-fn the_counting_counts() {
-    let tally: &'static AtomicU64 = Box::leak(Box::default());
-    let calls = || tally.load(Ordering::SeqCst);
-    TALLY.set(Some(tally));
+fn the_allocator_counts() {
+    let counter: &'static AtomicU64 = Box::leak(Box::default());
+    let calls = || counter.load(Ordering::SeqCst);
+    COUNTER.set(Some(counter));
     let mut bytes = Vec::with_capacity(10);
     bytes.extend_from_slice(&[1; 10]);
     assert_eq!(calls(), 1);
     bytes.extend_from_slice(&[1; 1000]);
-    assert_eq!(calls(), 2, "it had to grow");
+    assert_eq!(calls(), 2, "the vector grows");
     drop((
         std::hint::black_box(bytes),
         std::hint::black_box(vec![0u8; 100]),
@@ -123,28 +123,28 @@ fn the_counting_counts() {
     let other = std::thread::spawn(|| drop(std::hint::black_box(Box::new([1; 100]))));
     let by_spawning = calls();
     other.join().unwrap();
-    TALLY.set(None);
+    COUNTER.set(None);
     assert!(by_spawning > 3);
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(
         calls(),
         by_spawning,
-        "neither another thread nor this one any more"
+        "neither other threads nor this one are counted"
     );
 }
 
-/// Has the engine's thread count from now on, or no more.
-fn watch(host: &Host, tally: Option<&'static AtomicU64>) {
+/// Sets the counter of the engine's thread, or removes it.
+fn watch(host: &Host, counter: Option<&'static AtomicU64>) {
     let (done, heard) = sync_channel(1);
     let reply = Box::new(move |_| {
-        TALLY.set(tally);
+        COUNTER.set(counter);
         let _ = done.send(());
     });
     host.handle.send(Command::Snapshot { reply }).unwrap();
     heard.recv_timeout(PATIENCE).expect("the engine answers");
 }
 
-/// Reads exactly so much.
+/// Fills `bytes` from the stream.
 fn read_exact(program: &mut Program, bytes: &mut [u8]) {
     let mut at = 0;
     while at < bytes.len() {
@@ -160,7 +160,7 @@ fn read_exact(program: &mut Program, bytes: &mut [u8]) {
         assert!(
             program
                 .status
-                .wait_readable(SPIN, || rx.available() > 0, deadline),
+                .wait(Wake::Readable, SPIN, || rx.available() > 0, deadline),
             "nothing came"
         );
     }
@@ -177,8 +177,8 @@ fn header(to: MacAddr, port: u16) -> DgramHeader {
 }
 
 #[test]
-fn an_engine_in_its_thread_asks_for_no_memory() {
-    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_its_thread_asks_for_no_memory") else {
+fn an_engine_on_its_thread_does_not_allocate() {
+    let Some(nodes) = TwoNodes::new_or_skip("an_engine_on_its_thread_does_not_allocate") else {
         return;
     };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
@@ -200,7 +200,7 @@ fn an_engine_in_its_thread_asks_for_no_memory() {
         let rx = &to.rx;
         assert!(
             to.status
-                .wait_readable(SPIN, || rx.available() > 0, deadline),
+                .wait(Wake::Readable, SPIN, || rx.available() > 0, deadline),
             "a datagram is lost"
         );
         assert_eq!(
@@ -229,11 +229,11 @@ fn an_engine_in_its_thread_asks_for_no_memory() {
     (0..WARM_UP).for_each(|_| round());
     let frames = || a.counter("tx_frames") + b.counter("tx_frames");
     expect_quiet(|| {
-        let (before, tally) = (frames(), &*Box::leak(Box::<AtomicU64>::default()));
-        watch(&a, Some(tally));
-        watch(&b, Some(tally));
+        let (before, counter) = (frames(), &*Box::leak(Box::<AtomicU64>::default()));
+        watch(&a, Some(counter));
+        watch(&b, Some(counter));
         (0..ROUNDS).for_each(|_| round());
-        let calls = tally.load(Ordering::SeqCst);
+        let calls = counter.load(Ordering::SeqCst);
         watch(&a, None);
         watch(&b, None);
         (calls, frames() - before)
@@ -242,8 +242,7 @@ fn an_engine_in_its_thread_asks_for_no_memory() {
     b.stop();
 }
 
-/// An engine as it is in a program that leased a port: on sockets for that port alone, driven by
-/// its calls.
+/// Embedded engine with sockets for one leased port, polled by the test.
 struct Embedded {
     engine: Engine,
     handle: EngineHandle,
@@ -251,21 +250,21 @@ struct Embedded {
     doorbell: Doorbell,
     link: LinkId,
     mac: MacAddr,
-    _bells: (OwnedFd, std::os::unix::net::UnixStream),
+    _eventfds: (OwnedFd, std::os::unix::net::UnixStream),
 }
 
 const SELF: ClientId = ClientId(1);
 
 impl Embedded {
     fn start(node: &Node, port: u16) -> Embedded {
-        let (told, events) = channel();
-        let sink = Box::new(move |event| drop(told.send(event)));
+        let (sender, events) = channel();
+        let sink = Box::new(move |event| drop(sender.send(event)));
         let (mut engine, handle) = Engine::embedded(IdleConfig::default(), sink).unwrap();
         let (page, _fd) = ClientPage::create().unwrap();
         let view = EngineView::open(handle.page_fd()).unwrap();
-        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let doorbell = bell.try_clone().unwrap();
+        let doorbell = eventfd.try_clone().unwrap();
         let add = Command::AddClient {
             client: SELF,
             page: Arc::clone(&page),
@@ -319,21 +318,21 @@ impl Embedded {
             doorbell,
             link,
             mac,
-            _bells: (bell, ours),
+            _eventfds: (eventfd, ours),
         }
     }
 
-    /// Has a command answered.
+    /// Sends a command and returns the engine's reply.
     fn ask<T: Send + 'static>(&mut self, make: impl FnOnce(esp_engine::Reply<T>) -> Command) -> T {
         let (done, answer) = sync_channel(1);
         self.handle
             .send(make(Box::new(move |value| drop(done.send(value)))))
             .unwrap();
         self.engine.poll();
-        answer.try_recv().expect("a turn does what was asked")
+        answer.try_recv().expect("one poll executes the command")
     }
 
-    /// Frames it has sent.
+    /// Returns the number of frames sent.
     fn frames(&mut self) -> u64 {
         let snapshot = self.ask(|reply| Command::Snapshot { reply });
         let found = snapshot.links[0]
@@ -344,22 +343,22 @@ impl Embedded {
     }
 }
 
-/// A stream's end in the program.
-struct End {
+/// A program's end of a stream.
+struct StreamEnd {
     tx: TxProducer,
     rx: RxConsumer,
     status: Status,
 }
 
-/// Rings, for the engine and for the program.
-fn rings() -> (Arc<Region>, End) {
+/// Creates rings: the engine's region and the program's end.
+fn rings() -> (Arc<Region>, StreamEnd) {
     let sizes = RingSizes {
         tx: 1 << 16,
         rx: 1 << 16,
     };
     let (engine, fd) = Region::create(sizes).unwrap();
     let program = Region::open(fd.as_fd(), sizes).unwrap();
-    let end = End {
+    let end = StreamEnd {
         tx: TxProducer::new(Arc::clone(&program)),
         rx: RxConsumer::new(Arc::clone(&program)),
         status: Status::new(program),
@@ -367,45 +366,45 @@ fn rings() -> (Arc<Region>, End) {
     (engine, end)
 }
 
-/// Drives both engines until it is so.
+/// Polls both engines until `there` returns true.
 fn drive(a: &mut Embedded, b: &mut Embedded, what: &str, mut there: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !there() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         if !(a.engine.poll() | b.engine.poll()) {
-            // As who waits for a frame does.
+            // As a caller that waits for a frame does.
             a.engine.block(Some(Clock.now()));
             b.engine.block(Some(Clock.now()));
         }
     }
 }
 
-/// Everything from one end to the other, one thread doing all of it.
+/// Transfers `bytes` from one end to the other, on one thread.
 fn carry(
     a: &mut Embedded,
     b: &mut Embedded,
-    ends: (&mut End, &mut End),
+    ends: (&mut StreamEnd, &mut StreamEnd),
     bytes: &[u8],
     got: &mut [u8],
 ) {
     let (from, to) = ends;
     let (mut sent, mut read) = (0, 0);
-    let (bell_a, bell_b) = (a.doorbell.clone(), b.doorbell.clone());
-    drive(a, b, "all of it", || {
+    let (doorbell_a, doorbell_b) = (a.doorbell.clone(), b.doorbell.clone());
+    drive(a, b, "the last byte", || {
         let n = from.tx.write(&bytes[sent..]);
         sent += n;
         read += to.rx.read(&mut got[read..]);
         if n > 0 || to.rx.consumed_notice_due() {
-            // Nobody sleeps: the bit is enough.
-            let _ = bell_a.ring(0);
-            let _ = bell_b.ring(0);
+            // Neither engine sleeps, so no eventfd needs to be written.
+            let _ = doorbell_a.ring(0);
+            let _ = doorbell_b.ring(0);
         }
         read == bytes.len()
     });
 }
 
-/// Two engines in a program, a stream between them, and its name at the second.
-fn joined(nodes: &TwoNodes) -> (Embedded, Embedded, End, End) {
+/// Creates two embedded engines with a stream between them.
+fn joined(nodes: &TwoNodes) -> (Embedded, Embedded, StreamEnd, StreamEnd) {
     let (mut a, mut b) = (
         Embedded::start(&nodes.a, 40_000),
         Embedded::start(&nodes.b, 7000),
@@ -458,8 +457,8 @@ fn joined(nodes: &TwoNodes) -> (Embedded, Embedded, End, End) {
 }
 
 #[test]
-fn an_engine_in_a_program_asks_for_no_memory() {
-    let Some(nodes) = TwoNodes::new_or_skip("an_engine_in_a_program_asks_for_no_memory") else {
+fn an_embedded_engine_does_not_allocate() {
+    let Some(nodes) = TwoNodes::new_or_skip("an_embedded_engine_does_not_allocate") else {
         return;
     };
     let (mut a, mut b, mut left, mut right) = joined(&nodes);
@@ -486,25 +485,25 @@ fn an_engine_in_a_program_asks_for_no_memory() {
     };
     rounds(&mut a, &mut b, WARM_UP);
     expect_quiet(|| {
-        let (before, tally) = (
+        let (before, counter) = (
             a.frames() + b.frames(),
             &*Box::leak(Box::<AtomicU64>::default()),
         );
-        TALLY.set(Some(tally));
+        COUNTER.set(Some(counter));
         rounds(&mut a, &mut b, ROUNDS);
-        TALLY.set(None);
+        COUNTER.set(None);
         (
-            tally.load(Ordering::SeqCst),
+            counter.load(Ordering::SeqCst),
             a.frames() + b.frames() - before,
         )
     });
 }
 
-/// Frames that are longer and shorter than the ring's slots, buffers that end within a frame, bytes
+/// With frames longer and shorter than the ring's slots, buffers that end within a frame, and bytes
 /// in the ring before and after.
 #[test]
-fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
-    let Some(nodes) = TwoNodes::new_or_skip("what_comes_goes_straight_into_a_buffer") else {
+fn received_bytes_go_into_a_posted_buffer() {
+    let Some(nodes) = TwoNodes::new_or_skip("received_bytes_go_into_a_posted_buffer") else {
         return;
     };
     let (mut a, mut b, mut left, mut right) = joined(&nodes);
@@ -517,7 +516,7 @@ fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
     while got.len() < bytes.len() {
         assert!(
             Instant::now() < deadline,
-            "in vain: {} of {}",
+            "timed out after {} of {} bytes",
             got.len(),
             bytes.len()
         );
@@ -530,13 +529,13 @@ fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
         right.rx.consume(n);
         straight += n;
         if got.len() % 3 == 0 {
-            // What found no room waits in the ring, or is the next turn's.
+            // Bytes beyond the buffer are in the ring, or arrive in the next poll.
             let n = right.rx.read(&mut buffer);
             got.extend_from_slice(&buffer[..n]);
             copied += n;
         } else if right.rx.available() > 0 {
             let (_, n) = b.engine.poll_into(0, &mut buffer);
-            assert_eq!(n, 0, "behind what nobody has read");
+            assert_eq!(n, 0, "the ring has unread bytes");
             let n = right.rx.read(&mut buffer[..500]);
             got.extend_from_slice(&buffer[..n]);
             copied += n;
@@ -545,9 +544,9 @@ fn what_comes_goes_straight_into_a_buffer_that_is_lent() {
             let _ = b.doorbell.ring(0);
         }
     }
-    assert!(got == bytes, "other bytes than were sent");
+    assert!(got == bytes, "received bytes differ from those sent");
     assert!(
         straight > 0 && copied > 0,
-        "{straight} straight, {copied} by way of the ring"
+        "{straight} bytes to the buffer, {copied} through the ring"
     );
 }

@@ -1,16 +1,16 @@
-//! Two engines on a wire, driven as the daemon drives them.
+//! Two engines connected by a virtual cable, each on its own thread.
 
 mod common;
 
 use common::{Host, pattern};
-use esp_engine::shm::StreamState;
+use esp_engine::shm::{StreamState, Wake};
 use esp_engine::shm::record::{DgramHeader, DgramKind};
 use esp_proto::{CloseReason, ResetReason};
 use netns::TwoNodes;
 
 #[test]
-fn bytes_cross_the_wire_both_ways() {
-    let Some(nodes) = TwoNodes::new_or_skip("bytes_cross_the_wire_both_ways") else {
+fn bytes_pass_in_both_directions() {
+    let Some(nodes) = TwoNodes::new_or_skip("bytes_pass_in_both_directions") else {
         return;
     };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
@@ -118,8 +118,8 @@ fn a_closed_stream_still_delivers() {
 }
 
 #[test]
-fn shutdown_tells_the_peers() {
-    let Some(nodes) = TwoNodes::new_or_skip("shutdown_tells_the_peers") else {
+fn shutdown_resets_the_peers() {
+    let Some(nodes) = TwoNodes::new_or_skip("shutdown_resets_the_peers") else {
         return;
     };
     let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
@@ -161,29 +161,29 @@ fn jumbo_frames_are_used_once_verified() {
 
 #[test]
 fn a_program_cannot_block_the_loop_through_its_eventfd() {
-    let Some(nodes) = TwoNodes::new_or_skip("a_program_cannot_block_…") else {
+    let Some(nodes) = TwoNodes::new_or_skip("a_program_cannot_block_the_loop") else {
         return;
     };
     let (mut a, b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
     let stream = a.connect(b.mac, 7001);
     stream.wait_closed();
-    // The flags are those of the engine's descriptor, too.
-    rustix::fs::fcntl_setfl(&stream.bell, rustix::fs::OFlags::empty()).unwrap();
-    let bell = stream.bell.try_clone().unwrap();
+    // Both descriptors share the flags.
+    rustix::fs::fcntl_setfl(&stream.eventfd, rustix::fs::OFlags::empty()).unwrap();
+    let eventfd = stream.eventfd.try_clone().unwrap();
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let stopped = std::sync::Arc::clone(&stop);
     let thief = std::thread::spawn(move || {
         while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
-            rustix::io::read(&bell, &mut [0u8; 8]).unwrap();
+            rustix::io::read(&eventfd, &mut [0u8; 8]).unwrap();
         }
     });
     for _ in 0..300 {
         stream.ring();
-        rustix::io::write(&stream.bell, &1u64.to_ne_bytes()).unwrap();
+        rustix::io::write(&stream.eventfd, &1u64.to_ne_bytes()).unwrap();
         a.snapshot(); // fails when the loop hangs
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    rustix::io::write(&stream.bell, &1u64.to_ne_bytes()).unwrap();
+    rustix::io::write(&stream.eventfd, &1u64.to_ne_bytes()).unwrap();
     thief.join().unwrap();
 }
 
@@ -212,15 +212,15 @@ fn a_datagram_sender_that_waits_for_room_is_woken() {
             let room = || tx.free() > 2 * body.len();
             let deadline = Some(std::time::Instant::now() + common::PATIENCE);
             assert!(
-                sender.status.wait_writable(common::SPIN, room, deadline),
-                "nobody woke the sender"
+                sender.status.wait(Wake::Writable, common::SPIN, room, deadline),
+                "the sender was not woken"
             );
         }
     }
     sender.ring();
     assert!(
         waited > 0,
-        "the ring was never full, so this showed nothing"
+        "the ring was never full: nothing was tested"
     );
 }
 

@@ -1,4 +1,4 @@
-//! Two engines with two wires between them: streams go on when one is cut.
+//! Two engines connected by two virtual cables: streams continue when one is cut.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn two_rails(test: &str) -> Option<TwoNodes> {
     Some(nodes)
 }
 
-/// An engine on both interfaces of a node.
+/// Starts an engine on both interfaces of a node.
 fn start(node: &Node) -> Host {
     let second = node
         .run(|| Interface::by_name("rail1"))
@@ -25,7 +25,7 @@ fn start(node: &Node) -> Host {
     Host::start(node, |config| config.links.push(second))
 }
 
-/// Sum over both links.
+/// Returns the number of moved connections, summed over both links.
 fn moved(host: &Host) -> u64 {
     let snapshot = host.snapshot();
     let counters = snapshot.links.iter().flat_map(|link| &link.counters);
@@ -38,14 +38,14 @@ fn moved(host: &Host) -> u64 {
 fn wait_until(what: &str, mut there: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !there() {
-        assert!(Instant::now() < end, "waited in vain for: {what}");
+        assert!(Instant::now() < end, "timed out waiting until {what}");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
 #[test]
-fn a_stream_goes_on_over_the_other_wire() {
-    let Some(nodes) = two_rails("a_stream_goes_on_over_the_other_wire") else {
+fn a_stream_continues_over_the_other_link() {
+    let Some(nodes) = two_rails("a_stream_continues_over_the_other_link") else {
         return;
     };
     let (mut a, mut b) = (start(&nodes.a), start(&nodes.b));
@@ -62,7 +62,7 @@ fn a_stream_goes_on_over_the_other_wire() {
         right.finish();
         (got, right)
     });
-    // Half of it, then the cable is cut: the other half has to go the other way.
+    // The cable is cut after the first half; the rest takes the other link.
     left.send_all(&sent[..LEN / 2]);
     nodes
         .a
@@ -86,8 +86,8 @@ fn a_stream_goes_on_over_the_other_wire() {
 }
 
 #[test]
-fn what_belongs_to_a_stream_moves_with_it() {
-    let Some(nodes) = two_rails("what_belongs_to_a_stream_moves_with_it") else {
+fn state_of_a_stream_moves_with_it() {
+    let Some(nodes) = two_rails("state_of_a_stream_moves_with_it") else {
         return;
     };
     let (mut a, mut b) = (start(&nodes.a), start(&nodes.b));
@@ -99,8 +99,7 @@ fn what_belongs_to_a_stream_moves_with_it() {
     for stream in [&closed, &orphan] {
         assert_eq!(stream.wait_open(), StreamState::Open);
     }
-    // One is closed by its program, which the engine still has to deliver for: its end of patience
-    // moves, too.
+    // One is closed by its program while bytes are undelivered: its deadline moves, too.
     closed.send_all(&pattern(50_000, 3));
     a.close(&closed);
     nodes
@@ -117,7 +116,7 @@ fn what_belongs_to_a_stream_moves_with_it() {
         closed.wait_closed(),
         StreamState::Closed(CloseReason::Finished)
     );
-    // The doorbell of a stream that has moved still finds it.
+    // The doorbell of a moved stream still works.
     orphan.send_all(b"last words");
     wait_until("they arrive", || orphan_peer.rx.available() == 10);
     a.kill_program();

@@ -115,7 +115,7 @@ pub struct Datagram<'a> {
     pub bytes: &'a [u8],
 }
 
-/// FrameType of an EDP datagram.
+/// Type of an EDP datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EdpKind {
     /// Program data.

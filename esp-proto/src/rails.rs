@@ -31,7 +31,7 @@ pub trait Rails {
 /// frames and deadlines were handled and before [`Endpoint::poll_transmit`]. It costs nothing when
 /// no endpoint [has requests](Endpoint::has_moves).
 ///
-/// MoveRequest is bounded by the input: a frame costs one lookup for each interface and at most one
+/// Work is bounded by the input: a frame costs one lookup for each interface and at most one
 /// frame in reply.
 pub fn serve(rails: &mut impl Rails, now: Instant) {
     for rail in 0..rails.count() {

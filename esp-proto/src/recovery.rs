@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_repetition_is_found_lost_again() {
+    fn a_lost_retransmission_is_detected() {
         let mut rig = Rig::new(8);
         rig.ack(0, &[0b1110], 50);
         assert_eq!(rig.repeats(100, 51), [0, 1]);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn repair_keeps_to_the_window() {
+    fn repair_respects_the_window() {
         let mut rig = Rig::new(10);
         rig.recovery.on_timeout(&mut rig.send);
         assert_eq!(rig.recovery.in_flight(), 0);

@@ -188,7 +188,7 @@ impl RecvSide {
     /// Returns true when new credit is worth a frame of its own (W-41): a quarter of the window has
     /// become free since the last announcement, or, when the peer has no credit left, a quarter of
     /// the buffer or one packet, whichever is more.
-    pub(crate) fn credit_worth_telling(&self) -> bool {
+    pub(crate) fn credit_worth_announcing(&self) -> bool {
         let gain = self.edge_gain();
         gain > 0 && !self.finished && gain >= (self.window() / 4).max(1)
     }
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_bounds_what_is_taken() {
+    fn credit_bounds_the_accepted_packets() {
         let mut rig = Rig::new(30);
         assert_eq!(rig.recv.credit(), 3);
         assert_eq!(rig.data(3, b"x"), Verdict::BeyondCredit);
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(
             rig.recv.edge_gain(),
             0,
-            "more than was delivered is nonsense"
+            "more than was delivered has no effect"
         );
         rig.recv.set_consumed(10);
         assert_eq!(rig.recv.edge_gain(), 1);
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_come_back_to_the_pool() {
+    fn buffers_return_to_the_pool() {
         let mut rig = Rig::new(100);
         rig.data(1, b"b");
         rig.data(0, b"a");

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_shows_this_table() {
+    fn the_specification_has_this_table() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/state-machine.md");
         let page = std::fs::read_to_string(path).expect("docs/state-machine.md");
         let (begin, end) = ("<!-- table: begin -->\n", "<!-- table: end -->");

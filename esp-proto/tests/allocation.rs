@@ -98,7 +98,7 @@ impl Rig {
             let payload = match t.payload {
                 Payload::Stream { len, .. } | Payload::Filler { len } => usize::from(len),
                 Payload::None => 0,
-                Payload::Owned(_) => panic!("nobody asked"),
+                Payload::Owned(_) => panic!("an unrequested reply"),
             };
             frame[..PREFIX_LEN].copy_from_slice(&head[..PREFIX_LEN]);
             frame[PREFIX_LEN + payload..][..t.tail_len]

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn tag_taken_off_by_the_kernel() {
+    fn tag_removed_by_the_kernel() {
         let raw = |bytes, vlan| RawFrame {
             bytes,
             kind: FrameKind::Host,

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_name_lists_the_names_there_are() {
+    fn unknown_name_lists_the_existing_ones() {
         let error = Interface::by_name("no-such-if0").unwrap_err();
         let text = error.to_string();
         assert!(text.contains("no-such-if0"), "{text}");
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn name_of_any_length_is_only_not_found() {
+    fn names_of_any_length_are_not_found() {
         for name in ["", "x", &"y".repeat(15), &"z".repeat(4000)] {
             assert!(matches!(
                 Interface::by_name(name),

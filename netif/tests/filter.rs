@@ -35,7 +35,7 @@ fn received_ports(socket: &PacketSocket) -> Vec<u16> {
 }
 
 #[test]
-fn only_the_ports_asked_for_arrive() {
+fn only_frames_to_selected_ports_arrive() {
     let Some(nodes) = TwoNodes::new_or_skip("filter_ports") else {
         return;
     };
@@ -126,7 +126,7 @@ fn a_filter_can_be_replaced_until_it_is_locked() {
 }
 
 #[test]
-fn the_largest_program_is_taken() {
+fn the_largest_program_is_accepted() {
     let Some(nodes) = TwoNodes::new_or_skip("filter_largest") else {
         return;
     };
@@ -179,7 +179,7 @@ fn frames_of_a_vlan_are_not_for_the_interface_below() {
 }
 
 #[test]
-fn a_socket_of_all_types_tells_the_tag() {
+fn a_socket_of_all_types_reports_the_vlan_tag() {
     let Some(nodes) = TwoNodes::new_or_skip("vlan_tag") else {
         return;
     };

@@ -92,7 +92,7 @@ fn changes_of_mtu_state_and_address_are_reported() {
 }
 
 #[test]
-fn an_interface_that_comes_and_goes() {
+fn creation_and_removal_of_an_interface_are_reported() {
     let Some(nodes) = TwoNodes::new_or_skip("comes_and_goes") else {
         return;
     };
@@ -114,7 +114,7 @@ fn an_interface_that_comes_and_goes() {
 }
 
 #[test]
-fn joining_and_leaving_a_bridge_is_not_going_away() {
+fn joining_and_leaving_a_bridge_is_not_a_removal() {
     let Some(nodes) = TwoNodes::new_or_skip("bridge") else {
         return;
     };
@@ -136,7 +136,7 @@ fn joining_and_leaving_a_bridge_is_not_going_away() {
 }
 
 #[test]
-fn lost_messages_are_made_up_for() {
+fn lost_messages_cause_a_new_query() {
     let Some(nodes) = TwoNodes::new_or_skip("lost_messages") else {
         return;
     };

@@ -129,7 +129,7 @@ fn short_and_long_frames_keep_their_order() {
 }
 
 #[test]
-fn what_finds_no_room_is_lost_and_counted_and_the_rest_goes_on() {
+fn frames_without_room_are_dropped_and_counted() {
     let Some(mut pair) = Pair::new_or_skip("ring_full", netif::WINDOW_BYTES) else {
         return;
     };
@@ -147,7 +147,7 @@ fn what_finds_no_room_is_lost_and_counted_and_the_rest_goes_on() {
 }
 
 #[test]
-fn long_frames_without_room_in_the_socket_come_cut_off() {
+fn long_frames_without_room_in_the_socket_are_truncated() {
     let Some(mut pair) = Pair::new_or_skip("ring_cut", 4096) else {
         return;
     };

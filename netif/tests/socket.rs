@@ -53,7 +53,7 @@ fn both_ways() {
 }
 
 #[test]
-fn nothing_waits_is_no_error_and_own_frames_do_not_come_back() {
+fn an_empty_socket_is_no_error_and_own_frames_are_not_received() {
     let Some(nodes) = TwoNodes::new_or_skip("nothing_waits") else {
         return;
     };
@@ -125,7 +125,7 @@ fn prefix_payload_and_tail_arrive_as_one_frame() {
 }
 
 #[test]
-fn frames_no_driver_takes_do_not_hold_up_the_others() {
+fn frames_that_no_driver_accepts_do_not_delay_others() {
     let Some(nodes) = TwoNodes::new_or_skip("oversize") else {
         return;
     };
@@ -272,7 +272,7 @@ fn an_interface_that_is_removed_is_an_error_not_a_hang() {
 }
 
 #[test]
-fn a_socket_goes_on_after_it_was_handed_over() {
+fn a_socket_works_after_it_was_passed_on() {
     let Some(nodes) = TwoNodes::new_or_skip("handed_over") else {
         return;
     };
@@ -349,7 +349,7 @@ fn names_are_listed_when_one_is_not_found() {
 }
 
 #[test]
-fn without_the_capability_the_error_says_how_to_grant_it() {
+fn a_missing_capability_is_explained() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     let Some(nodes) = TwoNodes::new_or_skip("no_permission") else {
         return;

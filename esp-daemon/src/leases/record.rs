@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_found_again() {
+    fn a_record_is_read_back() {
         let dir = TempDir::new();
         let path = path(&dir.path().join("esp.sock"));
         let mut record = Record::new(Some(path.clone()));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_and_the_dead_are_passed_over() {
+    fn malformed_lines_and_dead_processes_are_ignored() {
         let dir = TempDir::new();
         let path = dir.path().join("leases");
         // A process of our own that has ended and was reaped.

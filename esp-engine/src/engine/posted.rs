@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_what_follows_and_nothing_else() {
+    fn takes_only_the_next_bytes_of_its_stream() {
         let (conn, other) = (
             ConnId {
                 slot: 1,

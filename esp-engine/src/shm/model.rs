@@ -1,12 +1,11 @@
-//! The real rings, bells and waits in the model checker: every interleaving of a few steps, with
-//! every value that the memory model lets a load return. A lost wake-up is a deadlock, a missing
-//! ordering a data race or a wrong value; the checker reports both. Run them as the module's
-//! documentation says.
+//! Models of the rings, doorbells and waits: the checker runs the real code in every interleaving
+//! of a few steps, with every value that the memory model lets a load return. It reports a lost
+//! wake-up as a deadlock and a missing ordering as a data race or a wrong value. The module's
+//! documentation has the command.
 //!
-//! The models are sharp: weakening or leaving out any single ordering, fence or recheck of the real
-//! code makes at least one of them fail, but for the two on the bitmaps' summary word. Those say
-//! that a taken summary bit shows the bit of its word; the checker runs
-//! read-modify-writes in program order, so it cannot see what would go wrong without.
+//! Weakening or removing any single ordering, fence or recheck of the real code makes at least one
+//! model fail, except for the two orderings of the bitmaps' summary word, which publish the bit of
+//! its word: the checker runs read-modify-writes in program order and so cannot test them.
 
 use std::sync::Arc;
 
@@ -19,8 +18,8 @@ use super::{
 };
 use shmem::sync::{AtomicU64, Ordering};
 
-/// Runs one model and says so. `preemptions`: at most so many switches away from a thread that
-/// could go on; `None` for all of them. Almost every ordering fault shows with two.
+/// Runs one model and prints its number of executions. `preemptions` limits the switches away from
+/// a thread that could continue; `None`: no limit. Two find almost every ordering fault.
 fn check(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -36,7 +35,7 @@ fn check(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync + Send 
     eprintln!("model {name}: {runs} executions in {:?}", begin.elapsed());
 }
 
-/// An eventfd: a counter that a read waits for and takes.
+/// Model of an eventfd: a counter that `read` waits for and resets.
 #[derive(Default)]
 struct EventFd {
     count: Mutex<u64>,
@@ -66,14 +65,14 @@ impl EventFd {
 }
 
 #[test]
-fn loom_tx_bytes_are_there_with_their_index() {
+fn loom_tx_bytes_are_visible_with_their_index() {
     check("tx: bytes through a ring of 2", Some(3), || {
         let region = Region::model(2, 1);
         let mut producer = TxProducer::new(region.clone());
         let mut consumer = TxConsumer::new(region);
         let program = thread::spawn(move || {
             let mut next = 1;
-            // (Whenever the ring is empty, the next byte lies at its beginning.)
+            // Whenever the ring is empty, the next byte is at its beginning.
             while next <= 3 {
                 if producer.write(&[next]) == 1 {
                     next += 1;
@@ -104,7 +103,7 @@ fn loom_tx_bytes_are_there_with_their_index() {
 }
 
 #[test]
-fn loom_rx_bytes_are_there_with_their_index() {
+fn loom_rx_bytes_are_visible_with_their_index() {
     check("rx: bytes through a ring of 2", Some(3), || {
         let region = Region::model(1, 2);
         let mut producer = RxProducer::new(region.clone());
@@ -140,8 +139,8 @@ fn loom_rx_bytes_are_there_with_their_index() {
     });
 }
 
-/// The engine of the bell models: hears until `done`, sleeps whenever it can.
-fn hear(
+/// Runs the engine of the doorbell models until `done`; it sleeps whenever it can.
+fn drain_until(
     bank: &mut DoorbellBank,
     page: &EnginePage,
     eventfd: &EventFd,
@@ -149,12 +148,12 @@ fn hear(
 ) {
     let mut finished = false;
     while !finished {
-        let mut heard = false;
+        let mut rang = false;
         bank.drain(|slot| {
-            heard = true;
+            rang = true;
             finished |= done(slot);
         });
-        if !heard {
+        if !rang {
             page.going_to_sleep();
             if !bank.any() {
                 eventfd.read();
@@ -164,9 +163,9 @@ fn hear(
     }
 }
 
-/// Ringers on these slots, `rings` times each; the engine must come to the last value of each, told
-/// by nothing but the bell (the values are Relaxed: their order comes from the bell too).
-fn bell_model(slots: &'static [u16], rings: u64) {
+/// Starts a ringer for each of these slots, which rings `rings` times. The engine must read the
+/// last value of each. The values are Relaxed: only the doorbell orders them.
+fn doorbell_model(slots: &'static [u16], rings: u64) {
     let page = ClientPage::model();
     let (engine, view) = EnginePage::model();
     let eventfd = EventFd::new();
@@ -188,7 +187,7 @@ fn bell_model(slots: &'static [u16], rings: u64) {
         })
         .collect();
     let mut latest = vec![0; slots.len()];
-    hear(&mut DoorbellBank::new(page), &engine, &eventfd, |slot| {
+    drain_until(&mut DoorbellBank::new(page), &engine, &eventfd, |slot| {
         for (n, value) in values.iter().enumerate().filter(|(n, _)| slots[*n] == slot) {
             latest[n] = value.load(Ordering::Relaxed);
         }
@@ -200,30 +199,30 @@ fn bell_model(slots: &'static [u16], rings: u64) {
 }
 
 #[test]
-fn loom_bell_rung_twice_is_heard_twice_or_late() {
-    check("bell: one ringer, two rings", Some(4), || {
-        bell_model(&[5], 2)
+fn loom_doorbell_rung_twice_is_drained_after_the_last_ring() {
+    check("doorbell: one ringer, two rings", Some(4), || {
+        doorbell_model(&[5], 2)
     });
 }
 
 #[test]
-fn loom_bell_of_two_threads_of_one_slot() {
-    check("bell: two ringers of one slot", Some(3), || {
-        bell_model(&[5, 5], 1)
+fn loom_doorbell_of_two_threads_of_one_slot() {
+    check("doorbell: two ringers of one slot", Some(3), || {
+        doorbell_model(&[5, 5], 1)
     });
 }
 
 #[test]
-fn loom_bell_of_two_slots_of_one_word() {
-    check("bell: two slots of one word", Some(3), || {
-        bell_model(&[5, 6], 1)
+fn loom_doorbell_of_two_slots_of_one_word() {
+    check("doorbell: two slots of one word", Some(3), || {
+        doorbell_model(&[5, 6], 1)
     });
 }
 
 #[test]
-fn loom_bell_of_two_words() {
-    check("bell: two slots of two words", Some(3), || {
-        bell_model(&[5, 70], 1)
+fn loom_doorbell_of_two_words() {
+    check("doorbell: two slots of two words", Some(3), || {
+        doorbell_model(&[5, 70], 1)
     });
 }
 
@@ -240,8 +239,7 @@ fn loom_reader_sleeps_and_is_woken() {
             let status = Status::new(region);
             let program = thread::spawn(move || {
                 for expected in 1..=2 {
-                    assert!(status.wait_readable(
-                        Spin::default(),
+                    assert!(status.wait(Wake::Readable, Spin::default(),
                         || consumer.available() > 0,
                         None
                     ));
@@ -262,7 +260,7 @@ fn loom_reader_sleeps_and_is_woken() {
 #[test]
 fn loom_writer_sleeps_for_room() {
     check(
-        "wait: writer sleeps for room, engine sleeps for the bell",
+        "wait: writer sleeps for room, engine sleeps for the doorbell",
         Some(2),
         || {
             let region = Region::model(1, 1);
@@ -277,14 +275,14 @@ fn loom_writer_sleeps_for_room() {
             let bell_fd = eventfd.clone();
             let program = thread::spawn(move || {
                 for byte in 1..=2 {
-                    assert!(status.wait_writable(Spin::default(), || producer.free() > 0, None));
+                    assert!(status.wait(Wake::Writable, Spin::default(), || producer.free() > 0, None));
                     assert_eq!(producer.write(&[byte]), 1);
                     if doorbell.ring(3) {
                         bell_fd.write();
                     }
                 }
             });
-            hear(&mut DoorbellBank::new(page), &engine_page, &eventfd, |_| {
+            drain_until(&mut DoorbellBank::new(page), &engine_page, &eventfd, |_| {
                 let total = consumer.poll_written().expect("an honest program").total;
                 if total > consumer.released() {
                     let mut byte = [0];
@@ -302,7 +300,7 @@ fn loom_writer_sleeps_for_room() {
 }
 
 #[test]
-fn loom_two_waiters_of_one_thing_are_both_woken() {
+fn loom_two_waiters_for_one_condition_are_both_woken() {
     check("wait: two threads wait for the end", Some(3), || {
         let region = Region::model(1, 1);
         let engine = EngineStatus::new(region.clone());
@@ -339,7 +337,7 @@ fn loom_reader_waits_on_its_descriptor() {
         let readable = notify.clone();
         let program = thread::spawn(move || {
             for expected in 1..=2 {
-                // As an executor does: armed once for each "pending", asked again only after the
+                // As an executor does: armed once for each "pending", polled again only after the
                 // event.
                 loop {
                     let mut byte = [0];
@@ -399,8 +397,8 @@ fn loom_events_of_two_slots_reach_the_program() {
 }
 
 #[test]
-fn loom_a_program_that_dozes_misses_no_event() {
-    // A slot of a word of its own, and one of the word whose summary bit means "awake" too.
+fn loom_a_program_that_sleeps_misses_no_event() {
+    // A slot of the first word, and one of the word whose summary bit also means "awake".
     for slot in [7, 64] {
         check("events: polled, then asleep", Some(3), move || {
             let page = ClientPage::model();
@@ -435,7 +433,7 @@ fn loom_a_program_that_dozes_misses_no_event() {
 }
 
 #[test]
-fn loom_the_end_is_known_with_the_last_byte() {
+fn loom_bytes_are_visible_with_a_later_state() {
     check("state: closed after the last byte", None, || {
         let region = Region::model(1, 1);
         let mut producer = RxProducer::new(region.clone());
@@ -451,7 +449,7 @@ fn loom_the_end_is_known_with_the_last_byte() {
         });
         producer.put(0, &[7]).expect("room");
         producer.publish();
-        // Any state does; this one needs no types of the protocol.
+        // `Open` stands for any state: it needs no types of the protocol.
         engine.set_state(StreamState::Open);
         program.join().expect("the program");
     });

@@ -189,36 +189,6 @@ impl Status {
         sleeper.wait(spin, there, deadline)
     }
 
-    /// Waits for [`Wake::Readable`], see [`Status::wait`].
-    pub fn wait_readable(
-        &self,
-        spin: Spin,
-        there: impl FnMut() -> bool,
-        deadline: Option<Instant>,
-    ) -> bool {
-        self.wait(Wake::Readable, spin, there, deadline)
-    }
-
-    /// Waits for [`Wake::Writable`], see [`Status::wait`].
-    pub fn wait_writable(
-        &self,
-        spin: Spin,
-        there: impl FnMut() -> bool,
-        deadline: Option<Instant>,
-    ) -> bool {
-        self.wait(Wake::Writable, spin, there, deadline)
-    }
-
-    /// Waits for [`Wake::State`], see [`Status::wait`].
-    pub fn wait_state(
-        &self,
-        spin: Spin,
-        there: impl FnMut() -> bool,
-        deadline: Option<Instant>,
-    ) -> bool {
-        self.wait(Wake::State, spin, there, deadline)
-    }
-
     /// Asks for one notification by event bit and notify eventfd, instead of sleeping here. **Check
     /// your condition after this call** and before you wait on the descriptor: what was published
     /// before the call is not notified.

@@ -1,5 +1,4 @@
-//! An engine in a namespace with one program joined to it, as the daemon and the client library
-//! would do it.
+//! An engine in a network namespace with one program, as the daemon and the client library use it.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use esp_engine::shm::{
     ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Spin, Status, StreamState,
-    TxProducer,
+    TxProducer, Wake,
 };
 use esp_engine::{
     ClientId, Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkId, ListenerId,
@@ -27,7 +26,7 @@ pub struct Host {
     pub mac: MacAddr,
     page: Arc<ClientPage>,
     view: Arc<EngineView>,
-    bell: OwnedFd,
+    eventfd: OwnedFd,
     next_slot: u16,
 }
 
@@ -37,7 +36,7 @@ pub struct Program {
     pub status: Status,
     pub slot: u16,
     doorbell: Doorbell,
-    pub bell: OwnedFd,
+    pub eventfd: OwnedFd,
 }
 
 fn eventfd() -> OwnedFd {
@@ -64,8 +63,8 @@ impl Host {
             .unwrap();
         let (page, _fd) = ClientPage::create().unwrap();
         let view = EngineView::open(handle.page_fd()).unwrap();
-        let bell = eventfd();
-        let doorbell = bell.try_clone().unwrap();
+        let eventfd = eventfd();
+        let doorbell = eventfd.try_clone().unwrap();
         let (notify, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let command = Command::AddClient {
             client: CLIENT,
@@ -80,7 +79,7 @@ impl Host {
             mac,
             page,
             view,
-            bell,
+            eventfd,
             next_slot: 0,
         }
     }
@@ -128,7 +127,7 @@ impl Host {
             status: Status::new(region),
             slot,
             doorbell: Doorbell::new(Arc::clone(&self.page), Arc::clone(&self.view)),
-            bell: self.bell.try_clone().unwrap(),
+            eventfd: self.eventfd.try_clone().unwrap(),
         }
     }
 
@@ -244,7 +243,7 @@ impl Host {
 impl Program {
     pub fn ring(&self) {
         if self.doorbell.ring(self.slot) {
-            rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
+            rustix::io::write(&self.eventfd, &1u64.to_ne_bytes()).unwrap();
         }
     }
 
@@ -252,7 +251,7 @@ impl Program {
         let status = self.status.clone();
         let there = || !matches!(status.state(), StreamState::Connecting);
         self.status
-            .wait_state(SPIN, there, Some(Instant::now() + PATIENCE));
+            .wait(Wake::State, SPIN, there, Some(Instant::now() + PATIENCE));
         self.status.state()
     }
 
@@ -260,7 +259,7 @@ impl Program {
         let status = self.status.clone();
         let there = || matches!(status.state(), StreamState::Closed(_));
         self.status
-            .wait_state(SPIN, there, Some(Instant::now() + PATIENCE));
+            .wait(Wake::State, SPIN, there, Some(Instant::now() + PATIENCE));
         self.status.state()
     }
 
@@ -277,7 +276,7 @@ impl Program {
             let there = || tx.free() > 0 || matches!(status.state(), StreamState::Closed(_));
             let ok = self
                 .status
-                .wait_writable(SPIN, there, Some(Instant::now() + PATIENCE));
+                .wait(Wake::Writable, SPIN, there, Some(Instant::now() + PATIENCE));
             assert!(
                 ok && self.tx.free() > 0,
                 "no room to write: {:?}",
@@ -316,7 +315,7 @@ impl Program {
             };
             let ok = self
                 .status
-                .wait_readable(SPIN, there, Some(Instant::now() + PATIENCE));
+                .wait(Wake::Readable, SPIN, there, Some(Instant::now() + PATIENCE));
             assert!(ok, "nothing came");
             if self.rx.available() == 0 && !self.rx.at_end() {
                 panic!("stream ended: {:?}", self.status.state());
@@ -330,7 +329,7 @@ pub const SPIN: Spin = Spin {
     yields: 0,
 };
 
-/// Bytes that tell where they belong.
+/// Returns bytes whose values depend on their position.
 pub fn pattern(len: usize, salt: u64) -> Vec<u8> {
     (0..len as u64)
         .map(|i| ((i ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn time_out_starts_over() {
+    fn a_timeout_restarts_slow_start() {
         let mut cc = Aimd::new(1000);
         cc.on_rto(Instant::ZERO);
         assert_eq!(cc.window(), 4);

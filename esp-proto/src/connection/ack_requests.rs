@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_questions_a_window_or_buffer_and_one_in_32_packets_at_least() {
+    fn eight_requests_per_window_and_one_in_32_packets_at_least() {
         assert_eq!(questions(1 << 20, 1024), 1000 / 32);
         assert_eq!(questions(1 << 20, 64), 125);
         assert_eq!(questions(1 << 20, 2), 500);

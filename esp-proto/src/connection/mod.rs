@@ -31,8 +31,8 @@ use crate::token_bucket::TokenBucket;
 use alloc::boxed::Box;
 use core::hash::{Hash, Hasher};
 
-/// Minimum number of times that a FIN is repeated within a TIME-WAIT, so that it arrives before the
-/// peer has gone (W-47).
+/// Minimum number of times that a FIN is repeated within a TIME-WAIT, so that it arrives while the
+/// peer still has the connection (W-47).
 const FIN_TRIES: u32 = 3;
 
 /// Identifies a connection on its endpoint (W-14).
@@ -241,7 +241,7 @@ impl Connection {
     /// Records that the program has consumed up to offset `total`.
     pub(crate) fn consumed(&mut self, total: u64) {
         self.recv.set_consumed(total);
-        if self.state.is_synchronized() && self.recv.credit_worth_telling() {
+        if self.state.is_synchronized() && self.recv.credit_worth_announcing() {
             self.acks.credit = true;
             // W-41: a peer without credit waits for it.
             self.acks.now |= self.recv.credit() == 0;

@@ -218,7 +218,7 @@ impl Connection {
 
     /// Starts the peer timeout regardless of outstanding data: the interface is gone for good, so
     /// the peer must be found elsewhere within that time.
-    pub(crate) fn start_to_die(&mut self, cx: &Cx<'_>) {
+    pub(crate) fn start_peer_timeout(&mut self, cx: &Cx<'_>) {
         self.timers
             .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
     }

@@ -55,7 +55,7 @@ impl Endpoint {
         let cx = cx!(self);
         let conn = Connection::active(&cx, id, key, secrets, options.rx_capacity, options.key);
         self.table.insert(conn);
-        self.ghosts.remove(&key);
+        self.moved_keys.remove(&key);
         self.settle(id.slot);
         Ok(id)
     }

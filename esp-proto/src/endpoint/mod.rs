@@ -40,7 +40,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use listen::Listener;
 pub use listen::ListenerInfo;
-use moves::Ghosts;
+use moves::MovedKeys;
 pub(crate) use moves::{MoveFrame, MoveRequest};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -99,7 +99,7 @@ pub struct Endpoint {
     /// Move requests that concern other endpoints of the node.
     moves: VecDeque<MoveRequest>,
     /// Connections that have moved to another endpoint.
-    ghosts: Ghosts,
+    moved_keys: MovedKeys,
     /// Ports served by another engine of this node.
     held: BTreeSet<Port>,
     edp_sequence: u16,
@@ -166,7 +166,7 @@ impl Endpoint {
             now: Instant::ZERO,
             rng,
             table: Table::new(config.max_connections, hasher.clone()),
-            ghosts: Ghosts::new(hasher.clone()),
+            moved_keys: MovedKeys::new(hasher.clone()),
             listeners: HashMap::with_hasher(hasher),
             rails: alloc::vec::Vec::new(),
             moves: VecDeque::new(),

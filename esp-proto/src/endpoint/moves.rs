@@ -46,14 +46,14 @@ pub(crate) struct Detached {
 
 /// Keys of connections that have moved away: their late frames are dropped without a reset.
 #[derive(Debug)]
-pub(super) struct Ghosts {
+pub(super) struct MovedKeys {
     until: HashMap<Key, Instant, FixedState>,
     order: VecDeque<(Instant, Key)>,
 }
 
-impl Ghosts {
+impl MovedKeys {
     pub(super) fn new(hasher: FixedState) -> Self {
-        Ghosts {
+        MovedKeys {
             until: HashMap::with_hasher(hasher),
             order: VecDeque::new(),
         }
@@ -110,7 +110,7 @@ impl Endpoint {
                 self.with(slot, |conn, cx| {
                     let leaves = conn.abandon_path(cx);
                     match (for_good, leaves) {
-                        (true, true) => conn.start_to_die(cx),
+                        (true, true) => conn.start_peer_timeout(cx),
                         (true, false) => {
                             let reason = ResetReason::Shutdown;
                             conn.end(CloseReason::Aborted(reason), Some(reason));
@@ -201,7 +201,7 @@ impl Endpoint {
         self.table.release(id.slot);
         self.deadlines.remove(id.slot);
         conn.release(&mut self.pool);
-        self.ghosts.add(
+        self.moved_keys.add(
             conn.key,
             self.now,
             self.config.peer_timeout,
@@ -231,7 +231,7 @@ impl Endpoint {
         let id = self.table.next_id()?;
         conn.id = id;
         conn.queued = Default::default();
-        self.ghosts.remove(&conn.key);
+        self.moved_keys.remove(&conn.key);
         for event in events {
             self.events.push_back(match event {
                 Event::PeerFinished(_) => Event::PeerFinished(id),

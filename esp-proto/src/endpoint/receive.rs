@@ -100,7 +100,7 @@ impl Endpoint {
 
     /// Answers a frame for which there is no connection (W-50).
     fn no_connection(&mut self, key: Key, frame: &EspFrame<'_>) {
-        if self.ghosts.has(&key, self.now) {
+        if self.moved_keys.has(&key, self.now) {
             self.counters.rx_drop_moved += 1; // W-108
             return;
         }
@@ -193,7 +193,7 @@ impl Endpoint {
         let cx = cx!(self);
         let conn = Connection::passive(&cx, id, key, secrets, frame, block);
         self.table.insert(conn);
-        self.ghosts.remove(&key);
+        self.moved_keys.remove(&key);
         self.join_listener(key.local_port, id);
         self.settle(id.slot);
     }

@@ -5,7 +5,7 @@ use super::{Ext, WireError};
 use crate::addr::Port;
 use crate::seq::Seq;
 
-/// FrameType of a frame, determined by its flags and data length.
+/// Type of a frame, determined by its flags and data length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameType {
     /// SYN: payload is a set-up block.
@@ -37,7 +37,7 @@ pub struct EspFrame<'a> {
     pub seq: Seq,
     /// Ack sequence; undefined in SYN, in MOVE and in RST without ACK.
     pub ack: Seq,
-    /// FrameType of the frame.
+    /// Type of the frame.
     pub kind: FrameType,
     /// Data that requests an acknowledgement (W-34).
     pub asks: bool,
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_the_listed_combinations_are_taken() {
+    fn exactly_the_listed_combinations_are_accepted() {
         let listed = [
             0x01u8, 0x03, 0x02, 0x06, 0x22, 0x08, 0x0a, 0x12, 0x16, 0x32, 0x21,
         ];

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn malformed_move_blocks_are_refused() {
         for len in 0..MOVE_LEN {
             assert_eq!(
                 Move::parse(&BYTES[..len]),

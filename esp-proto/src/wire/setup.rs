@@ -23,7 +23,7 @@ pub struct SetUp<'a> {
     pub max_payload: u16,
     /// Feature bits: [`FEATURE_MOVES`].
     pub features: u32,
-    /// Incarnation, never 0.
+    /// The sender's nonce of the connection, random, never 0.
     pub nonce: u64,
     /// Nonce being answered; 0 in a SYN.
     pub peer_nonce: u64,

@@ -49,7 +49,7 @@ fn a_stream_is_acknowledged_as_its_sender_requests() {
         );
         assert!(
             pair.now < Instant::ZERO + Duration::from_millis(150),
-            "nobody waited for a timer: {:?}",
+            "no acknowledgement waited for a timer: {:?}",
             pair.now
         );
     }

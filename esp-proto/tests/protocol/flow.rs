@@ -112,7 +112,7 @@ fn nothing_is_sent_before_attach() {
 }
 
 #[test]
-fn attach_refuses_a_buffer_too_small_for_what_was_agreed() {
+fn attach_refuses_a_buffer_too_small_for_the_agreed_payload() {
     let mut pair = Pair::new();
     pair.b.attach = None;
     pair.listen(1000, 4);

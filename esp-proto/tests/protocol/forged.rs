@@ -138,7 +138,7 @@ fn a_blind_acknowledgement_does_not_complete_a_set_up() {
 }
 
 #[test]
-fn frames_that_are_not_for_us_or_claim_to_be_us() {
+fn frames_for_others_or_with_our_own_source_are_dropped() {
     let mut pair = Pair::new();
     let body = Forge::ack(Seq(1), Seq(2)).build();
     let mut feed = |src, dst, looped| {

@@ -51,7 +51,7 @@ fn lost_set_up_frames_are_repeated() {
 }
 
 #[test]
-fn repeated_syns_back_off_until_the_time_out() {
+fn repeated_syns_back_off_until_the_timeout() {
     let mut pair = Pair::new();
     pair.listen(1000, 4);
     pair.filter = Box::new(|_| Wire::Drop);
@@ -130,7 +130,7 @@ fn job_keys_keep_apart() {
 }
 
 #[test]
-fn another_version_is_refused_with_ours() {
+fn another_version_is_refused_and_ours_reported() {
     let mut pair = Pair::new();
     pair.listen(1000, 4);
     let mut syn = Forge::syn(77, Seq(9));

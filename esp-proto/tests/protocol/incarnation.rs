@@ -169,7 +169,7 @@ fn time_wait_gives_way_to_a_new_connection_of_the_peer() {
     assert_eq!(
         pair.b.app(b).closed,
         Some(CloseReason::Finished),
-        "the host is told already"
+        "already reported to the host"
     );
     assert_eq!(pair.a.ep.info(a), None);
     let again = pair.connect(5000, 1000);
@@ -213,7 +213,7 @@ fn time_wait_gives_way_to_an_own_connection() {
 }
 
 #[test]
-fn ids_are_never_given_out_twice() {
+fn ids_are_never_reused() {
     let mut pair = Pair::new();
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..50 {

@@ -26,7 +26,7 @@ fn a_syn_flood_stays_within_the_backlog_and_lets_others_in() {
 }
 
 #[test]
-fn a_job_that_connects_at_once_does_not_evict_its_own() {
+fn connections_of_one_burst_do_not_evict_each_other() {
     let mut pair = Pair::new();
     pair.listen(1000, 16);
     let conns: Vec<_> = (0..200).map(|n| pair.connect(5000 + n, 1000)).collect();
@@ -114,7 +114,7 @@ fn an_acknowledged_half_open_connection_is_not_evicted() {
 }
 
 #[test]
-fn unlisten_resets_what_was_not_taken() {
+fn unlisten_resets_connections_not_yet_attached() {
     let mut pair = Pair::new();
     pair.listen(1000, 4);
     let taken = pair.connect(5000, 1000);
@@ -252,7 +252,7 @@ fn connections_take_turns() {
 }
 
 #[test]
-fn a_connection_that_ends_before_it_was_announced_has_no_progress() {
+fn a_connection_that_ends_before_its_event_has_no_progress() {
     let mut pair = Pair::new();
     pair.listen(1000, 4);
     pair.inject(MAC_A, MAC_B, Forge::syn(3, Seq(50)).build());

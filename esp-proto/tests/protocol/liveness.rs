@@ -196,7 +196,7 @@ fn an_unsolicited_port_reply_has_no_effect() {
 /// W-76: the node answers for held and free ports, drops stream frames to held ones, and serves
 /// them again afterwards.
 #[test]
-fn a_node_answers_for_the_ports_it_gave_away() {
+fn a_node_answers_queries_for_held_ports() {
     let mut pair = Pair::new();
     assert!(pair.b.ep.hold(1000) && pair.b.ep.is_held(1000));
     for (port, state) in [(1000u16, 1), (1001, 0)] {

@@ -69,7 +69,7 @@ fn many_holes_are_repaired_selectively() {
 }
 
 #[test]
-fn a_lost_repetition_is_repaired_without_a_time_out() {
+fn a_lost_retransmission_is_repaired_without_a_timeout() {
     let (mut pair, a, b) = Pair::connected();
     // Number 33 is the retransmission of number 5.
     pair.filter = drop_data(&[5, 33]);
@@ -83,7 +83,7 @@ fn a_lost_repetition_is_repaired_without_a_time_out() {
 }
 
 #[test]
-fn a_lost_tail_is_repaired_by_the_probe_before_the_time_out() {
+fn a_lost_tail_is_repaired_by_the_probe_before_the_timeout() {
     for lost in [&[10u32][..], &[9, 10], &[7, 8, 9, 10]] {
         let (mut pair, a, b) = Pair::connected();
         pair.filter = drop_data(Box::leak(lost.to_vec().into_boxed_slice()));
@@ -96,7 +96,7 @@ fn a_lost_tail_is_repaired_by_the_probe_before_the_time_out() {
 }
 
 #[test]
-fn time_outs_back_off_to_the_ceiling_and_end_with_the_peer_time_out() {
+fn timeouts_back_off_to_the_ceiling_and_end_with_the_peer_timeout() {
     let (mut pair, a, _) = Pair::connected();
     let from = pair.log.len();
     pair.filter = Box::new(|_| Wire::Drop);
@@ -123,7 +123,7 @@ fn time_outs_back_off_to_the_ceiling_and_end_with_the_peer_time_out() {
 }
 
 #[test]
-fn a_partition_shorter_than_the_peer_time_out_is_survived() {
+fn a_partition_shorter_than_the_peer_timeout_is_survived() {
     let (mut pair, a, b) = Pair::connected();
     pair.a.write(pair.now, a, 500_000);
     pair.run(Duration::from_micros(100));
@@ -251,7 +251,7 @@ fn random_wires_deliver_everything_both_ways() {
 }
 
 #[test]
-fn the_largest_window_is_kept_to_and_repaired() {
+fn the_largest_window_is_respected_and_repaired() {
     // 4096 packets outstanding, the first of them lost: the bitmap covers only 1024 of the 4095
     // after it.
     let config = EndpointConfig {

@@ -100,7 +100,7 @@ fn sides_with_different_mtus_use_the_smaller() {
 }
 
 #[test]
-fn a_size_that_stops_to_fit_ends_the_connection_by_time_out() {
+fn a_payload_that_no_longer_fits_ends_in_a_timeout() {
     let (mut pair, a, b) = Pair::connected_with(9000, EndpointConfig::default());
     pair.run(Duration::from_millis(5));
     pair.filter = jumbo_blocked();

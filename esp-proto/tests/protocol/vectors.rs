@@ -411,7 +411,7 @@ fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
 }
 
 #[test]
-fn the_page_and_the_code_agree_on_every_frame() {
+fn the_specification_and_the_code_agree_on_every_frame() {
     let mut meanings = meanings();
     for (id, _, bytes) in rows("V-") {
         let meaning = meanings
@@ -434,7 +434,7 @@ fn the_page_and_the_code_agree_on_every_frame() {
 }
 
 #[test]
-fn frames_the_page_says_to_drop_are_dropped_under_that_name() {
+fn frames_are_dropped_under_the_documented_counter() {
     let rows = rows("D-");
     assert!(rows.len() >= 12, "the page lists them: {}", rows.len());
     for (id, counter, bytes) in rows {

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_stay_keep_their_order_and_bytes() {
+    fn unsent_frames_keep_their_order_and_bytes() {
         let mut batch = batch_of(&[1, 2, 3, 4]);
         assert!(batch.is_full());
         assert!(batch.head().is_none());
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_alone_is_one_piece_if_it_is_short() {
+    fn a_single_short_frame_is_sent_contiguously() {
         let payload = [7u8; HEAD_LEN];
         for (length, whole) in [
             (0, true),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_beyond_the_head_are_cut_off() {
+    fn lengths_beyond_the_head_are_truncated() {
         let mut batch = SendBatch::new(0);
         assert_eq!(batch.capacity(), 1);
         batch.push_inline(HEAD_LEN + 1);

@@ -115,7 +115,7 @@ fn no_port_and_every_port() {
 }
 
 #[test]
-fn all_ports_but_some() {
+fn except_ports_rejects_only_these_ports() {
     let filter = Filter::except_ports(TYPE, [0..=0, 4000..=4010, 7..=7, 65535..=65535]).unwrap();
     assert_accepts_exactly(&filter, |p| !matches!(p, 0 | 4000..=4010 | 7 | 65535));
     assert_accepts_exactly(&Filter::except_ports(TYPE, []).unwrap(), |_| true);
@@ -125,7 +125,7 @@ fn all_ports_but_some() {
 }
 
 #[test]
-fn many_ports_are_searched_not_tried_one_by_one() {
+fn many_ports_are_searched_binarily() {
     let filter = Filter::for_ports(TYPE, (0..600u16).map(|n| n * 100..=n * 100 + n % 3)).unwrap();
     assert_accepts_exactly(&filter, |p| p / 100 < 600 && p % 100 <= (p / 100) % 3);
     let steps = (0..=u16::MAX)
@@ -169,7 +169,7 @@ fn other_types_stations_and_vlans_are_rejected() {
 }
 
 #[test]
-fn frames_cut_off_anywhere_before_the_port_are_rejected() {
+fn frames_truncated_before_the_port_are_rejected() {
     let filter = Filter::for_ports(TYPE, [7..=7]).unwrap();
     for len in 0..16 {
         let mut frame = Frame::to_port(7);

@@ -104,7 +104,7 @@ fn a_link_is_reported_once_and_then_only_when_it_changes() {
 }
 
 #[test]
-fn a_message_without_mtu_keeps_the_one_before() {
+fn a_message_without_mtu_keeps_the_previous_one() {
     let mut monitor = deaf();
     let bare = message(libc::RTM_NEWLINK, 0, 0, &link(0, 3, 0, &[]));
     assert_eq!(hear(&mut monitor, &bare), [], "nothing is known of it yet");
@@ -117,7 +117,7 @@ fn a_message_without_mtu_keeps_the_one_before() {
 }
 
 #[test]
-fn leaving_a_bridge_is_not_leaving_the_machine() {
+fn a_bridge_port_message_is_not_a_removal() {
     let mut monitor = deaf();
     hear(&mut monitor, &new_link(3, 1500));
     let left = message(
@@ -154,7 +154,7 @@ fn an_inventory_reports_removed_interfaces() {
 }
 
 #[test]
-fn an_interrupted_or_refused_inventory_is_taken_again() {
+fn an_interrupted_or_refused_inventory_is_repeated() {
     let mut monitor = deaf();
     monitor.inventory.running = Some(BTreeSet::new());
     hear(
@@ -177,7 +177,7 @@ fn an_interrupted_or_refused_inventory_is_taken_again() {
 }
 
 #[test]
-fn cut_off_at_any_byte_and_any_byte_changed() {
+fn truncated_and_changed_messages_are_harmless() {
     let whole = [new_link(3, 1500), done(1)].concat();
     for len in 1..whole.len() {
         let mut monitor = deaf();
@@ -197,7 +197,7 @@ fn cut_off_at_any_byte_and_any_byte_changed() {
 }
 
 #[test]
-fn lengths_that_lie_end_the_datagram() {
+fn wrong_lengths_end_the_datagram() {
     for len in [0u32, 1, 15, 0xffff_ffff, 0x8000_0000] {
         let mut bytes = new_link(3, 1500);
         bytes[..4].copy_from_slice(&len.to_ne_bytes());

@@ -1,5 +1,5 @@
-//! A small engine that sends back what a program writes, and a small program that checks it. Both
-//! sleep as the real ones do. Used with threads and with processes.
+//! An engine that echoes the bytes of a program, and a program that checks them. Both sleep as the
+//! real ones do. Used with threads and with processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use super::super::{
 };
 use super::pattern;
 
-/// Turns a lost wake-up into a failure; never reached otherwise.
+/// Timeout of every wait; only a lost wake-up reaches it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-/// The slot of the one stream.
+/// Slot of the only stream.
 const SLOT: u16 = 77;
 
-/// What a program needs to open its side.
+/// Descriptors with which a program opens its side.
 pub(super) struct Descriptors {
     pub(super) region: OwnedFd,
     pub(super) client: OwnedFd,
@@ -33,10 +33,10 @@ pub(super) struct EchoEngine {
     bank: DoorbellBank,
     page: EnginePage,
     eventfd: OwnedFd,
-    /// Bytes sent back, and whether the end was.
+    /// Bytes sent back.
     pub(super) echoed: u64,
     pub(super) ended: bool,
-    /// Times it blocked.
+    /// Number of times it blocked.
     pub(super) slept: u64,
 }
 
@@ -68,7 +68,7 @@ impl EchoEngine {
         (engine, descriptors)
     }
 
-    /// Moves what can be moved.
+    /// Echoes the bytes for which there is room.
     fn serve(&mut self) {
         let view = self.tx.poll_written().expect("an honest program");
         self.rx.poll_consumed().expect("an honest program");
@@ -80,8 +80,8 @@ impl EchoEngine {
                 .tx
                 .payload(self.echoed, len)
                 .expect("written, not released");
-            // SAFETY: `payload` promises `len` contiguous bytes, which an honest program leaves
-            // alone.
+            // SAFETY: `payload` promises `len` contiguous bytes, which a correct program does
+            // not change.
             let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr(), len) };
             self.rx.put(self.echoed, bytes).expect("room");
             self.echoed += len as u64;
@@ -120,7 +120,7 @@ impl EchoEngine {
         self.page.awake();
     }
 
-    /// Until the program has finished and everything was sent back.
+    /// Runs until the program has finished and everything was sent back.
     pub(super) fn run(&mut self) {
         self.status.set_state(StreamState::Open);
         let _ = self.status.wake(Wake::State);
@@ -131,12 +131,12 @@ impl EchoEngine {
 }
 
 #[derive(Clone)]
-pub(super) struct Bell {
+pub(super) struct RealDoorbell {
     doorbell: Doorbell,
     eventfd: Arc<OwnedFd>,
 }
 
-impl Bell {
+impl RealDoorbell {
     pub(super) fn ring(&self) {
         if self.doorbell.ring(SLOT) {
             rustix::io::write(&self.eventfd, &1u64.to_ne_bytes()).expect("the counter is not full");
@@ -148,7 +148,7 @@ pub(super) struct Program {
     pub(super) tx: TxProducer,
     pub(super) rx: RxConsumer,
     pub(super) status: Status,
-    pub(super) bell: Bell,
+    pub(super) bell: RealDoorbell,
 }
 
 impl Program {
@@ -157,7 +157,7 @@ impl Program {
         let client = ClientPage::open(fds.client.as_fd()).expect("the engine's client page");
         let view = EngineView::open(fds.engine.as_fd()).expect("the engine's page");
         let status = Status::new(region.clone());
-        let bell = Bell {
+        let bell = RealDoorbell {
             doorbell: Doorbell::new(client, view),
             eventfd: Arc::new(fds.eventfd),
         };
@@ -169,8 +169,8 @@ impl Program {
         }
     }
 
-    /// Writes `total` checked bytes in pieces of changing length, reads them back on another
-    /// thread, checks each.
+    /// Writes `total` bytes in chunks of varying length, and reads and checks them on another
+    /// thread.
     pub(super) fn exchange(self, total: u64, spin: Spin) {
         let Program {
             mut tx,
@@ -179,7 +179,7 @@ impl Program {
             bell,
         } = self;
         let deadline = Some(Instant::now() + PATIENCE);
-        assert!(status.wait_state(spin, || status.state() == StreamState::Open, deadline));
+        assert!(status.wait(Wake::State, spin, || status.state() == StreamState::Open, deadline));
         let (their_status, their_bell) = (status.clone(), bell.clone());
         let writer = std::thread::spawn(move || {
             let mut piece = vec![0; tx.capacity()];
@@ -198,7 +198,7 @@ impl Program {
                     if n > 0 {
                         their_bell.ring();
                     } else {
-                        let room = their_status.wait_writable(spin, || tx.free() > 0, deadline);
+                        let room = their_status.wait(Wake::Writable, spin, || tx.free() > 0, deadline);
                         assert!(room, "no room after {PATIENCE:?} at {}", tx.written());
                     }
                 }
@@ -209,7 +209,7 @@ impl Program {
         let mut buffer = vec![0; 50_000];
         while !rx.at_end() {
             let there =
-                status.wait_readable(spin, || rx.available() > 0 || rx.finished(), deadline);
+                status.wait(Wake::Readable, spin, || rx.available() > 0 || rx.finished(), deadline);
             assert!(
                 there,
                 "nothing to read after {PATIENCE:?} at {}",

@@ -1,4 +1,4 @@
-//! A program that writes anything anywhere, and an engine that must neither panic nor believe it.
+//! Programs that write arbitrary values anywhere: the engine must not panic and must detect them.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -12,7 +12,7 @@ use super::super::{
 use super::{Random, pair};
 use shmem::sync::Ordering;
 
-/// Everything the engine's side can do with a region, done in random order; counts what came of it.
+/// Operations of the engine's side on a region in random order, with counts of their results.
 #[derive(Debug)]
 pub(super) struct Victim {
     region: Arc<Region>,
@@ -68,7 +68,7 @@ impl Victim {
         }
     }
 
-    /// One step; asserts what must hold whatever the program does.
+    /// Performs one operation and asserts the invariants that hold whatever the program does.
     pub(super) fn poll(&mut self) {
         let capacity = self.rx.capacity() as u64;
         let some = self.random.below(3000);
@@ -125,8 +125,8 @@ impl Victim {
                 self.wakes += u64::from(self.status.wake(Wake::All).notify);
                 self.status.set_state(StreamState::Open);
             }
-            // The engine would cut the program off at the first corruption; here the next stream
-            // starts.
+            // The engine would disconnect the program at the first corruption; the test starts the
+            // next stream.
             _ => {
                 if self.corruptions.iter().sum::<u64>() > self.renewed {
                     self.renewed = self.corruptions.iter().sum::<u64>() + 200;
@@ -139,7 +139,7 @@ impl Victim {
         assert!(self.rx.room() as u64 <= capacity);
     }
 
-    /// Did the garbage take every way it can?
+    /// Returns true if every kind of corruption was found.
     pub(super) fn felt_everything(&self) -> bool {
         let [head, tail, record, _] = self.corruptions;
         [head, tail, record, self.believed, self.records, self.wakes]
@@ -148,7 +148,7 @@ impl Victim {
     }
 }
 
-/// One piece of garbage, often close to the truth.
+/// Returns a random value, often close to a valid one.
 fn garbage(random: &mut Random, near: u64) -> u64 {
     match random.below(5) {
         0 => random.next(),

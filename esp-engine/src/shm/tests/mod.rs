@@ -1,5 +1,4 @@
-//! Tests of the shared memory with real memory. `model.rs` holds the ones that run in the model
-//! checker.
+//! Tests with real memory; `model.rs` has those for the model checker.
 
 mod echo;
 mod hostile;
@@ -23,19 +22,19 @@ fn pair(tx: u32, rx: u32) -> (Arc<Region>, Arc<Region>) {
     (engine, program)
 }
 
-/// Byte `index` of every checked stream: 8 bits of a mixed 64-bit index, so that a shift by any
-/// distance shows.
+/// Returns byte `index` of every checked stream: 8 bits of a hash of the index, so that a shift by
+/// any distance is detected.
 fn pattern(index: u64) -> u8 {
     let mixed = (index ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 56) as u8
 }
 
-/// Bytes `from..from + len` of the checked stream.
+/// Returns bytes `from..from + len` of the checked stream.
 fn stretch(from: u64, len: usize) -> Vec<u8> {
     (from..from + len as u64).map(pattern).collect()
 }
 
-/// A small generator of test values (xorshift64*), the same for the same seed.
+/// Deterministic generator of test values (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -51,7 +50,7 @@ impl Random {
     }
 }
 
-/// Only `shmem::sync` names atomics, or the models would not see them.
+/// Atomics come from `shmem::sync` only: the model checker does not see others.
 #[test]
 fn atomics_are_named_in_one_place() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/shm");

@@ -23,7 +23,7 @@ const FIXED: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-fn bells() -> (
+fn doorbells() -> (
     Doorbell,
     DoorbellBank,
     EngineEvents,
@@ -54,7 +54,7 @@ fn drained(bank: &mut DoorbellBank) -> Vec<u16> {
 
 #[test]
 fn each_slot_is_found_once_for_any_number_of_rings() {
-    let (doorbell, mut bank, ..) = bells();
+    let (doorbell, mut bank, ..) = doorbells();
     assert!(!bank.any() && drained(&mut bank).is_empty());
     for slot in [4095, 0, 63, 64, 0, 1000, 4095] {
         assert!(!doorbell.ring(slot), "the engine is awake");
@@ -69,12 +69,12 @@ fn each_slot_is_found_once_for_any_number_of_rings() {
 }
 
 #[test]
-fn the_first_ring_for_a_sleeping_engine_asks_for_the_eventfd() {
-    let (doorbell, mut bank, _, _, engine, _) = bells();
+fn the_first_ring_of_a_sleeping_engine_needs_the_eventfd() {
+    let (doorbell, mut bank, _, _, engine, _) = doorbells();
     engine.going_to_sleep();
     assert!(!bank.any());
     assert!(doorbell.ring(5));
-    assert!(!doorbell.ring(5), "whoever rang first writes it");
+    assert!(!doorbell.ring(5), "only the first ringer writes it");
     assert!(doorbell.ring(6), "another slot cannot know");
     assert!(bank.any());
     engine.awake();
@@ -83,8 +83,8 @@ fn the_first_ring_for_a_sleeping_engine_asks_for_the_eventfd() {
 }
 
 #[test]
-fn events_ask_for_the_eventfd_only_when_none_waits() {
-    let (_, _, raise, mut events, ..) = bells();
+fn events_need_the_eventfd_only_when_none_is_pending() {
+    let (_, _, raise, mut events, ..) = doorbells();
     assert!(raise.raise(9));
     assert!(!raise.raise(9) && !raise.raise(4000));
     let mut found = Vec::new();
@@ -94,8 +94,8 @@ fn events_ask_for_the_eventfd_only_when_none_waits() {
 }
 
 #[test]
-fn a_program_that_looks_by_itself_is_not_written_to() {
-    let (_, _, raise, mut events, ..) = bells();
+fn a_program_that_polls_is_not_notified() {
+    let (_, _, raise, mut events, ..) = doorbells();
     let polled = |events: &mut Events| {
         let mut found = Vec::new();
         events.poll(|slot| found.push(slot));
@@ -107,7 +107,7 @@ fn a_program_that_looks_by_itself_is_not_written_to() {
     assert!(!raise.raise(70), "still awake");
     assert_eq!(polled(&mut events), [9, 70, 4040, 4095]);
     assert_eq!(polled(&mut events), []);
-    // News of the last word alone, which shares its summary bit.
+    // An event in the last word alone, which shares its summary bit.
     assert!(!raise.raise(4095) && !events.try_sleep());
     assert_eq!(polled(&mut events), [4095]);
     for slot in [9, 4095] {
@@ -120,8 +120,8 @@ fn a_program_that_looks_by_itself_is_not_written_to() {
 }
 
 #[test]
-fn slots_beyond_the_map_stay_inside_it() {
-    let (doorbell, mut bank, raise, ..) = bells();
+fn slots_beyond_the_bitmap_stay_within_it() {
+    let (doorbell, mut bank, raise, ..) = doorbells();
     for slot in [4096, 4097, u16::MAX] {
         let _ = doorbell.ring(slot);
         let _ = raise.raise(slot);
@@ -131,7 +131,7 @@ fn slots_beyond_the_map_stay_inside_it() {
 
 #[test]
 fn garbage_bits_are_bounded_work() {
-    let (_, mut bank, .., page) = bells();
+    let (_, mut bank, .., page) = doorbells();
     let words = &page.words().doorbell;
     words.summary.0.store(u64::MAX, Ordering::Relaxed);
     assert!(drained(&mut bank).is_empty());
@@ -266,7 +266,7 @@ fn files_of_another_kind_are_refused() {
 }
 
 #[test]
-fn a_ring_is_there_twice_and_rings_do_not_overlap() {
+fn a_ring_is_mapped_twice_and_rings_do_not_overlap() {
     let (engine, program) = pair(4096, 8192);
     let rings = [(engine.tx(), program.tx()), (engine.rx(), program.rx())];
     for (number, (here, there)) in rings.into_iter().enumerate() {
@@ -328,7 +328,7 @@ fn states_pass_unchanged() {
 }
 
 #[test]
-fn any_state_word_is_some_state() {
+fn any_state_word_can_be_decoded() {
     let (engine, program) = pair(4096, 4096);
     let status = Status::new(program);
     for word in (0..0x0001_0000).chain([u64::MAX, 1 << 63]) {
@@ -339,7 +339,7 @@ fn any_state_word_is_some_state() {
 }
 
 #[test]
-fn wakes_are_told_once_to_those_who_asked() {
+fn each_request_for_a_notification_gets_one() {
     let (engine, program) = pair(4096, 4096);
     let (engine, program) = (EngineStatus::new(engine), Status::new(program));
     assert_eq!(engine.wake(Wake::Readable), Woken::default());

@@ -1,4 +1,4 @@
-//! Two real processes: this one is the engine, the program is the test binary started again.
+//! Two processes: this one is the engine; the program is the test binary started again.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -8,13 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use super::super::layout::{FIN, RegionHeader};
-use super::super::{RingSizes, Spin};
+use super::super::{RingSizes, Spin, Wake};
 use super::Random;
 use super::echo::{Descriptors, EchoEngine, PATIENCE, Program};
 use super::hostile::Victim;
 use super::pair;
 
-/// What the child is to do, and its descriptors.
+/// Environment variable with the role and the descriptors of the child.
 const ROLE: &str = "ESP_SHM_TEST_ROLE";
 const SIZES: RingSizes = RingSizes {
     tx: 65536,
@@ -22,7 +22,7 @@ const SIZES: RingSizes = RingSizes {
 };
 const TOTAL: u64 = 64 << 20;
 
-/// A child that does not outlive the test.
+/// Child process, killed on drop.
 struct Guard(Child);
 
 impl Drop for Guard {
@@ -55,7 +55,7 @@ fn start(role: &str, fds: &[&OwnedFd]) -> Guard {
     Guard(command.spawn().expect("the test binary starts"))
 }
 
-/// What the child process runs; does nothing when started otherwise.
+/// Entry of the child process; has no effect in the parent.
 #[test]
 #[ignore = "started by the other tests of this file, in a process of its own"]
 fn the_other_process() {
@@ -91,8 +91,7 @@ fn the_other_process() {
         "hang" => {
             program.tx.write(b"last words");
             program.bell.ring();
-            program.status.wait_readable(
-                Spin::default(),
+            program.status.wait(Wake::Readable, Spin::default(),
                 || false,
                 Some(Instant::now() + PATIENCE),
             );
@@ -128,7 +127,7 @@ fn a_killed_program_leaves_nothing() {
     }
     child.0.kill().expect("running");
     assert!(!child.0.wait().expect("the child").success());
-    // What it wrote is the engine's to send all the same.
+    // The engine can still send the bytes that it wrote.
     assert_eq!(engine.tx.poll_written().expect("as it was left").total, 10);
     engine.rx.poll_consumed().expect("as it was left");
 
@@ -145,12 +144,12 @@ fn a_killed_program_leaves_nothing() {
     assert_eq!(mapped(), 3, "three mappings for a region");
     drop(engine);
     assert_eq!(mapped(), 0);
-    // The descriptor is the last thing that holds the memory: the file has no link in any folder.
+    // The descriptor is the last reference to the memory: the file has no name.
     let left = File::from(fds.region);
     assert_eq!(left.metadata().expect("a file").nlink(), 0);
 }
 
-/// Writes garbage over the whole region until killed; half of it close to what would be right.
+/// Writes garbage over the whole region until killed; half of the values are close to valid ones.
 fn corruption(file: &File) {
     let mut random = Random(0x5eed);
     let len = file.metadata().expect("a file").len();
@@ -181,7 +180,7 @@ fn corruption(file: &File) {
 }
 
 #[test]
-fn a_hostile_process_does_not_hurt_the_engine() {
+fn a_hostile_process_is_harmless_to_the_engine() {
     let (region, fd) = super::super::Region::create(RingSizes {
         tx: 16384,
         rx: 16384,
@@ -189,7 +188,7 @@ fn a_hostile_process_does_not_hurt_the_engine() {
     .expect("memory");
     let mut child = start("corruption", &[&fd]);
     let mut victim = Victim::new(region);
-    // Until the garbage was felt in each way; bounded by the child's patience.
+    // Until every kind of corruption was found; bounded by the child's timeout.
     while !victim.felt_everything() {
         assert!(
             child.0.try_wait().expect("the child").is_none(),

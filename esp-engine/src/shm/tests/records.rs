@@ -117,7 +117,7 @@ fn records_are_dropped_when_they_do_not_fit() {
     assert_eq!(
         back.put_record(&header(9), &[1; 1000]),
         Ok(true),
-        "room is looked for before dropping"
+        "room is polled before a record is dropped"
     );
 }
 
@@ -142,20 +142,20 @@ fn random_records_keep_their_order_over_many_wraps() {
     assert!(to.written() > 20 * 8192);
 }
 
-/// Writes raw bytes where a record is expected and returns what the engine makes of them.
+/// Writes raw bytes in place of a record and returns the engine's result.
 fn judge(raw: &[u8]) -> Result<Option<(DgramHeader, Vec<u8>)>, super::super::Corruption> {
     let (engine, program) = pair(4096, 4096);
     let (mut to, mut from) = (TxProducer::new(program), TxConsumer::new(engine));
     to.write(raw);
     let first = from.take_record();
     if first.is_err() {
-        assert_eq!(from.take_record(), first, "it comes again");
+        assert_eq!(from.take_record(), first, "the error is returned again");
     }
     first
 }
 
 #[test]
-fn impossible_tx_records_are_corruptions() {
+fn impossible_tx_records_are_corruption() {
     let mut good = [0u8; 32];
     good[0] = 8;
     assert!(matches!(judge(&good), Ok(Some((_, bytes))) if bytes.len() == 8));

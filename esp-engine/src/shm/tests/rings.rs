@@ -1,4 +1,4 @@
-//! One thread: what the ends of the rings accept, give and refuse.
+//! The ends of the rings on one thread: accepted, delivered and refused bytes.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn tx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
             (producer.pending(), producer.acked()),
             (len as u64, total - len as u64)
         );
-        assert!(consumer.release(total), "an empty ring is worth telling");
+        assert!(consumer.release(total), "an empty ring is a reason to wake the writer");
         assert_eq!((producer.pending(), producer.free()), (0, 4096));
     }
     assert!(total > 10 * 4096);
@@ -57,7 +57,7 @@ fn tx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
 /// A ring that is empty before each message uses only the pages that the longest message needs, and
 /// one more.
 #[test]
-fn what_is_emptied_each_time_keeps_to_its_first_pages() {
+fn a_ring_emptied_each_time_stays_on_its_first_pages() {
     let (engine, program) = pair(65536, 65536);
     let first = |engine: &Arc<Region>| {
         (
@@ -92,7 +92,7 @@ fn what_is_emptied_each_time_keeps_to_its_first_pages() {
         total += len as u64;
         sent.release(total);
     }
-    // Not while anything is in it: neither unacknowledged nor unread bytes move.
+    // Unacknowledged and unread bytes stay in place.
     for (ring_len, step) in [(0, 3000), (3000, 3000), (6000, 3000)] {
         assert_eq!(tx.write(&stretch(total + ring_len, step)), step);
         put.put(total + ring_len, &stretch(total + ring_len, step))
@@ -102,7 +102,7 @@ fn what_is_emptied_each_time_keeps_to_its_first_pages() {
     sent.poll_written().expect("an honest program");
     assert_eq!(bytes_at(&sent, total, 9000), stretch(total, 9000));
     assert_eq!(rx.peek(), stretch(total, 9000));
-    // A program that takes its ring up again finds its bytes where they were.
+    // A new producer of the ring continues after its bytes.
     drop((tx, rx));
     let (mut tx, rx) = (TxProducer::new(program.clone()), RxConsumer::new(program));
     assert_eq!(tx.write(&stretch(total + 9000, 100)), 100);
@@ -218,7 +218,7 @@ fn rx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
 }
 
 #[test]
-fn rx_put_refuses_what_does_not_fit_behind_the_last() {
+fn rx_put_refuses_bytes_that_do_not_follow_or_fit() {
     let (engine, program) = pair(4096, 4096);
     let mut producer = RxProducer::new(engine);
     let mut consumer = RxConsumer::new(program);
@@ -234,7 +234,7 @@ fn rx_put_refuses_what_does_not_fit_behind_the_last() {
     consumer.consume(4000);
     assert!(
         producer.put(4096, &[4]).is_err(),
-        "room counts only once looked at"
+        "room is as of the last poll"
     );
     assert_eq!(producer.poll_consumed(), Ok(4000));
     producer.put(4096, &[4; 4000]).expect("room now");
@@ -258,7 +258,7 @@ fn rx_notices_come_once_for_each_quarter() {
 }
 
 #[test]
-fn rx_end_is_known_only_behind_the_last_byte() {
+fn rx_end_is_visible_only_after_the_last_byte() {
     let (engine, program) = pair(4096, 4096);
     let mut producer = RxProducer::new(engine);
     let mut consumer = RxConsumer::new(program);
@@ -330,7 +330,7 @@ fn impossible_rx_tails_are_corruption() {
 }
 
 #[test]
-fn garbage_of_a_broken_engine_does_not_hurt_the_program() {
+fn garbage_of_a_broken_engine_is_harmless_to_the_program() {
     let (engine, program) = pair(4096, 4096);
     let mut tx = TxProducer::new(program.clone());
     let mut rx = RxConsumer::new(program);
@@ -366,7 +366,7 @@ fn garbage_of_a_broken_engine_does_not_hurt_the_program() {
 }
 
 #[test]
-fn a_role_is_there_once_and_can_be_taken_over() {
+fn a_role_exists_once_and_can_be_acquired_again() {
     let (_engine, program) = pair(4096, 4096);
     let mut first = TxProducer::new(program.clone());
     first.write(b"abc");
@@ -383,7 +383,7 @@ fn a_role_is_there_once_and_can_be_taken_over() {
 }
 
 #[test]
-fn an_heir_is_not_hurt_by_garbage_either() {
+fn garbage_is_harmless_to_a_later_holder_of_the_roles() {
     let (_engine, program) = pair(4096, 4096);
     for (head, tail) in [
         (0, u64::MAX),
@@ -419,7 +419,7 @@ fn an_heir_is_not_hurt_by_garbage_either() {
 }
 
 #[test]
-fn sizes_outside_the_rules_are_refused() {
+fn ring_sizes_out_of_range_are_refused() {
     for (tx, rx) in [
         (0, 4096),
         (4096, 0),
@@ -501,7 +501,7 @@ fn rx_view_sees_what_the_consumer_could_read() {
 
 /// The roles of a file are held once per process, not once per mapping.
 #[test]
-fn a_file_opened_twice_has_each_role_once() {
+fn roles_exist_once_for_a_file_opened_twice() {
     let sizes = RingSizes { tx: 4096, rx: 4096 };
     let (engine, fd) = Region::create(sizes).expect("memory");
     let open = || Region::open(fd.as_fd(), sizes);

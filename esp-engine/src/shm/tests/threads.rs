@@ -1,4 +1,4 @@
-//! Real threads: streams through small rings, bells and waits.
+//! Streams through small rings, doorbells and waits, with real threads.
 
 use std::os::fd::AsFd;
 use std::sync::mpsc;
@@ -66,7 +66,7 @@ fn single_bytes_wake_sleepers_on_both_sides() {
             assert_eq!(tx.write(&[n as u8]), 1);
             bell.ring();
             assert!(
-                status.wait_readable(Spin::default(), || rx.available() > 0, deadline),
+                status.wait(Wake::Readable, Spin::default(), || rx.available() > 0, deadline),
                 "round {n}"
             );
             let mut byte = [0];
@@ -93,7 +93,7 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
     let view = EngineView::open(fd.as_fd()).expect("own page");
     let mut bank = DoorbellBank::new(page);
     let (wake, woken) = mpsc::channel();
-    // Each ringer waits until its ring was answered, so one lost ring stops it for good.
+    // Each ringer waits for the answer to its ring, so one lost ring stops it.
     let mut answers = Vec::new();
     let mut ringers = Vec::new();
     for n in 0..RINGERS {
@@ -136,12 +136,11 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
 }
 
 #[test]
-fn a_wait_ends_at_its_deadline_and_at_once_when_there() {
+fn a_wait_ends_at_its_deadline_or_when_the_condition_holds() {
     let (_engine, program) = pair(4096, 4096);
     let status = Status::new(program);
     let soon = Instant::now() + Duration::from_millis(20);
-    assert!(!status.wait_readable(
-        Spin {
+    assert!(!status.wait(Wake::Readable, Spin {
             spins: 3,
             yields: 3
         },
@@ -150,15 +149,14 @@ fn a_wait_ends_at_its_deadline_and_at_once_when_there() {
     ));
     assert!(Instant::now() >= soon, "not before");
     let past = Instant::now().checked_sub(Duration::from_secs(1));
-    assert!(!status.wait_writable(Spin::default(), || false, past));
-    assert!(status.wait_writable(Spin::default(), || true, past));
+    assert!(!status.wait(Wake::Writable, Spin::default(), || false, past));
+    assert!(status.wait(Wake::Writable, Spin::default(), || true, past));
     let mut asked = 0;
     let third = || {
         asked += 1;
         asked == 3
     };
-    assert!(status.wait_state(
-        Spin {
+    assert!(status.wait(Wake::State, Spin {
             spins: 5,
             yields: 0
         },
@@ -200,7 +198,7 @@ fn the_end_of_a_stream_wakes_all_kinds_of_waiters() {
 }
 
 #[test]
-fn a_poke_makes_waiters_look_again() {
+fn poke_makes_waiters_check_again() {
     let (_engine, program) = pair(4096, 4096);
     let status = Status::new(program);
     let (gone, is_gone) = mpsc::channel::<()>();
@@ -208,7 +206,7 @@ fn a_poke_makes_waiters_look_again() {
         let status = status.clone();
         std::thread::spawn(move || {
             let gone = || is_gone.try_recv().is_ok();
-            status.wait_readable(Spin::default(), gone, Some(Instant::now() + PATIENCE))
+            status.wait(Wake::Readable, Spin::default(), gone, Some(Instant::now() + PATIENCE))
         })
     };
     gone.send(()).expect("the waiter listens");
@@ -230,8 +228,7 @@ fn reader_threads_see_all_bytes_of_a_busy_engine() {
         let mut next = 0u64;
         let mut bytes = [0; 777];
         while !rx.at_end() {
-            assert!(status.wait_readable(
-                Spin::default(),
+            assert!(status.wait(Wake::Readable, Spin::default(),
                 || rx.available() > 0 || rx.finished(),
                 deadline
             ));

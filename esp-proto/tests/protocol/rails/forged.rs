@@ -123,7 +123,7 @@ fn forged_moves_are_counted_and_change_nothing() {
 }
 
 #[test]
-fn a_node_with_one_interface_drops_moves_without_a_word() {
+fn a_node_with_one_interface_drops_moves_silently() {
     let mut fabric = Fabric::connected_with([&[1500, 1500], &[1500]]);
     let good = block(&fabric);
     let frames = fabric.log.len();

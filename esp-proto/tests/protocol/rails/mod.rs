@@ -85,7 +85,7 @@ fn a_link_that_goes_down_is_left_at_once_even_by_idle_connections() {
 }
 
 #[test]
-fn an_idle_connection_finds_out_by_its_keep_alive() {
+fn an_idle_connection_detects_a_dead_path_by_its_keep_alive() {
     let mut fabric = Fabric::connected();
     fabric.cut(&[mac(0xa, 0)]);
     fabric.run_until(Duration::from_secs(9), |f| f.moved() == [1, 1]);
@@ -291,7 +291,7 @@ fn a_reader_that_pauses_keeps_its_room_across_a_move() {
 }
 
 #[test]
-fn a_peer_that_was_restarted_says_so() {
+fn a_restarted_peer_resets_old_connections() {
     let mut fabric = Fabric::connected();
     fabric.sides[B] = Station::new(0xb, &[1500, 1500], &EndpointConfig::default());
     fabric.cut(&[mac(0xa, 0), mac(0xb, 0)]);
@@ -373,6 +373,6 @@ fn a_lost_interface_resets_connections_that_cannot_move() {
     assert_eq!(
         fabric.sides[A].app().closed,
         Some(CloseReason::TimedOut),
-        "nobody answered"
+        "no answer was sent"
     );
 }
