@@ -58,9 +58,12 @@ fn stream(a: &mut Host, b: &mut Host, mtu: u32, seconds: u64, reader_core: Optio
                 return (total, right);
             } else {
                 let rx = &right.rx;
-                right
-                    .status
-                    .wait(Wake::Readable, SPIN, || rx.available() > 0 || rx.at_end(), None);
+                right.status.wait(
+                    Wake::Readable,
+                    SPIN,
+                    || rx.available() > 0 || rx.at_end(),
+                    None,
+                );
             }
         }
     });
@@ -92,9 +95,12 @@ fn ping_pong(a: &mut Host, b: &mut Host) {
         let mut byte = [0; 1];
         loop {
             let rx = &right.rx;
-            right
-                .status
-                .wait(Wake::Readable, SPIN, || rx.available() > 0 || rx.at_end(), None);
+            right.status.wait(
+                Wake::Readable,
+                SPIN,
+                || rx.available() > 0 || rx.at_end(),
+                None,
+            );
             if right.rx.read(&mut byte) == 0 {
                 return;
             }
@@ -106,7 +112,8 @@ fn ping_pong(a: &mut Host, b: &mut Host) {
         let start = Instant::now();
         left.send_all(&[1]);
         let rx = &left.rx;
-        left.status.wait(Wake::Readable, SPIN, || rx.available() > 0, None);
+        left.status
+            .wait(Wake::Readable, SPIN, || rx.available() > 0, None);
         left.rx.read(&mut [0; 1]);
         samples.push(start.elapsed().as_nanos() as u64 / 2);
     }

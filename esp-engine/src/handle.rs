@@ -1,4 +1,4 @@
-//! The host's handle of an engine, and its command queue.
+//! The handle of an engine, and its queue of commands.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::command::Command;
 
-/// Maximum number of queued commands. A host that is faster blocks.
+/// Maximum number of queued commands; [`EngineHandle::send`] blocks above it.
 const QUEUE: usize = 1024;
 
-/// The engine's thread has ended.
+/// Error: the engine has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the engine has stopped")]
 pub struct EngineGone;
@@ -20,17 +20,17 @@ pub struct EngineGone;
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     queue: SyncSender<Command>,
-    shared: Arc<Shared>,
+    shared: Arc<HandleState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct HandleState {
     wake: OwnedFd,
     page: OwnedFd,
     incarnation: u64,
 }
 
-/// The loop's end of the command queue.
+/// Receiver of the commands, on the engine's side.
 pub(crate) struct Inbox {
     queue: Receiver<Command>,
     wake: OwnedFd,
@@ -46,7 +46,7 @@ pub(crate) fn channel(page: OwnedFd, incarnation: u64) -> std::io::Result<(Engin
     Ok((
         EngineHandle {
             queue: tx,
-            shared: Arc::new(Shared {
+            shared: Arc::new(HandleState {
                 wake,
                 page,
                 incarnation,
@@ -58,6 +58,9 @@ pub(crate) fn channel(page: OwnedFd, incarnation: u64) -> std::io::Result<(Engin
 
 impl EngineHandle {
     /// Queues a command and wakes the engine. Blocks while 1024 others are queued.
+    ///
+    /// # Errors
+    /// The engine has ended.
     pub fn send(&self, command: Command) -> Result<(), EngineGone> {
         self.queue.send(command).map_err(|_| EngineGone)?;
         // A full counter (EAGAIN) wakes as well.
@@ -65,7 +68,7 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Returns the page that shows programs whether the engine sleeps. They can map it read-only.
+    /// Returns the page in which programs see whether the engine sleeps. They can map it read-only.
     pub fn page_fd(&self) -> BorrowedFd<'_> {
         self.shared.page.as_fd()
     }
@@ -77,7 +80,10 @@ impl EngineHandle {
 }
 
 impl Inbox {
-    /// Takes the next command, if any. `Err`: every handle was dropped.
+    /// Returns the next command, if any.
+    ///
+    /// # Errors
+    /// Every handle was dropped.
     pub(crate) fn take(&self) -> Result<Option<Command>, EngineGone> {
         match self.queue.try_recv() {
             Ok(command) => Ok(Some(command)),
@@ -92,7 +98,7 @@ impl Inbox {
     }
 
     /// Resets the descriptor. Call it before taking commands.
-    pub(crate) fn quiet(&self) {
+    pub(crate) fn reset(&self) {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.wake, &mut count);
     }

@@ -52,7 +52,7 @@ pub use command::{
 #[cfg(not(loom))]
 pub use config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, YIELD_HOGGED};
 #[cfg(not(loom))]
-pub use engine::{Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT, Place};
+pub use engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT};
 #[cfg(not(loom))]
 pub use handle::{EngineGone, EngineHandle};
 #[cfg(not(loom))]

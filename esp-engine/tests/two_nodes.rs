@@ -3,8 +3,8 @@
 mod common;
 
 use common::{Host, pattern};
-use esp_engine::shm::{StreamState, Wake};
 use esp_engine::shm::record::{DgramHeader, DgramKind};
+use esp_engine::shm::{StreamState, Wake};
 use esp_proto::{CloseReason, ResetReason};
 use netns::TwoNodes;
 
@@ -212,16 +212,15 @@ fn a_datagram_sender_that_waits_for_room_is_woken() {
             let room = || tx.free() > 2 * body.len();
             let deadline = Some(std::time::Instant::now() + common::PATIENCE);
             assert!(
-                sender.status.wait(Wake::Writable, common::SPIN, room, deadline),
+                sender
+                    .status
+                    .wait(Wake::Writable, common::SPIN, room, deadline),
                 "the sender was not woken"
             );
         }
     }
     sender.ring();
-    assert!(
-        waited > 0,
-        "the ring was never full: nothing was tested"
-    );
+    assert!(waited > 0, "the ring was never full: nothing was tested");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use esp_engine::shm::Spin;
-use esp_engine::{LINGER, LeasedLink, LinkId, Place};
+use esp_engine::{ConnPath, LINGER, LeasedLink, LinkId};
 use esp_proto::MacAddr;
 
 use super::embedded::EmbeddedEngine;
@@ -211,25 +211,25 @@ impl Leases {
 
     /// Reports an established connection to the daemon.
     pub(super) fn register(&self, slot: u16, connection: LeaseConnection) {
-        if let Some(place) = self.engine.place_of(slot) {
-            self.report_opened(slot, connection, place);
+        if let Some(path) = self.engine.path_of(slot) {
+            self.report_opened(slot, connection, path);
         }
     }
 
-    fn report_opened(&self, slot: u16, mut connection: LeaseConnection, place: Place) {
-        if let Some(lease) = self.id_of(place.link) {
+    fn report_opened(&self, slot: u16, mut connection: LeaseConnection, path: ConnPath) {
+        if let Some(lease) = self.id_of(path.link) {
             connection.lease = lease;
         }
-        connection.peer.mac = place.peer;
-        lock(&self.registry).opened(slot, connection, place.nonce);
+        connection.peer.mac = path.peer;
+        lock(&self.registry).opened(slot, connection, path.nonce);
     }
 
     /// Reports pending connections that are established now.
     pub(super) fn report_pending(&self) {
-        lock(&self.pending).retain(|(slot, connection)| match self.engine.place_now(*slot) {
+        lock(&self.pending).retain(|(slot, connection)| match self.engine.path_now(*slot) {
             None => true,
-            Some(place) => {
-                self.report_opened(*slot, connection.clone(), place);
+            Some(path) => {
+                self.report_opened(*slot, connection.clone(), path);
                 false
             }
         });

@@ -18,6 +18,7 @@ pub(super) enum Object {
     Datagrams(LinkId, Port),
 }
 
+/// A connected program.
 struct Client {
     id: ClientId,
     bank: DoorbellBank,
@@ -30,7 +31,7 @@ struct Client {
     gone: bool,
 }
 
-/// Dense table, so that polling all doorbells is a walk over an array.
+/// Programs in a dense table, so that polling all doorbells walks an array.
 #[derive(Default)]
 pub(super) struct Clients {
     table: Vec<Option<Client>>,
@@ -55,13 +56,11 @@ impl Clients {
             objects: Vec::new(),
             gone: false,
         };
-        let index = match self.table.iter().position(Option::is_none) {
-            Some(free) => free,
-            None => {
-                self.table.push(None);
-                self.table.len() - 1
-            }
-        };
+        let free = self.table.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.table.push(None);
+            self.table.len() - 1
+        });
         self.table[index] = Some(client);
         self.by_id.insert(id, index);
         index
@@ -110,7 +109,7 @@ impl Clients {
     }
 
     /// Replaces the object of a slot.
-    pub(super) fn rename(&mut self, index: usize, slot: Slot, object: Object) {
+    pub(super) fn replace(&mut self, index: usize, slot: Slot, object: Object) {
         if let Some(Some(client)) = self.table.get_mut(index)
             && let Some(entry) = client.objects.get_mut(usize::from(slot))
         {
@@ -126,11 +125,11 @@ impl Clients {
         if let Some(object) = client.objects.get_mut(usize::from(slot)) {
             *object = Object::Free;
         }
-        self.forget_if_empty(index);
+        self.remove_if_empty(index);
     }
 
     /// Marks a program as ended and returns its objects.
-    pub(super) fn leave(&mut self, index: usize) -> Vec<(Slot, Object)> {
+    pub(super) fn mark_gone(&mut self, index: usize) -> Vec<(Slot, Object)> {
         let Some(Some(client)) = self.table.get_mut(index) else {
             return Vec::new();
         };
@@ -142,11 +141,11 @@ impl Clients {
             .filter(|(_, object)| **object != Object::Free)
             .filter_map(|(slot, object)| Some((Slot::try_from(slot).ok()?, *object)))
             .collect();
-        self.forget_if_empty(index);
+        self.remove_if_empty(index);
         left
     }
 
-    fn forget_if_empty(&mut self, index: usize) {
+    fn remove_if_empty(&mut self, index: usize) {
         let Some(entry) = self.table.get_mut(index) else {
             return;
         };
@@ -158,7 +157,7 @@ impl Clients {
         }
     }
 
-    /// Appends (program, slot) for each bit set since the last call.
+    /// Appends (program, slot) for each doorbell that rang since the last call.
     #[inline]
     pub(super) fn drain_doorbells(&mut self, rung: &mut Vec<(usize, Slot)>) {
         for (index, client) in self.table.iter_mut().enumerate() {
@@ -184,7 +183,7 @@ impl Clients {
         }
     }
 
-    /// Wakes every program's event thread; it then finds the control socket closed.
+    /// Wakes the event thread of every program, which then finds the control socket closed.
     pub(super) fn daemon_gone(&self) {
         for client in self.table.iter().flatten() {
             notify(&client.notify);
@@ -192,8 +191,8 @@ impl Clients {
     }
 }
 
-/// Makes the program's end of the pair readable. Never blocks, whatever the program did to its end:
-/// a full buffer means that it is readable already, a closed one that the program does not listen.
+/// Makes the program's end of the pair readable. Never blocks: if the buffer is full, the end is
+/// readable already; if it is closed, the program does not wait for events.
 fn notify(notify: &OwnedFd) {
     let _ = rustix::net::send(notify, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use esp_proto::{CloseReason, ConnOptions, Instant, ListenError, ListenOptions, Port, ResetReason};
+use esp_proto::{
+    CloseReason, ConnOptions, ConnectError, Instant, ListenError, ListenOptions, Port, ResetReason,
+};
 
 use super::clients::Object;
 use super::datagrams::Datagrams;
@@ -13,7 +15,7 @@ use crate::command::{
 };
 use crate::shm::{Region, StreamState, Wake};
 
-/// A listener and its links.
+/// A listening port of a program on one or more links.
 pub(super) struct Listener {
     owner: ClientId,
     port: Port,
@@ -21,9 +23,11 @@ pub(super) struct Listener {
 }
 
 impl Engine {
-    /// Executes a bounded number of commands. Returns true if there were any.
+    /// Executes queued commands, at most [`COMMANDS_PER_POLL`]. Returns true if there were any.
     pub(super) fn take_commands(&mut self, now: Instant) -> bool {
-        self.inbox_quiet();
+        if self.waiter.take_inbox_ready() {
+            self.inbox.reset();
+        }
         let mut any = false;
         for _ in 0..COMMANDS_PER_POLL {
             match self.inbox.take() {
@@ -68,15 +72,8 @@ impl Engine {
                 key,
                 reply,
             } => {
-                let done = self.listen(
-                    now,
-                    client,
-                    listener,
-                    link,
-                    port,
-                    &ListenOptions { backlog, key },
-                );
-                reply(done);
+                let options = ListenOptions { backlog, key };
+                reply(self.listen(now, client, listener, link, port, &options));
             }
             Command::CloseListener { listener } => self.close_listener(now, listener),
             Command::Attach {
@@ -85,10 +82,7 @@ impl Engine {
                 slot,
                 region,
                 reply,
-            } => {
-                let done = self.attach(now, handle, client, slot, region);
-                reply(done);
-            }
+            } => reply(self.attach(now, handle, client, slot, region)),
             Command::Connect {
                 client,
                 slot,
@@ -104,39 +98,28 @@ impl Engine {
                     rx_capacity: region.sizes().rx,
                     key,
                 };
-                let started = match self.links.get_mut(usize::from(link.0)) {
+                let started = match self.links.by_id(link) {
                     Some(at) => at
                         .endpoint
                         .connect(now, local_port, peer, peer_port, options),
-                    None => Err(esp_proto::ConnectError::BadAddress),
+                    None => Err(ConnectError::BadAddress),
                 };
-                let answer = started.and_then(|conn| {
+                reply(started.and_then(|conn| {
                     let handle = ConnHandle { link, conn };
                     if self.join(handle, client, slot, region, StreamState::Connecting) {
-                        Ok(handle)
-                    } else {
-                        if let Some(at) = self.links.get_mut(usize::from(link.0)) {
-                            at.endpoint.abort(now, conn, ResetReason::Aborted);
-                        }
-                        Err(esp_proto::ConnectError::InUse)
+                        return Ok(handle);
                     }
-                });
-                reply(answer);
+                    self.abort(now, handle, ResetReason::Aborted);
+                    Err(ConnectError::InUse)
+                }));
             }
             Command::Close { client, slot } => self.close(now, client, slot),
             Command::Abort { client, slot } => {
-                if let Some(handle) = self.stream_of(client, slot)
-                    && let Some(link) = self.links.get_mut(usize::from(handle.link.0))
-                {
-                    link.endpoint.abort(now, handle.conn, ResetReason::Aborted);
+                if let Some(handle) = self.stream_of(client, slot) {
+                    self.abort(now, handle, ResetReason::Aborted);
                 }
             }
-            Command::Refuse { handle } => {
-                if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
-                    link.endpoint
-                        .abort(now, handle.conn, ResetReason::Resources);
-                }
-            }
+            Command::Refuse { handle } => self.abort(now, handle, ResetReason::Resources),
             Command::BindEdp {
                 client,
                 slot,
@@ -144,33 +127,27 @@ impl Engine {
                 port,
                 region,
                 reply,
-            } => {
-                let done = self.bind_datagrams(client, slot, link, port, region);
-                reply(done);
-            }
+            } => reply(self.bind_datagrams(client, slot, link, port, region)),
             Command::CloseEdp { client, slot } => {
                 if let Some(index) = self.clients.index(client)
                     && let Object::Datagrams(link, port) = self.clients.object(index, slot)
                 {
-                    if let Some(at) = self.links.get_mut(usize::from(link.0)) {
+                    if let Some(at) = self.links.by_id(link) {
                         at.finish_datagrams(now, port);
                     }
                     self.close_datagrams(index, slot, link, port);
                 }
             }
             Command::Hold { link, ports, reply } => {
-                let done = match self.links.get_mut(usize::from(link.0)) {
-                    Some(at) => at.hold(ports),
-                    None => Err(HoldError::NoLink),
-                };
-                reply(done);
+                let link = self.links.by_id(link).ok_or(HoldError::NoLink);
+                reply(link.and_then(|link| link.hold(ports)));
             }
             Command::Unhold {
                 link,
                 ports,
                 orphans,
             } => {
-                if let Some(at) = self.links.get_mut(usize::from(link.0)) {
+                if let Some(at) = self.links.by_id(link) {
                     at.unhold(now, ports, &orphans);
                 }
             }
@@ -179,9 +156,9 @@ impl Engine {
         }
     }
 
-    fn inbox_quiet(&mut self) {
-        if self.waiter.take_inbox_ready() {
-            self.inbox.quiet();
+    fn abort(&mut self, now: Instant, handle: ConnHandle, reason: ResetReason) {
+        if let Some(link) = self.links.by_id(handle.link) {
+            link.endpoint.abort(now, handle.conn, reason);
         }
     }
 
@@ -257,7 +234,7 @@ impl Engine {
         let Some(index) = self.clients.index(client) else {
             return false;
         };
-        let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else {
+        let Some(link) = self.links.by_id(handle.link) else {
             return false;
         };
         if !self.clients.occupy(index, slot, Object::Stream(handle)) {
@@ -272,7 +249,7 @@ impl Engine {
             region,
         );
         joined.status.set_state(state);
-        link.place(Stream::Joined(joined));
+        link.insert_stream(Stream::Joined(joined));
         true
     }
 
@@ -294,17 +271,14 @@ impl Engine {
             return false;
         }
         if !self.join(handle, client, slot, region, StreamState::Open) {
-            if let Some(link) = self.links.get_mut(at) {
-                link.endpoint
-                    .abort(now, handle.conn, ResetReason::Resources);
-            }
+            self.abort(now, handle, ResetReason::Resources);
             return false;
         }
         let Some(link) = self.links.get_mut(at) else {
             return false;
         };
         if !link.endpoint.attach(now, handle.conn, rx) {
-            link.place(Stream::Waiting {
+            link.insert_stream(Stream::Waiting {
                 id: handle.conn,
                 listener: None,
             });
@@ -320,7 +294,7 @@ impl Engine {
         let Some(handle) = self.stream_of(client, slot) else {
             return;
         };
-        let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else {
+        let Some(link) = self.links.by_id(handle.link) else {
             return;
         };
         if let Some(deadline) = link.close_stream(now, handle.conn) {
@@ -337,10 +311,7 @@ impl Engine {
         region: Arc<Region>,
     ) -> Result<(), ListenError> {
         let index = self.clients.index(client).ok_or(ListenError::InUse)?;
-        let at = self
-            .links
-            .get_mut(usize::from(link.0))
-            .ok_or(ListenError::BadPort)?;
+        let at = self.links.by_id(link).ok_or(ListenError::BadPort)?;
         at.endpoint.edp_bind(port)?;
         if !self
             .clients
@@ -363,7 +334,7 @@ impl Engine {
 
     /// Closes a datagram socket after transmitting what is still in its ring.
     pub(super) fn close_datagrams(&mut self, index: usize, slot: Slot, link: LinkId, port: Port) {
-        let Some(at) = self.links.get_mut(usize::from(link.0)) else {
+        let Some(at) = self.links.by_id(link) else {
             return;
         };
         at.serve_datagrams(port);
@@ -396,12 +367,12 @@ impl Engine {
         for listener in own {
             self.close_listener(now, listener);
         }
-        for (slot, object) in self.clients.leave(index) {
+        for (slot, object) in self.clients.mark_gone(index) {
             match object {
                 Object::Free => {}
                 Object::Datagrams(link, port) => self.close_datagrams(index, slot, link, port),
                 Object::Stream(handle) => {
-                    let Some(link) = self.links.get_mut(usize::from(handle.link.0)) else {
+                    let Some(link) = self.links.by_id(handle.link) else {
                         continue;
                     };
                     if let Some(deadline) = link.orphan_stream(now, handle.conn) {
@@ -414,27 +385,17 @@ impl Engine {
 
     /// Closes a datagram socket whose rings are corrupt, and reports its program.
     pub(super) fn cut_off_datagrams(&mut self, link: LinkId, port: Port, what: &'static str) {
-        let Some(at) = self.links.get_mut(usize::from(link.0)) else {
+        let Some(at) = self.links.by_id(link) else {
             return;
         };
         let Some(socket) = at.datagrams.get_mut(&port) else {
             return;
         };
-        let Owner { client, slot } = socket.owner;
-        socket
-            .status
-            .set_state(StreamState::Closed(CloseReason::Aborted(
-                ResetReason::Protocol,
-            )));
-        publish::wake_datagrams(socket, Wake::All, &mut self.clients, &mut self.stats);
-        self.stats.corruptions += 1;
-        if let Some(id) = self.clients.id(client) {
-            (self.events)(EngineEvent::Corrupted {
-                client: id,
-                slot,
-                what,
-            });
-        }
-        self.close_datagrams(client, slot, link, port);
+        let reason = CloseReason::Aborted(ResetReason::Protocol);
+        socket.status.set_state(StreamState::Closed(reason));
+        let (owner, clients, stats) = (socket.owner, &mut self.clients, &mut self.stats);
+        publish::wake(socket.waiters(), Wake::All, clients, stats);
+        publish::report_corruption(owner, what, clients, stats, &mut self.events);
+        self.close_datagrams(owner.client, owner.slot, link, port);
     }
 }

@@ -36,6 +36,11 @@ impl Datagrams {
         }
     }
 
+    /// Returns the status whose waiters are woken, and their program.
+    pub(super) fn waiters(&self) -> (&EngineStatus, Owner) {
+        (&self.status, self.owner)
+    }
+
     /// Puts a received datagram into the ring. Returns false if the ring is full.
     pub(super) fn deliver(&mut self, datagram: &Datagram<'_>, now: Instant) -> bool {
         let header = DgramHeader {
@@ -90,14 +95,14 @@ impl Link {
                 break;
             }
             // Copied, so that the ring is free at once: datagrams are not retransmitted.
-            let mut bytes = self.spare_payloads.pop().unwrap_or_default();
+            let mut bytes = self.spare_buffers.pop().unwrap_or_default();
             let header = match socket.tx.take_record_into(&mut bytes) {
                 Ok(Some(header)) => header,
                 nothing => {
                     if let Err(corruption) = nothing {
                         socket.corruption = Some(corruption.what());
                     }
-                    self.spare_payload(bytes);
+                    self.recycle(bytes);
                     return;
                 }
             };
@@ -118,7 +123,7 @@ impl Link {
             match made {
                 None => {
                     self.stats.datagram_refused += 1;
-                    self.spare_payload(bytes);
+                    self.recycle(bytes);
                 }
                 Some((prefix, made)) => self.enqueue_owned(prefix, made.dst, bytes, made.tail_len),
             }

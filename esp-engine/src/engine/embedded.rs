@@ -1,9 +1,8 @@
-//! The engine without a thread: in a program that holds leased ports and drives it from its own
-//! calls.
+//! The embedded engine: without a thread, polled by a program that has leased ports.
 //!
 //! [`Engine::poll`] does the work that is due and never waits; [`Engine::block`] waits. Between two
-//! calls nothing runs: frames wait in the socket, timers are late. After an absence frames are
-//! received before timers run, so that an acknowledgement that arrived in time prevents its
+//! calls nothing runs: frames wait in the socket and timers are late. After a pause, frames are
+//! received before timers run, so that an acknowledgement that arrived in time prevents a
 //! retransmission.
 
 use std::ops::RangeInclusive;
@@ -14,7 +13,7 @@ use netif::{PacketSocket, RecvRing, RingShape};
 
 use super::clients::Object;
 use super::link::{Link, Sockets};
-use super::posted::Posted;
+use super::posted::{Posted, posted_of};
 use super::receive::Source;
 use super::streams::joined_mut;
 use super::{EMBEDDED_SIDE_INTERVAL, Engine, RX_BATCH, entropy};
@@ -22,12 +21,12 @@ use crate::command::{ConnHandle, LinkId, Slot};
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
 
-/// Absence of polls after which received frames are taken before timers run.
-const ABSENCE_NANOS: u64 = 2_000_000;
-/// Maximum number of batches taken after an absence; more than a receive buffer holds.
+/// Pause between polls after which all received frames are taken before timers run.
+const PAUSE: esp_proto::Duration = esp_proto::Duration::from_millis(2);
+/// Maximum number of batches taken after such a pause; more than a receive buffer holds.
 const CATCH_UP: usize = 16384 / RX_BATCH;
 
-/// Sockets that the daemon opened, filtered and locked for certain ports of an interface.
+/// Sockets that the daemon opened for certain ports of an interface. Their filters are locked.
 #[derive(Debug)]
 pub struct LeasedLink {
     /// Interface name, for messages.
@@ -38,11 +37,11 @@ pub struct LeasedLink {
     pub mtu: u32,
     /// Protocol constants.
     pub endpoint: EndpointConfig,
-    /// Random number of the node's daemon, for INFO_REPLY.
+    /// Incarnation of the node's daemon, for INFO_REPLY.
     pub incarnation: u64,
-    /// Ports whose frames its sockets receive.
+    /// Ports whose frames the sockets receive.
     pub ports: RangeInclusive<Port>,
-    /// Carries only connections that move here from another link with these ports.
+    /// The link carries only connections that move here from another link with these ports.
     pub standby: bool,
     /// Packet socket of the stream protocol.
     pub esp: LeasedSocket,
@@ -55,25 +54,27 @@ pub struct LeasedLink {
 pub struct LeasedSocket {
     /// The packet socket.
     pub socket: OwnedFd,
-    /// Receive ring that it was opened with, if any. For a spare socket, the ring that
-    /// [`LeasedSocket::make_ring`] creates.
+    /// Its receive ring, if any. [`LeasedSocket::make_ring`] creates that of a spare socket.
     pub ring: Option<RingShape>,
 }
 
-/// Link and peer address of a connection.
+/// Path of a connection: its link and the peer's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ConnPath {
     /// Link that it runs over.
     pub link: LinkId,
     /// Address of the peer on that link.
     pub peer: MacAddr,
-    /// Nonce with which the peer accepts a reset, never 0.
+    /// Nonce with which the peer accepts a reset (W-57), never 0.
     pub nonce: u64,
 }
 
 impl Engine {
-    /// Creates an engine without links and without a thread. Links are added by
-    /// [`Engine::add_leased`].
+    /// Creates an engine without links, for a caller that polls it. [`Engine::add_leased`] adds
+    /// links.
+    ///
+    /// # Errors
+    /// A system call failed.
     pub fn embedded(
         idle: IdleConfig,
         events: super::EventSink,
@@ -84,6 +85,9 @@ impl Engine {
     }
 
     /// Adds a link over leased sockets.
+    ///
+    /// # Errors
+    /// A system call failed, or there are 65536 links.
     pub fn add_leased(&mut self, leased: LeasedLink) -> Result<LinkId, EngineError> {
         let mut seed = [0u8; 32];
         entropy(&mut seed)?;
@@ -109,37 +113,36 @@ impl Engine {
                 .add_link(index, link)
                 .map_err(EngineError::system("watch a packet socket"))?;
         }
-        self.name_rails();
+        self.update_rails();
         Ok(LinkId(number))
     }
 
-    /// Removes a leased link. Returns false, without effect, while it has connections or
-    /// connections of other links could move to it. Connections in TIME-WAIT do not count.
+    /// Removes a leased link. Returns false, without effect, while it has connections, or while
+    /// connections of other links can move to it. Connections in TIME-WAIT do not count.
     pub fn remove_leased(&mut self, link: LinkId) -> bool {
         let index = usize::from(link.0);
         let Some(found) = self.links.get(index) else {
             return true;
         };
-        let may_come = |other: &Link| found.ports.contains(other.ports.start());
+        let may_move = |other: &Link| found.ports.contains(other.ports.start());
         let has_any = |other: &Link| other.streams.iter().any(Option::is_some);
-        if self
-            .links
-            .iter()
-            .any(|other| may_come(other) && has_any(other))
-            || !found.tx.is_empty()
-        {
+        let in_use = |other: &Link| may_move(other) && has_any(other);
+        if self.links.iter().any(in_use) || !found.tx.is_empty() {
             return false;
         }
         self.waiter.remove_link(found);
         self.links.take(index);
         self.deadlines.forget(link);
-        self.name_rails();
+        self.update_rails();
         true
     }
 
-    /// Replaces a leased link's sockets by its spare ones, which it binds alike: without the node's
-    /// daemon the first ones may receive no more frames. Frames waiting in the old sockets are
+    /// Replaces the sockets of a leased link by spare ones, which it binds like the old ones: these
+    /// may receive no more frames once the daemon has ended. Frames waiting in the old sockets are
     /// taken first; frames received through both are handled as duplicates.
+    ///
+    /// # Errors
+    /// The link does not exist, or a system call failed.
     pub fn use_spares(
         &mut self,
         link: LinkId,
@@ -155,8 +158,11 @@ impl Engine {
         self.take_sockets(index, sockets)
     }
 
-    /// Replaces the sockets of a leased link. Frames waiting in the old ones are taken first;
-    /// frames received through both are handled as duplicates.
+    /// Replaces the sockets of a leased link by bound ones. Frames waiting in the old ones are taken
+    /// first; frames received through both are handled as duplicates.
+    ///
+    /// # Errors
+    /// The link does not exist, or a system call failed.
     pub fn replace_leased(
         &mut self,
         link: LinkId,
@@ -182,17 +188,17 @@ impl Engine {
             .map_err(EngineError::system("watch a packet socket"))
     }
 
-    /// Resets every connection of a leased link with `Shutdown`, ends its listeners, and receives
-    /// no frames from its sockets any more, because another process may use its ports from now on.
-    /// Later polls transmit the resets and notify the program; then call [`Engine::remove_leased`].
+    /// Resets every connection of a leased link with `Shutdown`, ends its listeners, and stops
+    /// receiving, because another process may use the ports from now on. Later polls transmit the
+    /// resets and notify the program; then call [`Engine::remove_leased`].
     pub fn give_up_leased(&mut self, link: LinkId) {
         let now = self.clock.now();
-        if let Some(found) = self.links.get_mut(usize::from(link.0)) {
+        if let Some(found) = self.links.by_id(link) {
             found.endpoint.shutdown_all(now);
-            found.stop_receiving();
+            found.gone = true;
             self.waiter.remove_link(found);
         }
-        self.name_rails();
+        self.update_rails();
     }
 
     /// Runs one poll iteration: commands, received frames, doorbells, timers, transmission. Returns
@@ -201,10 +207,10 @@ impl Engine {
         self.poll_posted(None)
     }
 
-    /// Polls with a buffer for a stream, by its slot. Bytes received in order are copied to the
-    /// buffer first; only bytes beyond it go to the ring. Returns whether there was work, and the
-    /// number of bytes in the buffer. The ring counts these as delivered, so the program now
-    /// [consumes](crate::shm::RxConsumer::consume) as many. The buffer is not used while the ring
+    /// Polls with a buffer for the stream in a slot. Bytes received in order are copied to the
+    /// buffer first, later ones to the ring. Returns whether there was work, and the number of
+    /// bytes in the buffer. The ring counts these as delivered, so the caller must
+    /// [consume](crate::shm::RxConsumer::consume) as many. The buffer is not used while the ring
     /// has unread bytes.
     pub fn poll_into(&mut self, slot: Slot, buffer: &mut [u8]) -> (bool, usize) {
         let Some(handle) = self.stream_at(slot) else {
@@ -229,16 +235,11 @@ impl Engine {
 
     fn poll_posted(&mut self, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
         let now = self.clock.now();
-        let absent = now.as_nanos().saturating_sub(self.last_poll.as_nanos()) > ABSENCE_NANOS;
         let mut work = false;
-        if absent {
+        if now.since(self.last_poll) > PAUSE {
             for (index, link) in self.links.numbered_mut() {
                 for _ in 0..CATCH_UP {
-                    let posted = posted
-                        .as_mut()
-                        .filter(|(of, _)| *of == index)
-                        .map(|(_, posted)| &mut **posted);
-                    if !link.receive(now, true, posted) {
+                    if !link.receive(now, true, posted_of(&mut posted, index)) {
                         break;
                     }
                     work = true;
@@ -250,8 +251,8 @@ impl Engine {
         work | self.poll_at(now, posted)
     }
 
-    /// Returns the start of the last poll, or the end of the last [`Engine::block`]: the present
-    /// time without reading the clock.
+    /// Returns the start of the last poll, or the end of the last [`Engine::block`], without reading
+    /// the clock.
     pub fn polled_at(&self) -> Instant {
         self.polled_at
     }
@@ -271,8 +272,8 @@ impl Engine {
         work
     }
 
-    /// Returns true while bytes of the first program's stream in this slot wait for the windows or
-    /// for the socket, as of the last poll.
+    /// Returns true while bytes of the stream in this slot wait for the windows or for the socket, as
+    /// of the last poll.
     #[inline]
     pub fn has_unsent(&self, slot: Slot) -> bool {
         self.stream_at(slot).is_some_and(|handle| {
@@ -292,16 +293,7 @@ impl Engine {
     /// `until` (of [`crate::Clock`]). Returns at once if a doorbell has rung already.
     /// [`Engine::poll`] then does the work.
     pub fn block(&mut self, until: Option<Instant>) {
-        let now = self.clock.now();
-        self.wake_readers(Instant::from_nanos(u64::MAX));
-        let deadline = [self.next_deadline(), until].into_iter().flatten().min();
-        self.page.going_to_sleep();
-        if !self.clients.any_doorbell() {
-            self.stats.sleeps += 1;
-            self.waiter.arm(now, &self.links);
-            self.waiter.block(now, deadline, &mut self.stats);
-        }
-        self.page.awake();
+        self.sleep(self.clock.now(), until);
         self.last_poll = self.clock.now();
         self.polled_at = self.last_poll;
         if self.has_rails && self.last_poll >= self.next_link_poll {
@@ -316,8 +308,8 @@ impl Engine {
         self.waiter.fd()
     }
 
-    /// Sets whether a caller sleeps on [`Engine::wait_fd`]. Otherwise frames of streams do not make
-    /// it readable in a program that only polls.
+    /// Sets whether a thread sleeps on [`Engine::wait_fd`]. If not, frames of streams do not make it
+    /// readable while the program polls.
     pub fn watch(&mut self, watch: bool) {
         self.waiter.watched(watch);
         if watch {
@@ -325,13 +317,13 @@ impl Engine {
         }
     }
 
-    /// Returns whether a caller of [`Engine::watch`] sleeps on [`Engine::wait_fd`].
+    /// Returns true if a thread sleeps on [`Engine::wait_fd`], as set by [`Engine::watch`].
     pub fn is_watched(&self) -> bool {
         self.waiter.is_watched()
     }
 
-    /// Makes frames of streams end a sleep on [`Engine::wait_fd`], until the engine is polled again
-    /// more than a millisecond later.
+    /// Makes frames of streams end a sleep on [`Engine::wait_fd`]. A poll more than a millisecond
+    /// later undoes this, unless the descriptor is watched.
     pub fn arm(&mut self) {
         let now = self.clock.now();
         self.waiter.arm(now, &self.links);
@@ -349,17 +341,16 @@ impl Engine {
         self.waiter.block(now, Some(now), &mut self.stats)
     }
 
-    /// Returns where the stream in this slot runs, and the nonce with which its peer accepts a
-    /// reset (W-57). `None` while that is not known.
-    pub fn place_of(&self, slot: Slot) -> Option<Place> {
+    /// Returns the path of the stream in this slot; `None` before it is established.
+    pub fn path_of(&self, slot: Slot) -> Option<ConnPath> {
         let ConnHandle { link, conn } = self.stream_at(slot)?;
         let endpoint = &self.links.get(usize::from(link.0))?.endpoint;
         let (peer, nonce) = (endpoint.peer_of(conn)?, endpoint.peer_nonce(conn));
-        (nonce != 0).then_some(Place { link, peer, nonce })
+        (nonce != 0).then_some(ConnPath { link, peer, nonce })
     }
 
-    /// Returns the connection in a slot of the program, which is the only one of an embedded
-    /// engine. A move changes it.
+    /// Returns the connection in a slot of the first program, the only one of an embedded engine. A
+    /// move changes it.
     #[inline]
     fn stream_at(&self, slot: Slot) -> Option<ConnHandle> {
         match self.clients.object(0, slot) {
@@ -392,8 +383,11 @@ impl LeasedSocket {
         Ok(source)
     }
 
-    /// Creates the receive ring of a spare socket. That takes memory and some 15 ms, so it is done
-    /// before [`Engine::use_spares`].
+    /// Creates the receive ring of a spare socket before [`Engine::use_spares`], because it takes
+    /// some 15 ms.
+    ///
+    /// # Errors
+    /// Those of the system.
     pub fn make_ring(&self) -> std::io::Result<()> {
         let Some(shape) = self.ring else {
             return Ok(());

@@ -12,6 +12,7 @@ use netif::{Interface, PacketSocket, PcapWriter, RecvBatch, SendBatch};
 
 use super::datagrams::Datagrams;
 use super::receive::Source;
+use super::stats::LinkStats;
 use super::streams::Stream;
 use super::{RX_BATCH, TX_BATCH};
 use crate::command::ListenerId;
@@ -24,27 +25,10 @@ const FRAME_OVERHEAD: usize = 32;
 /// by the protocol.
 const LOOP_QUEUE: usize = 1024;
 
-/// Counters of frames that were dropped, by reason, and of system calls.
-#[derive(Clone, Debug, Default)]
-pub(super) struct LinkStats {
-    pub(super) rx_not_for_us: u64,
-    pub(super) rx_unparsable: u64,
-    pub(super) rx_truncated: u64,
-    pub(super) rx_vlan: u64,
-    pub(super) rx_errors: u64,
-    pub(super) tx_errors: u64,
-    pub(super) tx_blocked: u64,
-    pub(super) tx_given_up: u64,
-    pub(super) rx_batches: u64,
-    pub(super) tx_batches: u64,
-    pub(super) loop_overflow: u64,
-    pub(super) datagram_overflow: u64,
-    pub(super) datagram_refused: u64,
-}
-
-/// Sockets of a link: for streams, for datagrams.
+/// The sockets of a link: for streams and for datagrams.
 pub(super) type Sockets = (Source, Source);
 
+/// One interface of the engine.
 pub(super) struct Link {
     pub(super) interface: Interface,
     pub(super) endpoint: Endpoint,
@@ -66,13 +50,12 @@ pub(super) struct Link {
     pub(super) tx_stuck: Option<Instant>,
     /// Payloads of frames in `tx` that are not in a ring.
     pub(super) owned: Vec<Vec<u8>>,
-    /// Used buffers, for later payloads.
-    pub(super) spare_payloads: Vec<Vec<u8>>,
+    /// Used buffers, for later payloads and frames to the own address.
+    pub(super) spare_buffers: Vec<Vec<u8>>,
     /// Regions of closed streams that frames in `tx` may still refer to.
     pub(super) retired_regions: Vec<Arc<Region>>,
-    /// Frames sent to the own address, and used buffers for further ones.
+    /// Frames sent to the own address.
     pub(super) looped: VecDeque<Vec<u8>>,
-    pub(super) spare: Vec<Vec<u8>>,
     pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
     /// Ports whose frames are received: all, but over leased sockets only those of the lease.
     pub(super) ports: RangeInclusive<Port>,
@@ -140,10 +123,9 @@ impl Link {
             tx: SendBatch::new(TX_BATCH),
             tx_stuck: None,
             owned: Vec::new(),
-            spare_payloads: Vec::new(),
+            spare_buffers: Vec::new(),
             retired_regions: Vec::new(),
             looped: VecDeque::new(),
-            spare: Vec::new(),
             pcap,
             ports: 0..=Port::MAX,
             standby: false,
@@ -167,23 +149,18 @@ impl Link {
         self.edp = edp;
     }
 
-    /// Stops receiving.
-    pub(super) fn stop_receiving(&mut self) {
-        self.gone = true;
-    }
-
     /// Returns whether the link is up, its MTU, and whether its interface was removed.
     pub(super) fn condition(&self) -> (bool, u32, bool) {
         (self.up, self.interface.mtu, self.gone)
     }
 
-    /// Queues a frame that goes to the own address. `bytes` begin at the destination address.
+    /// Queues a frame to the own address, given as parts from the destination address on.
     pub(super) fn loop_back(&mut self, parts: [&[u8]; 3]) {
         if self.looped.len() >= LOOP_QUEUE {
             self.stats.loop_overflow += 1;
             return;
         }
-        let mut frame = self.spare.pop().unwrap_or_default();
+        let mut frame = self.spare_buffers.pop().unwrap_or_default();
         frame.clear();
         for part in parts {
             frame.extend_from_slice(part);
@@ -227,9 +204,10 @@ impl Link {
         self.endpoint.set_mtu(now, mtu);
     }
 
-    /// Polls the state of a leased link, which has no link events. Returns true if it changed.
+    /// Polls the state of a leased link, for which there are no link events. Returns true if it
+    /// changed.
     #[cold]
-    pub(super) fn look(&mut self, now: Instant) -> bool {
+    pub(super) fn poll_state(&mut self, now: Instant) -> bool {
         if self.gone {
             return false;
         }
@@ -253,11 +231,10 @@ impl Link {
         )
     }
 
-    /// Checks the MTU after the kernel refused frames. An engine without link events (leased
-    /// sockets, whose interface may be in another namespace) learns here that they are too long
-    /// now.
+    /// Checks the MTU after the kernel refused frames: without link events (leased sockets, whose
+    /// interface may be in another namespace) a lowered MTU is detected here.
     #[cold]
-    pub(super) fn refused(&mut self, now: Instant) {
+    pub(super) fn check_mtu(&mut self, now: Instant) {
         if let Ok(mtu) = self.esp.socket.mtu_of(&self.interface.name)
             && mtu != self.interface.mtu
         {

@@ -1,6 +1,7 @@
 //! The links of an engine by number. Numbers of removed links are reused.
 
 use super::link::Link;
+use crate::command::LinkId;
 
 /// Table of links, with holes.
 #[derive(Default)]
@@ -14,9 +15,7 @@ impl Links {
             self.0.push(None);
             self.0.len() - 1
         });
-        if let Some(place) = self.0.get_mut(index) {
-            *place = Some(link);
-        }
+        self.0[index] = Some(link);
         index
     }
 
@@ -39,6 +38,12 @@ impl Links {
         self.0.get_mut(index)?.as_mut()
     }
 
+    /// Returns the link with this id.
+    #[inline]
+    pub(super) fn by_id(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.get_mut(usize::from(id.0))
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Link> {
         self.0.iter().flatten()
     }
@@ -49,23 +54,17 @@ impl Links {
     }
 
     pub(super) fn numbered(&self) -> impl Iterator<Item = (usize, &Link)> {
-        self.0
-            .iter()
-            .enumerate()
-            .filter_map(|(index, link)| Some((index, link.as_ref()?)))
+        let links = self.0.iter().enumerate();
+        links.filter_map(|(index, link)| Some((index, link.as_ref()?)))
     }
 
     pub(super) fn numbered_mut(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
-        self.0
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(index, link)| Some((index, link.as_mut()?)))
+        let links = self.0.iter_mut().enumerate();
+        links.filter_map(|(index, link)| Some((index, link.as_mut()?)))
     }
 
     /// Returns the numbers in use.
     pub(super) fn numbers(&self) -> Vec<usize> {
-        (0..self.0.len())
-            .filter(|index| self.get(*index).is_some())
-            .collect()
+        self.numbered().map(|(index, _)| index).collect()
     }
 }

@@ -34,10 +34,10 @@ use crate::config::{EngineConfig, EngineError};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
 use clients::{Clients, Object};
-pub use embedded::{LeasedLink, LeasedSocket, Place};
+pub use embedded::{ConnPath, LeasedLink, LeasedSocket};
 use link::Link;
 use links::Links;
-use posted::Posted;
+use posted::{Posted, posted_of};
 use stats::EngineStats;
 use streams::Deadlines;
 use wait::Waiter;
@@ -59,10 +59,10 @@ const TX_BATCHES: usize = 4;
 const COMMANDS_PER_POLL: usize = 64;
 /// Maximum number of datagrams taken from one socket for one doorbell.
 const RECORDS_PER_DOORBELL: usize = 64;
-/// Maximum number of such visits to a socket that its program closed with datagrams in the ring.
+/// Maximum number of such visits to a socket that its program has closed.
 const CLOSING_VISITS: usize = 16;
-/// Number of iterations after which the datagram sockets and link events are polled while the loop
-/// is busy. When it sleeps, epoll reports them.
+/// Iterations between two polls of the datagram sockets and link events while the loop is busy.
+/// When it sleeps, epoll reports them.
 const SIDE_INTERVAL: u32 = 16;
 /// [`SIDE_INTERVAL`] of an embedded engine. Its datagram socket receives only answers to the
 /// engine's own queries, and polling it is the one system call of an idle iteration.
@@ -71,7 +71,7 @@ const EMBEDDED_SIDE_INTERVAL: u32 = 256;
 /// between them. It receives no link events.
 const LINK_POLL_INTERVAL: esp_proto::Duration = esp_proto::Duration::from_millis(20);
 
-/// Pause before frames are offered again that the kernel did not take.
+/// Pause before frames that the kernel did not take are sent again.
 const SEND_RETRY: Duration = Duration::from_micros(100);
 /// Time after which a frame that the device refuses is dropped, because it delays all others. A
 /// full device queue drains sooner, but a virtual cable whose other end has a smaller MTU reports
@@ -97,19 +97,22 @@ pub struct Engine {
     rung: Vec<(usize, u16)>,
     iteration: u32,
     side_interval: u32,
-    /// Some connections can move to another link.
+    /// Connections of some link can move to another one.
     has_rails: bool,
     /// Time at which the links' states are polled next.
     next_link_poll: Instant,
     /// Start of the last [`Engine::poll`].
     last_poll: Instant,
-    /// Start of the last poll of any kind, or end of the last block.
+    /// Start of the last poll of any kind, or end of the last [`Engine::block`].
     polled_at: Instant,
     stop: Option<crate::Reply<()>>,
 }
 
 impl Engine {
     /// Opens the sockets of all links. `events` is called on the thread that runs the engine.
+    ///
+    /// # Errors
+    /// No interface was given, a socket cannot be opened, or a system call failed.
     pub fn new(
         config: EngineConfig,
         events: EventSink,
@@ -150,7 +153,7 @@ impl Engine {
                 let _ = link.hold(ports);
             }
         }
-        engine.name_rails();
+        engine.update_rails();
         // Without link events the loop still works: a lowered MTU then shows as refused frames.
         engine.monitor = netif::LinkMonitor::open().ok();
         if let Some(monitor) = &engine.monitor {
@@ -216,22 +219,20 @@ impl Engine {
             if work {
                 self.waiter.worked(now);
                 self.waiter.disarm(now, &self.links);
-                continue;
-            }
-            if !self.idle(now) {
-                return;
+            } else if !self.waiter.stay_awake(now) {
+                self.sleep(now, None);
             }
         }
     }
 
-    /// Runs one iteration. Returns true if there was work. `posted` is a buffer for a stream of the
-    /// link with that index.
+    /// Runs one iteration. Returns true if there was work. `posted` has a link's index and a buffer
+    /// for one of its streams.
     fn poll_at(&mut self, now: Instant, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
         self.iteration = self.iteration.wrapping_add(1);
         self.stats.polls += 1;
         let mut side = self.waiter.take_side() || self.iteration.is_multiple_of(self.side_interval);
         let mut work = self.take_commands(now);
-        if self.waiter.take_trouble() {
+        if self.waiter.take_socket_error() {
             self.links.iter_mut().for_each(Link::take_errors);
             // The interface may have gone down.
             side = true;
@@ -241,11 +242,7 @@ impl Engine {
             if link.standby && !side {
                 continue;
             }
-            let posted = posted
-                .as_mut()
-                .filter(|(of, _)| *of == index)
-                .map(|(_, posted)| &mut **posted);
-            work |= link.receive(now, side, posted);
+            work |= link.receive(now, side, posted_of(&mut posted, index));
         }
         if side {
             work |= self.link_events(now);
@@ -271,8 +268,8 @@ impl Engine {
         work
     }
 
-    /// Runs the timers of the endpoints and of streams without a program. Returns true if one
-    /// expired.
+    /// Runs the timers of the endpoints, and those of streams without a program. Returns true if
+    /// one expired.
     fn expire(&mut self, now: Instant) -> bool {
         let mut any = false;
         for link in self.links.iter_mut() {
@@ -280,8 +277,8 @@ impl Engine {
         }
         while let Some(handle) = self.deadlines.due(now) {
             any = true;
-            if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
-                link.linger_over(now, handle.conn);
+            if let Some(link) = self.links.by_id(handle.link) {
+                link.reset_lingering(now, handle.conn);
             }
         }
         any
@@ -296,12 +293,12 @@ impl Engine {
             match self.clients.object(client, slot) {
                 Object::Free => {} // rang after it was closed: harmless
                 Object::Stream(handle) => {
-                    if let Some(link) = self.links.get_mut(usize::from(handle.link.0)) {
+                    if let Some(link) = self.links.by_id(handle.link) {
                         link.serve_stream(now, handle.conn);
                     }
                 }
                 Object::Datagrams(at, port) => {
-                    if let Some(link) = self.links.get_mut(usize::from(at.0)) {
+                    if let Some(link) = self.links.by_id(at) {
                         link.serve_datagrams(port);
                     }
                 }
@@ -346,28 +343,23 @@ impl Engine {
         self.next_link_poll = now + LINK_POLL_INTERVAL;
         let mut any = false;
         for link in self.links.iter_mut() {
-            any |= link.look(now);
+            any |= link.poll_state(now);
         }
         any
     }
 
-    /// Waits for work: spins, yields, or blocks. Returns false if every handle was dropped.
-    fn idle(&mut self, now: Instant) -> bool {
-        if self.waiter.stay_awake(now) {
-            return true;
-        }
+    /// Blocks until there may be work or until the next deadline, at most until `until`.
+    fn sleep(&mut self, now: Instant, until: Option<Instant>) {
         self.wake_readers(Instant::from_nanos(u64::MAX));
-        let deadline = self.next_deadline();
+        let deadline = [self.next_deadline(), until].into_iter().flatten().min();
         self.page.going_to_sleep();
         // A doorbell may have rung between the last poll and the flag, without a wake-up.
-        let quiet = !self.clients.any_doorbell();
-        if quiet {
+        if !self.clients.any_doorbell() {
             self.stats.sleeps += 1;
             self.waiter.arm(now, &self.links);
             self.waiter.block(now, deadline, &mut self.stats);
         }
         self.page.awake();
-        true
     }
 
     fn next_deadline(&mut self) -> Option<Instant> {
@@ -376,8 +368,8 @@ impl Engine {
             .iter_mut()
             .filter_map(|link| link.endpoint.poll_timeout())
             .min();
-        // Frames that the kernel refused are offered again soon: a full device queue drains in tens
-        // of µs.
+        // Frames that the kernel refused are sent again soon: a full device queue drains in tens of
+        // µs.
         let stuck = self
             .links
             .iter()

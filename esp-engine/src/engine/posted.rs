@@ -1,9 +1,9 @@
-//! Buffer that a program lends to one poll: received bytes of its stream are copied there instead
-//! of the ring.
+//! Buffer that a caller posts for one poll: received bytes of a stream are copied there instead of
+//! to the ring.
 
 use esp_proto::ConnId;
 
-/// Takes the next bytes of a stream while they are in order and there is room.
+/// A posted buffer. Takes the next bytes of its stream while there is room.
 #[derive(Debug)]
 pub(super) struct Posted<'b> {
     conn: ConnId,
@@ -11,6 +11,15 @@ pub(super) struct Posted<'b> {
     start: u64,
     buffer: &'b mut [u8],
     filled: usize,
+}
+
+/// Returns the buffer if it is for a stream of this link.
+pub(super) fn posted_of<'p, 'b>(
+    posted: &'p mut Option<(usize, &mut Posted<'b>)>,
+    link: usize,
+) -> Option<&'p mut Posted<'b>> {
+    let (of, posted) = posted.as_mut()?;
+    (*of == link).then_some(&mut **posted)
 }
 
 impl<'b> Posted<'b> {

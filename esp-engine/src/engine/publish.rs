@@ -1,55 +1,38 @@
 //! Publication of an iteration's changes: ring indices, states and wake-ups to the programs, events
 //! to the engine's owner.
 
-use esp_proto::{CloseReason, Duration, Event, Instant, ResetReason};
+use std::sync::Arc;
 
-use super::datagrams::Datagrams;
-use super::streams::{Joined, Owner, Stream, joined_mut};
-use super::{Engine, EventSink};
-use crate::command::{Arrival, ConnHandle, EngineEvent, LinkId};
-use crate::shm::{StreamState, Wake};
+use esp_proto::{CloseReason, Duration, Event, Instant, ResetReason};
 
 use super::clients::Clients;
 use super::stats::EngineStats;
+use super::streams::{Owner, Stream, joined_mut};
+use super::{Engine, EventSink};
+use crate::command::{Arrival, ConnHandle, EngineEvent, LinkId};
+use crate::shm::{EngineStatus, Region, StreamState, Wake};
 
 /// Maximum delay of a reader's wake-up while a long message arrives.
 pub(super) const WAKE_DELAY: Duration = Duration::from_micros(100);
 
-/// Wakes the threads that wait for a stream.
+/// Wakes the threads that wait for a stream or datagram socket.
 pub(super) fn wake(
-    joined: &mut Joined,
+    (status, owner): (&EngineStatus, Owner),
     what: Wake,
     clients: &mut Clients,
     stats: &mut EngineStats,
 ) {
-    let woken = joined.status.wake(what);
+    let woken = status.wake(what);
     if woken.futex {
         stats.program_wakes += 1;
     }
     if woken.notify {
-        clients.notify(joined.owner.client, joined.owner.slot);
-    }
-}
-
-/// Wakes the threads that wait for a datagram socket.
-pub(super) fn wake_datagrams(
-    socket: &mut Datagrams,
-    what: Wake,
-    clients: &mut Clients,
-    stats: &mut EngineStats,
-) {
-    let woken = socket.status.wake(what);
-    if woken.futex {
-        stats.program_wakes += 1;
-    }
-    if woken.notify {
-        clients.notify(socket.owner.client, socket.owner.slot);
+        clients.notify(owner.client, owner.slot);
     }
 }
 
 impl Engine {
-    /// Wakes the readers whose delay has passed; all of them if `now` is the end of time, before
-    /// the loop blocks.
+    /// Wakes the readers whose delay has passed by `now`.
     pub(super) fn wake_readers(&mut self, now: Instant) {
         let Engine {
             links,
@@ -63,7 +46,7 @@ impl Engine {
                 if let Some(joined) = joined_mut(&mut link.streams, conn)
                     && std::mem::take(&mut joined.wake_delayed)
                 {
-                    wake(joined, Wake::Readable, clients, stats);
+                    wake(joined.waiters(), Wake::Readable, clients, stats);
                 }
             }
         }
@@ -92,10 +75,20 @@ impl Engine {
                 continue;
             }
             if socket.publish() {
-                wake_datagrams(socket, Wake::Readable, &mut self.clients, &mut self.stats);
+                wake(
+                    socket.waiters(),
+                    Wake::Readable,
+                    &mut self.clients,
+                    &mut self.stats,
+                );
             }
             if socket.room_notice_due() {
-                wake_datagrams(socket, Wake::Writable, &mut self.clients, &mut self.stats);
+                wake(
+                    socket.waiters(),
+                    Wake::Writable,
+                    &mut self.clients,
+                    &mut self.stats,
+                );
             }
         }
         if let Some(link) = self.links.get_mut(index) {
@@ -141,11 +134,11 @@ impl Engine {
                     }
                 } else {
                     joined.wake_delayed = false;
-                    wake(joined, Wake::Readable, clients, stats);
+                    wake(joined.waiters(), Wake::Readable, clients, stats);
                 }
             }
             if joined.tx.release(progress.acked) {
-                wake(joined, Wake::Writable, clients, stats);
+                wake(joined.waiters(), Wake::Writable, clients, stats);
             }
             if let Ok(consumed) = joined.rx.poll_consumed() {
                 // The doorbell rings only for each quarter of the ring; this load gives credit
@@ -159,7 +152,7 @@ impl Engine {
                 Event::Connected(conn) => {
                     if let Some(joined) = joined_mut(&mut link.streams, conn) {
                         joined.status.set_state(StreamState::Open);
-                        wake(joined, Wake::All, clients, stats);
+                        wake(joined.waiters(), Wake::All, clients, stats);
                     }
                 }
                 Event::Incoming {
@@ -177,7 +170,7 @@ impl Engine {
                         .get(&port)
                         .copied()
                         .filter(|l| listeners.contains_key(l));
-                    link.place(Stream::Waiting { id: conn, listener });
+                    link.insert_stream(Stream::Waiting { id: conn, listener });
                     match listener {
                         Some(listener) => {
                             let arrival = Arrival {
@@ -194,7 +187,7 @@ impl Engine {
                 Event::PeerFinished(conn) => {
                     if let Some(joined) = joined_mut(&mut link.streams, conn) {
                         joined.rx.finish();
-                        wake(joined, Wake::Readable, clients, stats);
+                        wake(joined.waiters(), Wake::Readable, clients, stats);
                     }
                 }
                 Event::Closed { conn, reason } => {
@@ -230,7 +223,7 @@ fn finish(
     clients: &mut Clients,
     stats: &mut EngineStats,
     events: &mut EventSink,
-) -> Option<std::sync::Arc<crate::shm::Region>> {
+) -> Option<Arc<Region>> {
     match stream {
         Stream::Waiting { listener, .. } => {
             if let Some(listener) = listener {
@@ -244,7 +237,7 @@ fn finish(
             }
             joined.rx.publish();
             joined.status.set_state(StreamState::Closed(reason));
-            wake(&mut joined, Wake::All, clients, stats);
+            wake(joined.waiters(), Wake::All, clients, stats);
             let Owner { client, slot } = joined.owner;
             if let Some(client) = clients.id(client) {
                 events(EngineEvent::Closed {
@@ -259,7 +252,8 @@ fn finish(
     }
 }
 
-fn report_corruption(
+/// Counts and reports a program that corrupted its rings.
+pub(super) fn report_corruption(
     owner: Owner,
     what: &'static str,
     clients: &Clients,

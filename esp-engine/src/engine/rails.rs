@@ -25,9 +25,9 @@ struct Mover<'a> {
 }
 
 impl Engine {
-    /// Sets for each endpoint the other links that its connections can move to: those that receive
-    /// frames for all of its ports.
-    pub(super) fn name_rails(&mut self) {
+    /// Sets the links to which connections of each endpoint can move: those that receive frames for
+    /// all of its ports.
+    pub(super) fn update_rails(&mut self) {
         let ports_of = |link: &Link| (link.endpoint.mac(), link.ports.clone());
         let all: Vec<_> = self
             .links
@@ -126,7 +126,7 @@ impl Rails for Mover<'_> {
             Some(Stream::Joined(joined)) => {
                 joined.id = to.1;
                 let Owner { client, slot } = joined.owner;
-                self.clients.rename(client, slot, Object::Stream(new));
+                self.clients.replace(client, slot, Object::Stream(new));
                 if let Some((client, peer)) =
                     self.clients.id(client).zip(target.endpoint.peer_of(to.1))
                 {
@@ -149,7 +149,7 @@ impl Rails for Mover<'_> {
             None => return,
         }
         if let Some(stream) = stream {
-            target.place(stream);
+            target.insert_stream(stream);
         }
         self.deadlines.rename(old, new);
     }

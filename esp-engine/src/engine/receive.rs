@@ -8,7 +8,7 @@ use esp_proto::{Endpoint, Instant, MacAddr, RxFrame};
 use netif::{FrameKind, PacketSocket, PcapWriter, RawFrame, RecvBatch, RecvRing};
 
 use super::RX_BATCH;
-use super::link::{Link, LinkStats};
+use super::link::Link;
 use super::posted::Posted;
 use super::streams::LinkSink;
 
@@ -42,8 +42,8 @@ impl Source {
         }
     }
 
-    /// Takes the error of a socket. A socket with a ring is not read while the ring is empty, so
-    /// that a pending error would end each sleep at once.
+    /// Clears the pending error of a socket with a ring and returns true if there was one. Such a
+    /// socket is not read while its ring is empty, so the error would end each sleep at once.
     fn take_error(&self) -> bool {
         self.ring.is_some() && self.socket.take_error().is_some()
     }
@@ -55,16 +55,7 @@ struct Intake<'a, 'b> {
     now: Instant,
     endpoint: &'a mut Endpoint,
     sink: LinkSink<'a, 'b>,
-    stats: Counts<'a>,
     pcap: Option<&'a mut PcapWriter<BufWriter<File>>>,
-}
-
-/// Counters of dropped frames.
-struct Counts<'a> {
-    not_for_us: &'a mut u64,
-    truncated: &'a mut u64,
-    unparsable: &'a mut u64,
-    vlan: &'a mut u64,
 }
 
 impl Intake<'_, '_> {
@@ -73,26 +64,25 @@ impl Intake<'_, '_> {
             let _ = pcap.write_frame(frame.bytes);
         }
         if !matches!(frame.kind, FrameKind::Host | FrameKind::Broadcast) {
-            *self.stats.not_for_us += 1;
+            self.sink.stats.rx_not_for_us += 1;
             return;
         }
         if frame.truncated {
-            *self.stats.truncated += 1;
+            self.sink.stats.rx_truncated += 1;
             return;
         }
         let Ok(parsed) = frame.parse() else {
-            *self.stats.unparsable += 1;
+            self.sink.stats.rx_unparsable += 1;
             return;
         };
         // W-09: a priority tag counts as none; any other VLAN has an interface of its own.
         if parsed.vlan.is_some() {
-            *self.stats.vlan += 1;
+            self.sink.stats.rx_vlan += 1;
             return;
         }
-        let (src, dst) = (MacAddr(parsed.src.octets()), MacAddr(parsed.dst.octets()));
         let frame = RxFrame {
-            src,
-            dst,
+            src: MacAddr(parsed.src.octets()),
+            dst: MacAddr(parsed.dst.octets()),
             body: parsed.body,
             looped: false,
         };
@@ -106,8 +96,6 @@ struct Parts<'a, 'b> {
     edp: &'a mut Source,
     rx: &'a mut RecvBatch,
     intake: Intake<'a, 'b>,
-    errors: &'a mut u64,
-    batches: &'a mut u64,
 }
 
 impl Link {
@@ -116,35 +104,18 @@ impl Link {
         now: Instant,
         posted: Option<&'a mut Posted<'b>>,
     ) -> Parts<'a, 'b> {
-        let LinkStats {
-            rx_not_for_us: not_for_us,
-            rx_truncated: truncated,
-            rx_unparsable: unparsable,
-            rx_vlan: vlan,
-            rx_errors: errors,
-            rx_batches: batches,
-            datagram_overflow: overflow,
-            ..
-        } = &mut self.stats;
         let sink = LinkSink {
             streams: &mut self.streams,
             datagrams: &mut self.datagrams,
             touched: &mut self.touched,
-            overflow,
+            stats: &mut self.stats,
             now,
             posted,
-        };
-        let stats = Counts {
-            not_for_us,
-            truncated,
-            unparsable,
-            vlan,
         };
         let intake = Intake {
             now,
             endpoint: &mut self.endpoint,
             sink,
-            stats,
             pcap: self.pcap.as_mut(),
         };
         Parts {
@@ -152,8 +123,6 @@ impl Link {
             edp: &mut self.edp,
             rx: &mut self.rx,
             intake,
-            errors,
-            batches,
         }
     }
 
@@ -169,12 +138,7 @@ impl Link {
             return false;
         }
         let mut parts = self.parts(now, posted);
-        let any = parts.receive(true);
-        if side {
-            parts.receive(false) || any
-        } else {
-            any
-        }
+        parts.receive(true) | (side && parts.receive(false))
     }
 
     /// Passes frames that were sent to the own address to the endpoint, at most one receive batch.
@@ -187,30 +151,25 @@ impl Link {
                 break;
             };
             any = true;
-            let body = frame.get(12..).unwrap_or_default();
+            let looped = RxFrame {
+                src: mac,
+                dst: mac,
+                body: frame.get(12..).unwrap_or_default(),
+                looped: true,
+            };
             let Intake { endpoint, sink, .. } = &mut self.parts(now, None).intake;
-            endpoint.handle_frame(
-                now,
-                RxFrame {
-                    src: mac,
-                    dst: mac,
-                    body,
-                    looped: true,
-                },
-                sink,
-            );
-            if self.spare.len() < RX_BATCH {
-                self.spare.push(frame);
-            }
+            endpoint.handle_frame(now, looped, sink);
+            self.recycle(frame);
         }
         any
     }
 
-    /// Takes and counts the sockets' errors.
+    /// Clears and counts the sockets' pending errors.
     #[cold]
     pub(super) fn take_errors(&mut self) {
-        let waits = [self.esp.take_error(), self.edp.take_error()];
-        self.stats.rx_errors += waits.iter().filter(|waits| **waits).count() as u64;
+        for source in [&self.esp, &self.edp] {
+            self.stats.rx_errors += u64::from(source.take_error());
+        }
     }
 }
 
@@ -221,12 +180,12 @@ impl Parts<'_, '_> {
         match source.receive(self.rx, |frame| self.intake.take(frame)) {
             Ok(0) => false,
             Ok(_) => {
-                *self.batches += 1;
+                self.intake.sink.stats.rx_batches += 1;
                 true
             }
             Err(_) => {
                 // The socket reports once that its link went down; the link event follows.
-                *self.errors += 1;
+                self.intake.sink.stats.rx_errors += 1;
                 false
             }
         }

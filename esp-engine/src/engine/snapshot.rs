@@ -1,7 +1,7 @@
 //! Snapshots of the engine's state for `espstat` and metrics.
 
 use super::Engine;
-use super::link::{Link, LinkStats};
+use super::link::Link;
 use super::streams::Stream;
 use crate::command::{ClientId, LinkSnapshot, Slot, Snapshot};
 
@@ -73,61 +73,5 @@ impl Engine {
                 })
                 .collect(),
         }
-    }
-}
-
-impl LinkStats {
-    fn list(&self) -> Vec<(&'static str, &'static str, u64)> {
-        vec![
-            (
-                "link_rx_not_for_us",
-                "frames for other stations or sent by this one",
-                self.rx_not_for_us,
-            ),
-            (
-                "link_rx_unparsable",
-                "frames without a whole Ethernet header",
-                self.rx_unparsable,
-            ),
-            (
-                "link_rx_truncated",
-                "frames longer than the MTU",
-                self.rx_truncated,
-            ),
-            ("link_rx_vlan", "frames of a VLAN", self.rx_vlan),
-            (
-                "link_rx_errors",
-                "receive calls that failed",
-                self.rx_errors,
-            ),
-            ("link_tx_errors", "send calls that failed", self.tx_errors),
-            (
-                "link_tx_blocked",
-                "send calls the kernel took only in part",
-                self.tx_blocked,
-            ),
-            (
-                "link_tx_given_up",
-                "frames the device refused for too long",
-                self.tx_given_up,
-            ),
-            ("link_rx_batches", "receive batches", self.rx_batches),
-            ("link_tx_batches", "send batches", self.tx_batches),
-            (
-                "link_loop_overflow",
-                "frames to the own address dropped, the queue being full",
-                self.loop_overflow,
-            ),
-            (
-                "link_datagram_overflow",
-                "datagrams dropped, the program's ring being full",
-                self.datagram_overflow,
-            ),
-            (
-                "link_datagram_refused",
-                "datagrams of programs that could not be sent",
-                self.datagram_refused,
-            ),
-        ]
     }
 }

@@ -1,54 +1,50 @@
-//! Counters of the loop.
+//! Counters of the loop and of its links. Their names are stable: metrics and `espstat --counters`
+//! show them.
 
-/// Plain counters; names and meaning are stable (metrics and `espstat --counters` show them).
-#[derive(Clone, Debug, Default)]
-pub(crate) struct EngineStats {
-    pub(crate) polls: u64,
-    pub(crate) sleeps: u64,
-    pub(crate) wakes_by_frame: u64,
-    pub(crate) wakes_by_program: u64,
-    pub(crate) wakes_by_timer: u64,
-    pub(crate) program_wakes: u64,
-    pub(crate) corruptions: u64,
-    pub(crate) commands: u64,
+macro_rules! counters {
+    ($(#[$doc:meta])* $type:ident, $prefix:literal: $($name:ident: $help:literal,)*) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default)]
+        pub(super) struct $type {
+            $(pub(super) $name: u64,)*
+        }
+
+        impl $type {
+            /// Returns (name, help, value) of each counter.
+            pub(super) fn list(&self) -> Vec<(&'static str, &'static str, u64)> {
+                vec![$((concat!($prefix, stringify!($name)), $help, self.$name),)*]
+            }
+        }
+    };
 }
 
-impl EngineStats {
-    /// (name, help, value) of each.
-    pub(crate) fn list(&self) -> Vec<(&'static str, &'static str, u64)> {
-        vec![
-            ("engine_polls", "poll iterations", self.polls),
-            ("engine_sleeps", "times the loop blocked", self.sleeps),
-            (
-                "engine_wakes_by_frame",
-                "times a frame ended the sleep",
-                self.wakes_by_frame,
-            ),
-            (
-                "engine_wakes_by_program",
-                "times a program or command ended the sleep",
-                self.wakes_by_program,
-            ),
-            (
-                "engine_wakes_by_timer",
-                "times a deadline ended the sleep",
-                self.wakes_by_timer,
-            ),
-            (
-                "engine_program_wakes",
-                "sleeping programs woken",
-                self.program_wakes,
-            ),
-            (
-                "engine_corruptions",
-                "nonsense found in a program's shared memory",
-                self.corruptions,
-            ),
-            (
-                "engine_commands",
-                "commands taken from the host",
-                self.commands,
-            ),
-        ]
-    }
+counters! {
+    /// Counters of the loop.
+    EngineStats, "engine_":
+    polls: "poll iterations",
+    sleeps: "times the loop blocked",
+    wakes_by_frame: "times a frame ended the sleep",
+    wakes_by_program: "times a program or command ended the sleep",
+    wakes_by_timer: "times a deadline ended the sleep",
+    program_wakes: "sleeping programs woken",
+    corruptions: "impossible values found in a program's shared memory",
+    commands: "commands executed",
+}
+
+counters! {
+    /// Counters of a link: dropped frames by reason, and system calls.
+    LinkStats, "link_":
+    rx_not_for_us: "frames for other stations or sent by this one",
+    rx_unparsable: "frames without a whole Ethernet header",
+    rx_truncated: "frames longer than the MTU",
+    rx_vlan: "frames of a VLAN",
+    rx_errors: "receive calls that failed",
+    tx_errors: "send calls that failed",
+    tx_blocked: "send calls the kernel took only in part",
+    tx_given_up: "frames the device refused for too long",
+    rx_batches: "receive batches",
+    tx_batches: "send batches",
+    loop_overflow: "frames to the own address dropped, the queue being full",
+    datagram_overflow: "datagrams dropped, the program's ring being full",
+    datagram_refused: "datagrams of programs that could not be sent",
 }

@@ -4,17 +4,18 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 
-use esp_proto::{ConnId, Datagram, Instant, Port, ResetReason, Sink, State};
+use esp_proto::{ConnId, Datagram, Endpoint, Instant, Port, ResetReason, Sink, State};
 
 use super::datagrams::Datagrams;
 use super::link::Link;
 use super::posted::Posted;
+use super::stats::LinkStats;
 use super::{LINGER, ORPHAN_TIMEOUT};
-use crate::command::{ConnHandle, ListenerId, Slot};
+use crate::command::{ConnHandle, LinkId, ListenerId, Slot};
 use crate::shm::{Corruption, EngineStatus, Region, RxProducer, TxConsumer};
 
-/// Minimum length of a segment that is probably followed by others: about the payload that every
-/// link carries (W-53).
+/// Minimum length of a segment after which more are expected: about the payload that every link
+/// carries (W-53).
 const BULK_SEGMENT: usize = 1400;
 
 /// Owner of a stream or datagram socket.
@@ -48,9 +49,9 @@ pub(super) struct Joined {
     pub(super) bulk: bool,
     /// The reader's wake-up is delayed.
     pub(super) wake_delayed: bool,
-    /// The program finished writing, and the endpoint was informed.
+    /// The end of writing was passed to the endpoint.
     finished: bool,
-    /// The program closed it: received bytes are discarded.
+    /// The program has closed it: received bytes are discarded.
     pub(super) discard: bool,
     /// The program died without closing it: it is reset with `ProgramDied` after [`LINGER`].
     died: bool,
@@ -84,6 +85,11 @@ impl Joined {
             corruption: None,
         }
     }
+
+    /// Returns the status whose waiters are woken, and their program.
+    pub(super) fn waiters(&self) -> (&EngineStatus, Owner) {
+        (&self.status, self.owner)
+    }
 }
 
 /// Receives the payload of frames from the endpoint.
@@ -91,7 +97,7 @@ pub(super) struct LinkSink<'a, 'b> {
     pub(super) streams: &'a mut Vec<Option<Stream>>,
     pub(super) datagrams: &'a mut HashMap<Port, Datagrams>,
     pub(super) touched: &'a mut Vec<Port>,
-    pub(super) overflow: &'a mut u64,
+    pub(super) stats: &'a mut LinkStats,
     pub(super) now: Instant,
     /// Takes the bytes of one stream before its ring does.
     pub(super) posted: Option<&'a mut Posted<'b>>,
@@ -123,7 +129,7 @@ impl Sink for LinkSink<'_, '_> {
         if let Some(socket) = self.datagrams.get_mut(&datagram.dst_port) {
             let quiet = !socket.touched();
             if !socket.deliver(&datagram, self.now) {
-                *self.overflow += 1;
+                self.stats.datagram_overflow += 1;
             }
             if quiet && socket.touched() {
                 self.touched.push(datagram.dst_port);
@@ -143,7 +149,7 @@ pub(super) fn joined_mut(streams: &mut [Option<Stream>], conn: ConnId) -> Option
 
 impl Link {
     /// Stores a stream at its connection's index.
-    pub(super) fn place(&mut self, stream: Stream) {
+    pub(super) fn insert_stream(&mut self, stream: Stream) {
         let slot = stream.id().slot as usize;
         if self.streams.len() <= slot {
             self.streams.resize_with(slot + 1, || None);
@@ -157,7 +163,7 @@ impl Link {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;
         };
-        if let Err(corruption) = look(joined, &mut self.endpoint, now) {
+        if let Err(corruption) = read_indices(joined, &mut self.endpoint, now) {
             joined.corruption = Some(corruption.what());
             self.endpoint.abort(now, conn, ResetReason::Aborted);
         }
@@ -184,10 +190,8 @@ impl Link {
     pub(super) fn orphan_stream(&mut self, now: Instant, conn: ConnId) -> Option<Instant> {
         self.serve_stream(now, conn);
         let joined = joined_mut(&mut self.streams, conn)?;
-        let closed_before = joined.discard;
-        joined.discard = true;
-        if closed_before {
-            return None; // closed properly before; its own deadline runs
+        if std::mem::replace(&mut joined.discard, true) {
+            return None; // closed by the program before; that deadline runs
         }
         joined.died = true;
         let info = self.endpoint.info(conn)?;
@@ -200,7 +204,7 @@ impl Link {
     }
 
     /// Resets a stream whose program closed it or died, at its deadline.
-    pub(super) fn linger_over(&mut self, now: Instant, conn: ConnId) {
+    pub(super) fn reset_lingering(&mut self, now: Instant, conn: ConnId) {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;
         };
@@ -221,22 +225,18 @@ impl Link {
         if joined.discard {
             self.endpoint.consumed(now, conn, delivered);
         }
-        if joined.died
-            && self
-                .endpoint
-                .info(conn)
-                .is_some_and(|info| info.send_queue == 0)
-        {
+        let sent = |endpoint: &Endpoint| endpoint.info(conn).is_some_and(|i| i.send_queue == 0);
+        if joined.died && sent(&self.endpoint) {
             self.endpoint.abort(now, conn, ResetReason::ProgramDied);
         }
     }
 }
 
-/// Reads the indices that the program wrote.
+/// Reads the indices that the program wrote and passes them to the endpoint.
 #[inline]
-fn look(
+fn read_indices(
     joined: &mut Joined,
-    endpoint: &mut esp_proto::Endpoint,
+    endpoint: &mut Endpoint,
     now: Instant,
 ) -> Result<(), Corruption> {
     if joined.discard || joined.corruption.is_some() {
@@ -265,7 +265,7 @@ impl Deadlines {
     }
 
     /// Removes the deadlines of a link, whose number may be reused.
-    pub(super) fn forget(&mut self, link: crate::command::LinkId) {
+    pub(super) fn forget(&mut self, link: LinkId) {
         self.heap.retain(|Reverse((_, handle))| handle.link != link);
     }
 

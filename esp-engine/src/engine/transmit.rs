@@ -6,7 +6,7 @@ use esp_proto::{HEAD_LEN, Instant, MacAddr, PREFIX_LEN, Payload, Transmit};
 
 use super::link::Link;
 use super::streams::joined_mut;
-use super::{SEND_PATIENCE, TX_BATCH, TX_BATCHES};
+use super::{RX_BATCH, SEND_PATIENCE, TX_BATCHES};
 
 /// Maximum length of a payload that is copied behind the header: cheaper for the kernel than a
 /// second part.
@@ -99,14 +99,14 @@ impl Link {
         if self.enqueue_located(prefix, dst, payload, tail_len) {
             self.owned.push(bytes);
         } else {
-            self.spare_payload(bytes);
+            self.recycle(bytes);
         }
     }
 
-    /// Keeps a used buffer for later payloads.
-    pub(super) fn spare_payload(&mut self, bytes: Vec<u8>) {
-        if self.spare_payloads.len() < TX_BATCH {
-            self.spare_payloads.push(bytes);
+    /// Keeps a used buffer.
+    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.spare_buffers.len() < RX_BATCH {
+            self.spare_buffers.push(buffer);
         }
     }
 
@@ -187,11 +187,11 @@ impl Link {
             }
         };
         if self.tx.rejected() != rejected {
-            self.refused(now);
+            self.check_mtu(now);
         }
         if self.tx.is_empty() {
             while let Some(used) = self.owned.pop() {
-                self.spare_payload(used);
+                self.recycle(used);
             }
             self.retired_regions.clear();
         } else {

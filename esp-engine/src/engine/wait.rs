@@ -18,7 +18,7 @@ use crate::config::{CONTENDED_TIME, IdleConfig, YIELD_HOGGED};
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Time without a sleep after which the streams' sockets leave the epoll set: while they are in it,
 /// each frame costs its sender a call.
-const WAKEFUL: Duration = Duration::from_millis(1);
+const DISARM_AFTER: Duration = Duration::from_millis(1);
 /// Epoll tokens: kind in the upper half, index in the lower.
 const INBOX: u64 = 0;
 const MONITOR: u64 = 1 << 32;
@@ -35,14 +35,14 @@ pub(super) struct Waiter {
     contended_until: Instant,
     side: bool,
     inbox: bool,
-    /// Streams' sockets are in the set.
+    /// The set contains the streams' sockets.
     armed: bool,
     /// Another thread may sleep on the set.
     watched: bool,
     /// End of the last sleep, or time of the last `arm`.
     last_sleep: Instant,
     /// A packet socket has a pending error.
-    trouble: bool,
+    socket_error: bool,
 }
 
 impl Waiter {
@@ -58,7 +58,7 @@ impl Waiter {
             armed: true,
             watched: false,
             last_sleep: Clock.now(),
-            trouble: false,
+            socket_error: false,
         })
     }
 
@@ -101,10 +101,10 @@ impl Waiter {
         }
     }
 
-    /// Removes the streams' sockets from the set, if the loop has been awake for [`WAKEFUL`].
+    /// Removes the streams' sockets from the set, if the loop has been awake for [`DISARM_AFTER`].
     #[inline]
     pub(super) fn disarm(&mut self, now: Instant, links: &Links) {
-        if self.armed && !self.watched && now.since(self.last_sleep) > WAKEFUL {
+        if self.armed && !self.watched && now.since(self.last_sleep) > DISARM_AFTER {
             self.armed = false;
             for (_, link) in links.numbered().filter(|(_, link)| !link.standby) {
                 let _ = epoll::delete(&self.set, link.esp_socket().as_fd());
@@ -123,8 +123,8 @@ impl Waiter {
 
     /// Returns true once if a packet socket has a pending error.
     #[inline]
-    pub(super) fn take_trouble(&mut self) -> bool {
-        std::mem::take(&mut self.trouble)
+    pub(super) fn take_socket_error(&mut self) -> bool {
+        std::mem::take(&mut self.socket_error)
     }
 
     pub(super) fn remove_link(&mut self, link: &Link) {
@@ -180,7 +180,7 @@ impl Waiter {
         std::mem::take(&mut self.side)
     }
 
-    /// Spins or yields once and returns true while it is too early to block.
+    /// Spins or yields once and returns true, or returns false if the loop should block.
     #[inline]
     pub(super) fn stay_awake(&mut self, now: Instant) -> bool {
         let idle = now.since(self.last_work);
@@ -235,12 +235,12 @@ impl Waiter {
             match token & KIND {
                 ESP => {
                     stats.wakes_by_frame += 1;
-                    self.trouble |= error;
+                    self.socket_error |= error;
                 }
                 EDP => {
                     stats.wakes_by_frame += 1;
                     self.side = true;
-                    self.trouble |= error;
+                    self.socket_error |= error;
                 }
                 MONITOR => self.side = true,
                 CLIENT => stats.wakes_by_program += 1,

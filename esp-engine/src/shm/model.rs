@@ -239,7 +239,9 @@ fn loom_reader_sleeps_and_is_woken() {
             let status = Status::new(region);
             let program = thread::spawn(move || {
                 for expected in 1..=2 {
-                    assert!(status.wait(Wake::Readable, Spin::default(),
+                    assert!(status.wait(
+                        Wake::Readable,
+                        Spin::default(),
                         || consumer.available() > 0,
                         None
                     ));
@@ -275,7 +277,12 @@ fn loom_writer_sleeps_for_room() {
             let bell_fd = eventfd.clone();
             let program = thread::spawn(move || {
                 for byte in 1..=2 {
-                    assert!(status.wait(Wake::Writable, Spin::default(), || producer.free() > 0, None));
+                    assert!(status.wait(
+                        Wake::Writable,
+                        Spin::default(),
+                        || producer.free() > 0,
+                        None
+                    ));
                     assert_eq!(producer.write(&[byte]), 1);
                     if doorbell.ring(3) {
                         bell_fd.write();

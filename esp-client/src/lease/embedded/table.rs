@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use esp_engine::shm::SLOTS;
-use esp_engine::{Arrival, Command, LeasedLink, LeasedSocket, LinkId, ListenerId, Place};
+use esp_engine::{Arrival, Command, ConnPath, LeasedLink, LeasedSocket, LinkId, ListenerId};
 use esp_proto::{MacAddr, Port};
 
 use super::super::events::SlotState;
@@ -149,18 +149,18 @@ impl EmbeddedEngine {
     }
 
     /// Returns link, peer and nonce of a slot's connection; `None` while it is not established.
-    pub(in crate::lease) fn place_of(&self, slot: u16) -> Option<Place> {
+    pub(in crate::lease) fn path_of(&self, slot: u16) -> Option<ConnPath> {
         if self.is_forked() {
             return None;
         }
-        self.with_engine(|engine| engine.place_of(slot))
+        self.with_engine(|engine| engine.path_of(slot))
     }
 
-    /// Like [`EmbeddedEngine::place_of`]; `None` also if another thread has the engine.
-    pub(in crate::lease) fn place_now(&self, slot: u16) -> Option<Place> {
+    /// Returns [`EmbeddedEngine::path_of`]; `None` also if another thread has the engine.
+    pub(in crate::lease) fn path_now(&self, slot: u16) -> Option<ConnPath> {
         let engine = self.try_engine()?;
-        let place = engine.place_of(slot);
+        let path = engine.path_of(slot);
         self.leave(engine);
-        place
+        path
     }
 }

@@ -179,7 +179,12 @@ impl Program {
             bell,
         } = self;
         let deadline = Some(Instant::now() + PATIENCE);
-        assert!(status.wait(Wake::State, spin, || status.state() == StreamState::Open, deadline));
+        assert!(status.wait(
+            Wake::State,
+            spin,
+            || status.state() == StreamState::Open,
+            deadline
+        ));
         let (their_status, their_bell) = (status.clone(), bell.clone());
         let writer = std::thread::spawn(move || {
             let mut piece = vec![0; tx.capacity()];
@@ -198,7 +203,8 @@ impl Program {
                     if n > 0 {
                         their_bell.ring();
                     } else {
-                        let room = their_status.wait(Wake::Writable, spin, || tx.free() > 0, deadline);
+                        let room =
+                            their_status.wait(Wake::Writable, spin, || tx.free() > 0, deadline);
                         assert!(room, "no room after {PATIENCE:?} at {}", tx.written());
                     }
                 }
@@ -208,8 +214,12 @@ impl Program {
         });
         let mut buffer = vec![0; 50_000];
         while !rx.at_end() {
-            let there =
-                status.wait(Wake::Readable, spin, || rx.available() > 0 || rx.finished(), deadline);
+            let there = status.wait(
+                Wake::Readable,
+                spin,
+                || rx.available() > 0 || rx.finished(),
+                deadline,
+            );
             assert!(
                 there,
                 "nothing to read after {PATIENCE:?} at {}",

@@ -91,7 +91,9 @@ fn the_other_process() {
         "hang" => {
             program.tx.write(b"last words");
             program.bell.ring();
-            program.status.wait(Wake::Readable, Spin::default(),
+            program.status.wait(
+                Wake::Readable,
+                Spin::default(),
                 || false,
                 Some(Instant::now() + PATIENCE),
             );

@@ -48,7 +48,10 @@ fn tx_bytes_arrive_in_order_and_contiguous_across_the_wrap() {
             (producer.pending(), producer.acked()),
             (len as u64, total - len as u64)
         );
-        assert!(consumer.release(total), "an empty ring is a reason to wake the writer");
+        assert!(
+            consumer.release(total),
+            "an empty ring is a reason to wake the writer"
+        );
         assert_eq!((producer.pending(), producer.free()), (0, 4096));
     }
     assert!(total > 10 * 4096);

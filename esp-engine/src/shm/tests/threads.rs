@@ -66,7 +66,12 @@ fn single_bytes_wake_sleepers_on_both_sides() {
             assert_eq!(tx.write(&[n as u8]), 1);
             bell.ring();
             assert!(
-                status.wait(Wake::Readable, Spin::default(), || rx.available() > 0, deadline),
+                status.wait(
+                    Wake::Readable,
+                    Spin::default(),
+                    || rx.available() > 0,
+                    deadline
+                ),
                 "round {n}"
             );
             let mut byte = [0];
@@ -140,7 +145,9 @@ fn a_wait_ends_at_its_deadline_or_when_the_condition_holds() {
     let (_engine, program) = pair(4096, 4096);
     let status = Status::new(program);
     let soon = Instant::now() + Duration::from_millis(20);
-    assert!(!status.wait(Wake::Readable, Spin {
+    assert!(!status.wait(
+        Wake::Readable,
+        Spin {
             spins: 3,
             yields: 3
         },
@@ -156,7 +163,9 @@ fn a_wait_ends_at_its_deadline_or_when_the_condition_holds() {
         asked += 1;
         asked == 3
     };
-    assert!(status.wait(Wake::State, Spin {
+    assert!(status.wait(
+        Wake::State,
+        Spin {
             spins: 5,
             yields: 0
         },
@@ -206,7 +215,12 @@ fn poke_makes_waiters_check_again() {
         let status = status.clone();
         std::thread::spawn(move || {
             let gone = || is_gone.try_recv().is_ok();
-            status.wait(Wake::Readable, Spin::default(), gone, Some(Instant::now() + PATIENCE))
+            status.wait(
+                Wake::Readable,
+                Spin::default(),
+                gone,
+                Some(Instant::now() + PATIENCE),
+            )
         })
     };
     gone.send(()).expect("the waiter listens");
@@ -228,7 +242,9 @@ fn reader_threads_see_all_bytes_of_a_busy_engine() {
         let mut next = 0u64;
         let mut bytes = [0; 777];
         while !rx.at_end() {
-            assert!(status.wait(Wake::Readable, Spin::default(),
+            assert!(status.wait(
+                Wake::Readable,
+                Spin::default(),
                 || rx.available() > 0 || rx.finished(),
                 deadline
             ));
