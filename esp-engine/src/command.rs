@@ -1,5 +1,5 @@
-//! Commands to an engine and events from it. Its owner, here called the host, is the daemon or a
-//! program that holds a lease.
+//! Commands to an engine and events from it. The host of an engine is the daemon, or the client
+//! library of a program with a lease.
 //!
 //! Commands go over a bounded channel and wake the engine's thread. A [`Reply`] is called on the
 //! engine's thread, so it must only pass the value on. The callback of [`crate::Engine::new`],
@@ -13,14 +13,14 @@ use esp_proto::{CloseReason, ConnId, ConnInfo, ConnectError, ListenError, MacAdd
 
 use crate::shm::{ClientPage, Region};
 
-/// Takes the answer to a command; called once.
+/// Callback for the answer to a command.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// Number of a program, given by the host. Not reused while the engine runs.
+/// Number of a program, chosen by the host. Not reused while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// Number of a listener, given by the host. Not reused while the engine runs.
+/// Number of a listener, chosen by the host. Not reused while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u64);
 
@@ -28,8 +28,8 @@ pub struct ListenerId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
-/// Number of a program's stream or datagram socket: its bit in the program's doorbell, given by the
-/// host, below 4096.
+/// Number of a program's stream or datagram socket, chosen by the host: its bit in the program's
+/// doorbell, below 4096.
 pub type Slot = u16;
 
 /// A connection of one of the links.
@@ -43,25 +43,24 @@ pub struct ConnHandle {
 
 /// Commands of the host.
 pub enum Command {
-    /// Adds a program: its page, the eventfd that it writes to wake the engine, and the engine's
-    /// end of a pair of stream sockets, which becomes readable at the program's end when it
-    /// requested that (a pair, because two ends of an eventfd share flags: a program could make the
-    /// engine's write block).
+    /// Adds a program.
     AddClient {
         /// Its number.
         client: ClientId,
-        /// Doorbell and event bits.
+        /// Its doorbell and event bits.
         page: Arc<ClientPage>,
-        /// Written by the program to wake the engine.
+        /// Eventfd that the program writes to wake the engine.
         doorbell: OwnedFd,
-        /// The engine's end of the socket pair.
+        /// End of a pair of stream sockets, to which the engine writes when the program requested a
+        /// notification. Not an eventfd, because the program shares its flags and could make the
+        /// engine's write block.
         notify: OwnedFd,
     },
-    /// Removes a program. Its listeners and datagram sockets are closed. Its streams have
-    /// [`crate::LINGER`] to deliver what was written, then are reset with `ProgramDied`. `Closed`
-    /// events follow for each.
+    /// Removes a program and closes its listeners and datagram sockets. Its streams have
+    /// [`crate::LINGER`] to deliver the written bytes, then are reset with `ProgramDied`. Each is
+    /// reported by [`EngineEvent::Closed`].
     RemoveClient {
-        /// Number of the object.
+        /// The program.
         client: ClientId,
     },
     /// Listens on one link, or on all.
@@ -78,12 +77,12 @@ pub enum Command {
         backlog: u16,
         /// Job key or empty.
         key: Vec<u8>,
-        /// Done, or refused on one of the links (then on none).
+        /// `Err`: refused on one of the links, and listening on none.
         reply: Reply<Result<(), ListenError>>,
     },
     /// Stops listening. Connections that were not attached are reset.
     CloseListener {
-        /// Number of the object.
+        /// The listener.
         listener: ListenerId,
     },
     /// Attaches an incoming connection to a program.
@@ -120,25 +119,25 @@ pub enum Command {
         /// The connection, or the reason of the failure; the slot is free then.
         reply: Reply<Result<ConnHandle, ConnectError>>,
     },
-    /// Closes a stream: transmits what was written, then FIN. Received bytes are discarded.
-    /// `Closed` follows.
+    /// Closes a stream: transmits the written bytes, then FIN, and discards received bytes.
+    /// [`EngineEvent::Closed`] follows.
     Close {
         /// Owner.
         client: ClientId,
-        /// Number of the object.
+        /// Slot of the stream or datagram socket.
         slot: Slot,
     },
-    /// Resets a stream with `Aborted`. `Closed` follows.
+    /// Resets a stream with `Aborted`. [`EngineEvent::Closed`] follows.
     Abort {
         /// Owner.
         client: ClientId,
-        /// Number of the object.
+        /// Slot of the stream or datagram socket.
         slot: Slot,
     },
     /// Refuses an incoming connection, because its listener's program is at a limit: RST
     /// `Resources`.
     Refuse {
-        /// Number of the object.
+        /// The connection.
         handle: ConnHandle,
     },
     /// Binds a datagram port on one link.
@@ -153,38 +152,38 @@ pub enum Command {
         port: Port,
         /// Its rings, holding [`crate::shm::record`] records.
         region: Arc<Region>,
-        /// Done or refused; the slot is free then.
+        /// `Err`: refused, and the slot is free.
         reply: Reply<Result<(), ListenError>>,
     },
-    /// Closes a datagram socket. `Closed` follows.
+    /// Closes a datagram socket. [`EngineEvent::Closed`] follows.
     CloseEdp {
         /// Owner.
         client: ClientId,
-        /// Number of the object.
+        /// Slot of the stream or datagram socket.
         slot: Slot,
     },
     /// Reserves ports of a link for another process, which has a socket for them. The engine
     /// ignores their frames from now on.
     Hold {
-        /// Number of the link.
+        /// The link.
         link: LinkId,
         /// The ports.
         ports: RangeInclusive<Port>,
-        /// Done, or the reason of the failure; no port is held then.
+        /// `Err`: no port is reserved.
         reply: Reply<Result<(), HoldError>>,
     },
-    /// Takes ports back, and resets these peers with `ProgramDied`.
+    /// Ends a reservation, and resets the peers of the other process with `ProgramDied`.
     Unhold {
-        /// Number of the link.
+        /// The link.
         link: LinkId,
         /// The ports.
         ports: RangeInclusive<Port>,
-        /// Connections of the process that held them.
+        /// Connections of that process.
         orphans: Vec<Orphan>,
     },
-    /// Returns the state that `espstat` shows.
+    /// Requests the state that `espstat` shows.
     Snapshot {
-        /// Receives it.
+        /// Receives the state.
         reply: Reply<Snapshot>,
     },
     /// Resets every connection with `Shutdown`, and ends the loop.
@@ -194,7 +193,7 @@ pub enum Command {
     },
 }
 
-/// A connection whose engine has ended.
+/// A connection whose embedded engine has ended with its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphan {
     /// Own port.
@@ -216,7 +215,7 @@ pub enum HoldError {
     /// There are connections on the port.
     #[error("port {0} has connections with other nodes through the daemon")]
     InUse(Port),
-    /// The kernel refuses the filter that excludes them.
+    /// The kernel refuses the filter that excludes the ports.
     #[error("too many separate ports are leased ({0})")]
     Filter(String),
 }
@@ -244,7 +243,7 @@ pub enum EngineEvent {
         /// The connection.
         arrival: Arrival,
     },
-    /// A connection that was never attached has ended.
+    /// A connection has ended before it was attached.
     IncomingGone {
         /// The listener.
         listener: ListenerId,
@@ -256,7 +255,7 @@ pub enum EngineEvent {
     Closed {
         /// Owner.
         client: ClientId,
-        /// Number of the object.
+        /// Slot of the stream or datagram socket.
         slot: Slot,
         /// Reason; `None` for a datagram socket.
         reason: Option<CloseReason>,
@@ -265,7 +264,7 @@ pub enum EngineEvent {
     Moved {
         /// Owner.
         client: ClientId,
-        /// Number of the object.
+        /// Slot of the stream or datagram socket.
         slot: Slot,
         /// The link before the move; equal to `link` if only the peer's address changed.
         from: LinkId,
@@ -276,7 +275,7 @@ pub enum EngineEvent {
     },
     /// A link went up or down, changed its MTU, or was removed.
     Link {
-        /// Number of the object.
+        /// The link.
         link: LinkId,
         /// Administratively up, with a carrier.
         up: bool,
@@ -324,7 +323,7 @@ pub struct LinkSnapshot {
     pub counters: Vec<(&'static str, &'static str, u64)>,
     /// Its connections.
     pub connections: Vec<OwnedConnection>,
-    /// Listeners: port, owner, connections waiting, backlog.
+    /// Listeners: port, id, connections waiting, backlog.
     pub listeners: Vec<(Port, Option<ListenerId>, u32, u32)>,
     /// Datagram ports with their owner.
     pub edp_ports: Vec<(Port, ClientId, Slot)>,

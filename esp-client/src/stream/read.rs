@@ -115,7 +115,7 @@ impl StreamRings {
 
     #[inline]
     pub(crate) fn has_news(&self, known: usize) -> bool {
-        let (available, finished) = self.arrived.look();
+        let (available, finished) = self.arrived.available();
         available > known || finished || self.closed() || self.gone()
     }
 

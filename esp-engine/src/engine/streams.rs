@@ -117,7 +117,7 @@ impl Sink for LinkSink<'_, '_> {
                 .map_or(0, |posted| posted.take(conn, offset, bytes));
             let put = joined
                 .rx
-                .pass(offset, taken)
+                .skip(offset, taken)
                 .and_then(|offset| joined.rx.put(offset, &bytes[taken..]));
             if let Err(corruption) = put {
                 joined.corruption = Some(corruption.what());

@@ -1,6 +1,6 @@
-//! One page between a program and the engine: the slots that have changed, in both directions.
+//! Doorbell and event bits: one page with the slots that have changed, in both directions.
 //!
-//! Why no ring is lost:
+//! No ring is lost, by this order of steps:
 //!
 //! ```text
 //! ringer (program)                          engine
@@ -82,8 +82,8 @@ impl ClientPage {
 }
 
 impl BitmapWords {
-    /// Turns a bit on. Returns `None` if it was on already, so that another thread does the rest,
-    /// else whether the summary was empty. The slot is taken modulo [`SLOTS`].
+    /// Sets a bit. Returns `None` if it was set already, so that another thread does the rest, else
+    /// whether the summary was empty. The slot is taken modulo [`SLOTS`].
     #[inline]
     fn set(&self, slot: u16) -> Option<bool> {
         let index = usize::from(slot) % SLOTS / 64;
@@ -101,7 +101,7 @@ impl BitmapWords {
         self.summary.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes all bits that are on: at most one call for each slot, whatever the other side does
+    /// Takes all bits. Calls `found` at most once for each slot, whatever the other side does
     /// meanwhile.
     #[inline]
     fn take(&self, found: impl FnMut(u16)) {
@@ -144,9 +144,9 @@ impl Doorbell {
         Doorbell { page, engine }
     }
 
-    /// Says that `slot` (below [`SLOTS`]) has changed. To be called after publishing. Returns true
-    /// if the engine sleeps: write its eventfd now. Costs one locked instruction if the engine has
-    /// not taken the slot's last ring yet.
+    /// Reports that `slot` (below [`SLOTS`]) has changed; call it after publishing. Returns true if
+    /// the engine sleeps: write its eventfd now. Costs one locked instruction if the engine has not
+    /// taken the slot's previous ring yet.
     #[inline]
     #[must_use = "the engine may sleep: write its eventfd on true"]
     pub fn ring(&self, slot: u16) -> bool {
@@ -157,11 +157,9 @@ impl Doorbell {
         fence(Ordering::SeqCst);
         self.engine.asleep()
     }
-}
 
-impl Doorbell {
-    /// Returns true if the engine has not taken all rings yet. After a fence it misses none that
-    /// was before the fence.
+    /// Returns true if the engine has not taken all rings yet. A ring before a fence is never missed
+    /// after it.
     #[inline]
     pub fn pending(&self) -> bool {
         self.page.words().doorbell.any()
@@ -209,8 +207,8 @@ impl EngineEvents {
         EngineEvents { page }
     }
 
-    /// Says that `slot` has changed. Returns true if the program's notify eventfd must be written
-    /// now; false if it was written already for an event that the program has not taken.
+    /// Reports that `slot` has changed. Returns true if the program's notify descriptor must be
+    /// written now; false if it was written already for an event that the program has not taken.
     #[inline]
     #[must_use = "write the notify eventfd on true"]
     pub fn raise(&self, slot: u16) -> bool {
@@ -230,15 +228,15 @@ impl Events {
         Events { page }
     }
 
-    /// Calls `found` for each slot that has changed, once each. Read the eventfd **before** this
-    /// call: the engine writes it only if it finds no event waiting here.
+    /// Calls `found` once for each slot that has changed. Read the eventfd **before** this call: the
+    /// engine writes it only if no event is pending.
     #[inline]
     pub fn drain(&mut self, found: impl FnMut(u16)) {
         self.page.words().events.take(found);
     }
 
-    /// Stops the engine from writing the eventfd: the program polls by itself ([`Events::poll`]).
-    /// The summary is then never empty, because the bit of the last word stays on.
+    /// Stops the engine from writing the eventfd, because the program polls ([`Events::poll`]). The
+    /// summary is then never empty: the bit of the last word stays set.
     pub fn awake(&mut self) {
         self.page
             .words()
@@ -283,6 +281,5 @@ impl Events {
     }
 }
 
-/// Bit of the summary that means, besides "the last word has events", that the program is awake and
-/// polls.
+/// Bit of the summary for the last word, which is also set while the program is awake and polls.
 const AWAKE: u64 = 1 << (WORDS - 1);

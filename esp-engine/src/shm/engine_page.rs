@@ -1,4 +1,4 @@
-//! One page for all programs of a node: whether the engine is awake.
+//! One page for all programs of a node, with the flag that the engine sleeps.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl EnginePage {
         )
     }
 
-    /// Step 1 of going to sleep. Step 2: check every doorbell
+    /// Performs step 1 of going to sleep. Step 2: check every doorbell
     /// ([`DoorbellBank::any`](super::DoorbellBank::any)) and everything else that programs write
     /// without the eventfd; if there is something, call [`EnginePage::awake`] and continue. Step 3:
     /// block on the eventfds and the rest. Step 4: [`EnginePage::awake`].

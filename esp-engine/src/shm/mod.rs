@@ -10,11 +10,11 @@
 //! descriptor over the control socket; the program maps it ([`Region::open`]). Both may then close
 //! the descriptor. The memory has no name, so it is gone when both have unmapped it or died.
 //!
-//! **Trust.** The engine trusts nothing that a program can write. It keeps its own indices, accepts
-//! a program's index only if it is possible (forward, within the ring), reads each word once, and
-//! returns [`Corruption`] for anything else; the program is then disconnected. The files are
-//! sealed, so no access faults. A program can damage its own data only. The program trusts the
-//! engine with its data, but clamps what it reads, so that a broken engine does not crash it.
+//! **Trust.** The engine does not trust memory that a program can write. It keeps its own indices,
+//! reads each word once, and accepts an index only if it is possible (forward, within the ring);
+//! otherwise it returns [`Corruption`], and the program is disconnected. The files are sealed, so
+//! that no access faults. A program can damage only its own data. The program trusts the engine
+//! with its data, but clamps every index, so that a broken engine does not crash it.
 //!
 //! **Indices** are bytes since the start of the stream, `u64`: they never wrap, and stream offset
 //! and ring index are one number. The writer chooses the place of a byte in the ring: it restarts
@@ -66,11 +66,11 @@ pub struct RingSizes {
     pub rx: u32,
 }
 
-/// Returns true if `n` bytes (at least one) from `place` on reach a page that the byte before them
-/// is not on.
+/// Returns true if `n` bytes (at least one) from `place` on reach another page than that of the byte
+/// before them.
 #[inline]
 fn crosses_page(place: u64, n: usize) -> bool {
-    // One byte in models, so that each of them turns it.
+    // One byte in models, so that every byte crosses one.
     const PAGE: u64 = if cfg!(loom) { 1 } else { 4096 };
     place.wrapping_sub(1) / PAGE != place.wrapping_add(n as u64).wrapping_sub(1) / PAGE
 }
@@ -111,7 +111,7 @@ pub enum Word {
     RxTail,
     /// A record's header in the TX ring.
     TxRecord,
-    /// Offset passed to [`RxProducer::put`]: the engine's own mistake, not the program's.
+    /// Offset passed to [`RxProducer::put`]: a fault of the engine, not of the program.
     RxPut,
 }
 

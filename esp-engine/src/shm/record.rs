@@ -120,8 +120,8 @@ impl DgramHeader {
 }
 
 impl TxProducer {
-    /// Gives a datagram to the engine; ring the doorbell afterwards. Returns false if it does not
-    /// fit now (or ever); nothing was written then.
+    /// Writes and publishes a datagram; ring the doorbell afterwards. Returns false, without effect,
+    /// if it does not fit.
     pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> bool {
         let whole = record_len(bytes.len());
         if bytes.len() > MAX_DATAGRAM || whole > self.free() {
@@ -154,7 +154,7 @@ impl TxConsumer {
     /// until released.
     ///
     /// # Errors
-    /// Corruption by the program; returned again.
+    /// The program corrupted the ring; each further call returns the same error.
     pub fn next_record(&mut self) -> Result<Option<TxRecord>, Corruption> {
         let written = self.poll_written()?.total;
         let there = written - self.cursor;
@@ -166,8 +166,7 @@ impl TxConsumer {
             value,
             what,
         };
-        // The header is copied once and judged as a copy: the program may change the ring
-        // meanwhile.
+        // The copy is checked, because the program may change the ring meanwhile.
         let mut head = [0; HEADER_LEN];
         if there < HEADER_LEN as u64 || !self.copy_out(self.cursor, &mut head) {
             return Err(wrong(there, "record cut off in its header"));
@@ -187,8 +186,11 @@ impl TxConsumer {
         }))
     }
 
-    /// Copies the next datagram into `bytes`, which is resized, and releases it. When done with the
-    /// ring for now, ask [`TxConsumer::room_notice_due`] whether to wake the writer.
+    /// Copies the next datagram into `bytes`, which is resized, and releases it. After the last one,
+    /// check [`TxConsumer::room_notice_due`].
+    ///
+    /// # Errors
+    /// As for [`TxConsumer::next_record`].
     pub fn take_record_into(
         &mut self,
         bytes: &mut Vec<u8>,
@@ -202,7 +204,10 @@ impl TxConsumer {
         Ok(Some(record.header))
     }
 
-    /// Takes the next datagram as [`TxConsumer::take_record_into`] does, into memory of its own.
+    /// Returns the next datagram in new memory; see [`TxConsumer::take_record_into`].
+    ///
+    /// # Errors
+    /// As for [`TxConsumer::next_record`].
     pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Corruption> {
         let mut bytes = Vec::new();
         Ok(self
@@ -212,11 +217,11 @@ impl TxConsumer {
 }
 
 impl RxProducer {
-    /// Gives a datagram to the program; [`RxProducer::publish`] afterwards. Returns `Ok(false)` if
-    /// it did not fit and is dropped.
+    /// Writes a datagram; [`RxProducer::publish`] it afterwards. Returns `Ok(false)`, without effect,
+    /// if it does not fit.
     ///
     /// # Errors
-    /// Corruption by the program, see [`RxProducer::poll_consumed`].
+    /// The program corrupted the ring, see [`RxProducer::poll_consumed`].
     pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> Result<bool, Corruption> {
         let whole = record_len(bytes.len());
         if whole > self.room() {
@@ -237,7 +242,7 @@ impl RxProducer {
 }
 
 impl RxConsumer {
-    /// Returns the next datagram's header and length, without taking it.
+    /// Returns the header and length of the next datagram without taking it.
     pub fn next_record(&mut self) -> Option<(DgramHeader, usize)> {
         let there = self.available();
         let mut head = [0; HEADER_LEN];
@@ -249,13 +254,13 @@ impl RxConsumer {
                 return Some((header, len));
             }
         }
-        // The engine writes no such record. The next one may be whole again.
+        // The engine writes no such record; all available bytes are discarded.
         self.consume(there);
         None
     }
 
-    /// Takes the next datagram: copies its bytes as far as `bytes` reaches and returns its header
-    /// and its full length. The rest is lost, as with `recv`.
+    /// Takes the next datagram: copies its bytes, truncated to `bytes`, and returns its header and
+    /// its full length.
     pub fn take_record(&mut self, bytes: &mut [u8]) -> Option<(DgramHeader, usize)> {
         let (header, len) = self.next_record()?;
         let copied = len.min(bytes.len());

@@ -51,7 +51,7 @@ impl RingSizes {
 /// rings of 256 KiB). Each side has three mappings, of the 65530 that Linux allows a process by
 /// default, over `page + 2 * (tx + rx)` bytes of address space.
 ///
-/// Unmapped on drop. The file has no name: it is gone when both sides are, however they ended.
+/// Unmapped on drop. The file has no name, so its memory is freed when both sides have ended.
 #[derive(Debug)]
 pub struct Region {
     words: Shared<RegionHeader>,
@@ -66,7 +66,7 @@ impl Region {
     /// close-on-exec.
     ///
     /// # Errors
-    /// Sizes out of range, or what the system refused.
+    /// The sizes are out of range, or a system call failed.
     #[cfg(not(loom))]
     pub fn create(sizes: RingSizes) -> io::Result<(Arc<Region>, OwnedFd)> {
         sizes
@@ -82,8 +82,8 @@ impl Region {
     /// afterwards.
     ///
     /// # Errors
-    /// Sizes or a file that are not as agreed, what the system refused, or a file of which this
-    /// process has the program's ends already.
+    /// The sizes are out of range or the file is another one, a system call failed, or this process
+    /// has the program's ends already.
     #[cfg(not(loom))]
     pub fn open(fd: BorrowedFd<'_>, sizes: RingSizes) -> Result<Arc<Region>, RegionError> {
         sizes.check()?;
@@ -95,8 +95,8 @@ impl Region {
         Ok(Arc::new(region))
     }
 
-    /// Maps header and TX ring, TX ring again and RX ring, RX ring again: each ring twice back to
-    /// back, in three mappings, because what lies together in the file needs only one.
+    /// Maps each ring twice back to back, in three mappings of contiguous parts of the file: header
+    /// and TX ring, TX ring and RX ring, RX ring.
     #[cfg(not(loom))]
     fn map<F: AsFd>(file: &SharedFile<F>, sizes: RingSizes) -> io::Result<Region> {
         let (page, tx, rx) = (page_size(), sizes.tx as usize, sizes.rx as usize);

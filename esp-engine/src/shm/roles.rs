@@ -1,4 +1,4 @@
-//! The ends of a region's rings that this process holds, through whichever of its mappings.
+//! The ends of a region's rings held by this process, through any of its mappings.
 
 use std::sync::Arc;
 
@@ -22,10 +22,8 @@ pub(crate) enum Role {
     RxConsumer = 8,
 }
 
-/// The roles held in this process on one memory file. A role that existed twice would write, or
-/// read, bytes that it takes for its own alone.
-///
-/// All mappings of one file share one value, however often the file is opened.
+/// The roles held in this process on one memory file; all of its mappings share one value. Each
+/// role exists at most once, because it owns the bytes that it reads or writes.
 #[derive(Debug)]
 pub(crate) struct Roles {
     held: AtomicU8,
@@ -37,7 +35,7 @@ pub(crate) struct Roles {
 #[cfg(not(loom))]
 type FileId = (u64, u64);
 
-/// The files of which this process has a [`Roles`].
+/// The files with a [`Roles`] in this process.
 #[cfg(not(loom))]
 static FILES: Mutex<BTreeMap<FileId, Weak<Roles>>> = Mutex::new(BTreeMap::new());
 
@@ -71,17 +69,17 @@ impl Roles {
         self.held.load(Ordering::Relaxed) & program != 0
     }
 
-    /// Takes a role.
+    /// Acquires a role.
     ///
     /// # Panics
-    /// If the role is taken: a mistake of the calling code.
+    /// If the role is taken: a fault of the caller.
     pub(crate) fn acquire(&self, role: Role) {
         // SYNC POINT role
         let held = self.held.fetch_or(role as u8, Ordering::Acquire);
         assert!(held & role as u8 == 0, "a region has one {role:?}");
     }
 
-    /// Gives a role back.
+    /// Releases a role.
     pub(crate) fn release(&self, role: Role) {
         // A model that has failed cannot take another step; its message would be lost.
         #[cfg(loom)]

@@ -63,8 +63,8 @@ impl RxProducer {
     /// offset of the first.
     ///
     /// # Errors
-    /// Not the next bytes, no room, or after `finish`: a mistake of the engine's side, not the
-    /// program's. Nothing is copied then.
+    /// The bytes are not the next ones, do not fit, or follow `finish`: a fault of the engine, not
+    /// of the program. Nothing is copied.
     #[inline]
     pub fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Corruption> {
         self.check(offset, bytes.len())?;
@@ -85,7 +85,7 @@ impl RxProducer {
 
     /// Restarts at the first page if the ring is empty.
     fn restart_at_first_page(&mut self) {
-        // Corruption of the tail is reported to the callers that ask for the number.
+        // A corrupt tail is reported to the callers of `poll_consumed`.
         let _ = self.poll_consumed();
         if self.end == self.consumed {
             self.shift = self.end.wrapping_neg();
@@ -99,10 +99,13 @@ impl RxProducer {
         }
     }
 
-    /// Counts bytes as put that the program received without the ring, whose content in their place
-    /// is undefined. Returns the offset of the bytes that follow. Errors as of [`RxProducer::put`].
+    /// Counts bytes as put that the program received without the ring; their content in the ring is
+    /// undefined. Returns the offset of the next bytes.
+    ///
+    /// # Errors
+    /// As for [`RxProducer::put`].
     #[inline]
-    pub fn pass(&mut self, offset: u64, len: usize) -> Result<u64, Corruption> {
+    pub fn skip(&mut self, offset: u64, len: usize) -> Result<u64, Corruption> {
         self.check(offset, len)?;
         self.end += len as u64;
         Ok(self.end)
@@ -127,7 +130,7 @@ impl RxProducer {
         self.end - self.consumed
     }
 
-    /// Publishes what was put. Returns true if there was something:
+    /// Publishes the bytes that were put. Returns true if there were any:
     /// [wake](super::EngineStatus::wake) the reader.
     #[inline]
     pub fn publish(&mut self) -> bool {
@@ -151,11 +154,11 @@ impl RxProducer {
             .store(self.published | fin, Ordering::Release);
     }
 
-    /// Reads how much the program has consumed.
+    /// Returns the number of bytes that the program has consumed.
     ///
     /// # Errors
-    /// An impossible value: the program's fault. Nothing changes here, and the error is returned
-    /// again until the word is corrected.
+    /// The program wrote an impossible value. The state is unchanged, and the error is returned
+    /// until the word is valid again.
     #[inline]
     pub fn poll_consumed(&mut self) -> Result<u64, Corruption> {
         // SYNC POINT rx-tail
@@ -181,7 +184,8 @@ impl RxProducer {
         }
     }
 
-    /// Publishes what was put with the FIN mark: no byte will follow. Wake the reader afterwards.
+    /// Publishes the bytes that were put, and the FIN mark: no byte will follow. Wake the reader
+    /// afterwards.
     pub fn finish(&mut self) {
         self.finished = true;
         self.published = self.end;
@@ -282,8 +286,8 @@ impl RxConsumer {
         self.between(self.delivered().0)
     }
 
-    /// Copies out the readable bytes, up to the length of `bytes`, and returns how many. 0: none
-    /// now ([`RxConsumer::at_end`] says whether ever).
+    /// Copies the readable bytes, up to the length of `bytes`, and returns their number. After 0,
+    /// [`RxConsumer::at_end`] is true if none will follow.
     #[inline]
     pub fn read(&mut self, bytes: &mut [u8]) -> usize {
         if self.between(self.head) < bytes.len() {
@@ -330,7 +334,7 @@ impl RxConsumer {
         unsafe { core::slice::from_raw_parts(self.region.rx().at(self.place()).as_ptr(), len) }
     }
 
-    /// Gives the first `n` readable bytes back to the engine (at most those that are readable).
+    /// Consumes the first `n` readable bytes (at most those that are readable).
     #[inline]
     pub fn consume(&mut self, n: usize) {
         self.head = self.delivered().0;
@@ -390,8 +394,8 @@ impl Drop for RxConsumer {
     }
 }
 
-/// A view of what an [`RxConsumer`] could read, for other threads of its program. It takes no lock
-/// and never waits; the result may be outdated on return.
+/// Shows other threads of the program the bytes that its [`RxConsumer`] can read. Takes no lock and
+/// never waits; the result may be outdated on return.
 #[derive(Clone, Debug)]
 pub struct RxView {
     region: Arc<Region>,
@@ -406,7 +410,7 @@ impl RxView {
     /// Returns the bytes that can be read, and whether nothing will come after them; clamped as for
     /// the consumer.
     #[inline]
-    pub fn look(&self) -> (usize, bool) {
+    pub fn available(&self) -> (usize, bool) {
         let words = self.region.words();
         let mut tail = words.rx_tail.0.load(Ordering::Acquire);
         loop {

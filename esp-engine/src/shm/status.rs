@@ -1,4 +1,4 @@
-//! A stream's state word, and waking the program.
+//! The state of a stream, and wake-ups of the program.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::region::Region;
 use shmem::sync::{Ordering, fence};
 use shmem::{FutexSleeper, Spin};
 
-/// Something a program waits for.
+/// Condition that a program waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wake {
     /// Bytes to read, or the end of them.
@@ -18,12 +18,11 @@ pub enum Wake {
     Writable,
     /// A change of [`StreamState`].
     State,
-    /// As an argument of waking: all three, after a change of state. Of waiting: as
-    /// [`Wake::State`].
+    /// All three, after a change of state. As an argument of waiting: [`Wake::State`].
     All,
 }
 
-/// The conditions that are waited for one by one, in the order of their bits and wake counts.
+/// The single conditions in the order of their bits and wake counts.
 const SINGLE: [Wake; 3] = [Wake::Readable, Wake::Writable, Wake::State];
 
 impl Wake {
@@ -37,7 +36,7 @@ impl Wake {
         }
     }
 
-    /// Returns the bits of `waiting` that say that a thread sleeps on the futex.
+    /// Returns the bits of `waiting` that are set while a thread sleeps on the futex.
     #[inline]
     const fn thread_bits(self) -> u32 {
         match self {
@@ -46,7 +45,7 @@ impl Wake {
         }
     }
 
-    /// Returns the bits of `waiting` that say that the program waits on its notify eventfd.
+    /// Returns the bits of `waiting` that are set while the program waits on its notify eventfd.
     #[inline]
     const fn fd_bits(self) -> u32 {
         self.thread_bits() << 8
@@ -64,7 +63,7 @@ pub enum StreamState {
     Closed(CloseReason),
 }
 
-// The state word, from its lowest byte on: kind, reset reason or way of ending, detail.
+// Bytes of the state word, lowest first: kind, reason, detail.
 const CONNECTING: u8 = 0;
 const OPEN: u8 = 1;
 const ENDED: u8 = 2;
@@ -189,9 +188,9 @@ impl Status {
         sleeper.wait(spin, there, deadline)
     }
 
-    /// Asks for one notification by event bit and notify eventfd, instead of sleeping here. **Check
-    /// your condition after this call** and before you wait on the descriptor: what was published
-    /// before the call is not notified.
+    /// Requests one notification by event bit and notify eventfd, in place of a sleep here. **Check
+    /// the condition after this call** and before waiting on the descriptor: changes published
+    /// before the call are not notified.
     pub fn arm_fd(&self, what: Wake) {
         self.region
             .words()
@@ -203,8 +202,8 @@ impl Status {
         fence(Ordering::SeqCst);
     }
 
-    /// Wakes this program's own waiters, so that they call `there` again; for a change that the
-    /// engine does not report, such as the loss of the daemon.
+    /// Makes this program's waiters call `there` again, after a change that the engine does not
+    /// report, such as the loss of the daemon.
     pub fn poke(&self) {
         for word in &self.region.words().engine.0.wakes {
             word.bump_and_wake();
@@ -248,8 +247,8 @@ impl EngineStatus {
             .store(state.to_word(), Ordering::Release);
     }
 
-    /// Wakes the threads that sleep for `what`, and returns whether the program asked for its
-    /// notify eventfd. To be called after publishing. One fence and one load if no thread waits.
+    /// Wakes the threads that wait for `what`, and returns whether the program requested a
+    /// notification. Call it after publishing. Costs one fence and one load if no thread waits.
     #[inline]
     pub fn wake(&self, what: Wake) -> Woken {
         // SYNC POINT sleep: what was published is seen by a sleeper whose bit we do not see.

@@ -75,8 +75,8 @@ impl TxProducer {
             .saturating_sub(usize::try_from(self.head.saturating_sub(tail)).unwrap_or(usize::MAX))
     }
 
-    /// Takes as many bytes as fit and publishes them; ring the doorbell afterwards. Returns how
-    /// many were taken: 0 if the ring is full or [`TxProducer::finish`] was called.
+    /// Copies and publishes the bytes that fit; ring the doorbell afterwards. Returns their number:
+    /// 0 if the ring is full or [`TxProducer::finish`] was called.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let mut room = self.room(self.tail);
@@ -235,11 +235,11 @@ impl TxConsumer {
         &self.region
     }
 
-    /// Reads how much the program has written.
+    /// Returns the number of bytes that the program has written.
     ///
     /// # Errors
-    /// An impossible value: the program's fault. Nothing changes here, and the error is returned
-    /// again until the word is corrected.
+    /// The program wrote an impossible value. The state is unchanged, and the error is returned
+    /// until the word is valid again.
     #[inline]
     pub fn poll_written(&mut self) -> Result<TxView, Corruption> {
         // SYNC POINT tx-head
@@ -345,8 +345,8 @@ impl TxConsumer {
     }
 
     /// Returns true if the writer should be woken: a quarter of the ring was freed since this last
-    /// returned true, or the ring is empty. A writer that sleeps for want of room is always woken
-    /// in the end, because the bytes it waits for get acknowledged.
+    /// returned true, or the ring is empty. A writer that waits for room is always woken, because
+    /// the bytes it waits for are acknowledged eventually.
     #[inline]
     pub fn room_notice_due(&mut self) -> bool {
         let freed = self.released - self.noticed;

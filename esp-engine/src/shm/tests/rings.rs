@@ -467,17 +467,17 @@ fn rx_view_sees_what_the_consumer_could_read() {
     let view = RxView::new(std::sync::Arc::clone(&program));
     let mut producer = RxProducer::new(std::sync::Arc::clone(&engine));
     let mut consumer = RxConsumer::new(program);
-    assert_eq!(view.look(), (0, false));
+    assert_eq!(view.available(), (0, false));
     for round in 0..20u64 {
         let at = producer.put_total();
         producer.put(at, &stretch(at, 3000)).expect("room");
-        assert_eq!(view.look(), (0, false), "not published, round {round}");
+        assert_eq!(view.available(), (0, false), "not published, round {round}");
         producer.publish();
-        assert_eq!(view.look(), (3000, false));
+        assert_eq!(view.available(), (3000, false));
         assert_eq!(consumer.read(&mut [0; 1000]), 1000);
-        assert_eq!(view.look(), (2000, false));
+        assert_eq!(view.available(), (2000, false));
         consumer.consume(2000);
-        assert_eq!(view.look(), (0, false));
+        assert_eq!(view.available(), (0, false));
         producer.poll_consumed().expect("honest");
     }
     let head = producer.put_total();
@@ -487,19 +487,19 @@ fn rx_view_sees_what_the_consumer_could_read() {
         .0
         .count
         .store(head + 4097, Ordering::Release);
-    assert_eq!(view.look(), (0, false), "more than the ring holds");
+    assert_eq!(view.available(), (0, false), "more than the ring holds");
     engine
         .words()
         .rx_head
         .0
         .count
         .store(head - 1, Ordering::Release);
-    assert_eq!(view.look(), (0, false), "less than was read");
+    assert_eq!(view.available(), (0, false), "less than was read");
     producer.put(head, b"end").expect("room");
     producer.finish();
-    assert_eq!(view.look(), (3, true));
+    assert_eq!(view.available(), (3, true));
     assert_eq!(consumer.read(&mut [0; 10]), 3);
-    assert_eq!(view.look(), (0, true));
+    assert_eq!(view.available(), (0, true));
 }
 
 /// The roles of a file are held once per process, not once per mapping.
