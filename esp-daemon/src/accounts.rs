@@ -1,5 +1,4 @@
-//! Quotas of users. A [`Charge`] is held by what it pays for and returns its part on drop, so
-//! nothing leaks on any path.
+//! Quotas of users. A [`Charge`] is held by the resource it pays for and returned on drop.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -266,7 +265,7 @@ impl Drop for Charge {
     }
 }
 
-/// Token bucket; holds half a second's worth, so that a start-up burst passes.
+/// Token bucket; holds the tokens of half a second, so that a start-up burst passes.
 #[derive(Debug)]
 struct Bucket {
     tokens: f64,

@@ -86,7 +86,7 @@ pub enum StartError {
     Log {
         /// The given filter.
         filter: String,
-        /// What is wrong with it.
+        /// Description of the error.
         what: String,
     },
     /// Any other system call failed.

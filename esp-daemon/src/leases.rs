@@ -1,14 +1,13 @@
-//! Leases: packet sockets for certain stream ports, given to programs that run the engine
-//! themselves.
+//! Leases: packet sockets for certain stream ports, for programs that embed the engine.
 //!
-//! The daemon opens them, filters them to the ports, locks the filter, and passes them on. The
-//! ports remain the daemon's: its engine leaves their frames alone and answers queries for them as
-//! long as the program's control connection lives. Then it takes them back and resets the peers
-//! that the program has registered. [`demux`] makes many leases cost no more than one.
+//! The daemon opens the sockets, filters them to the ports, locks the filter, and passes them to
+//! the program. Its own engine ignores the frames of these ports, and answers queries for them,
+//! until the program's control connection closes. Then it serves the ports again and resets the
+//! peers that the program has registered. [`demux`] makes many leases cost no more than one.
 //!
-//! Leases outlive the daemon. It keeps a record of them ([`record`]); the next daemon reserves
-//! those ports for their users from its start, until the programs have had it adopt their leases
-//! (`Adopt`, a request for the same ports, answered by new sockets) or the grace period is over.
+//! Leases outlive the daemon, which keeps a record of them ([`record`]). The next daemon reserves
+//! their ports for their users until the programs have it adopt the leases (`Adopt`, answered by
+//! new sockets) or the grace period ends.
 
 mod demux;
 pub(crate) mod record;
@@ -22,7 +21,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
 use esp_client::control::{ErrorKind, LeaseProtocol};
 use esp_engine::{ClientId, LinkId, Orphan};
 use esp_proto::{EdpKind, EndpointConfig, MacAddr, Port};
@@ -32,19 +30,18 @@ use crate::accounts::Charge;
 use crate::config::{LeaseAllow, LeaseOptions};
 use crate::links::{self, Link};
 use crate::peer::Credentials;
-use crate::ports::{PortLease, Purpose};
+use crate::ports::{PortClaim, Purpose};
 use crate::refusal::Refusal;
 use demux::Demux;
 use record::Record;
 
-/// Holder of the ports that wait for a program; no client has this number.
-const NOBODY: ClientId = ClientId(0);
+/// Client number of reserved ports; no program has it.
+const UNCLAIMED: ClientId = ClientId(0);
 /// Maximum number of ports of one lease.
 pub(crate) const MOST_PORTS: u16 = 64;
-/// Receive buffer, in bytes of frames, of a lease on an interface where it has no ring: a full
-/// window.
+/// Receive buffer of a standby, which has no ring, in bytes of frames: a full window.
 const STANDBY_BUFFER: usize = netif::WINDOW_BYTES;
-/// Largest MTU for which slots are dimensioned; longer frames wait in the socket.
+/// Largest MTU for which ring slots have room; longer frames wait in the socket.
 const JUMBO: u32 = 9216;
 const ETHERNET_HEADER: usize = 14;
 /// Offset from the destination address to the flags of an EDP frame, which its control type
@@ -66,7 +63,7 @@ pub struct LeaseSetup {
     pub interfaces: Vec<netif::Interface>,
     /// File for the record of leases; `None` to keep none.
     pub record: Option<PathBuf>,
-    /// The record found at the start; the engine holds these ports already.
+    /// Leases in the record of the previous daemon; the engine holds their ports already.
     pub before: Vec<record::Entry>,
 }
 
@@ -77,46 +74,45 @@ pub(crate) struct Leases {
     table: DashMap<u64, Arc<Lease>>,
     next: AtomicU64,
     demux: Demux,
-    seats: Arc<DashMap<u32, u32>>,
+    /// Number of permits by user.
+    permits: Arc<DashMap<u32, u32>>,
     record: Mutex<Record>,
-    /// Ports leased by an earlier daemon, until their holders return.
+    /// Ports leased by an earlier daemon, until their programs return.
     reserved: Mutex<HashMap<u64, Reserved>>,
 }
 
-/// Ports that wait for their holder. Returned on drop; the engine must be informed before.
+/// Ports of an earlier lease. Freed on drop; the engine must be informed before.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     uid: u32,
     pub(crate) link: LinkId,
     pub(crate) ports: RangeInclusive<Port>,
-    held: Vec<PortLease>,
+    held: Vec<PortClaim>,
 }
 
 /// Quota permit for one of a user's leases, returned on drop.
 #[derive(Debug)]
 pub(crate) struct LeasePermit {
-    seats: Arc<DashMap<u32, u32>>,
+    permits: Arc<DashMap<u32, u32>>,
     uid: u32,
 }
 
 impl Drop for LeasePermit {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut taken) = self.seats.entry(self.uid) {
-            *taken.get_mut() = taken.get().saturating_sub(1);
-            if *taken.get() == 0 {
-                taken.remove();
-            }
+        if let Some(mut taken) = self.permits.get_mut(&self.uid) {
+            *taken = taken.saturating_sub(1);
         }
+        self.permits.remove_if(&self.uid, |_, taken| *taken == 0);
     }
 }
 
 /// Ports and quota permits of a lease.
-pub(crate) type LeaseHoldings = (Vec<PortLease>, Charge, Option<LeasePermit>);
+pub(crate) type LeaseHoldings = (Vec<PortClaim>, Charge, Option<LeasePermit>);
 
-/// A connection as registered by its holder: own port, peer, peer's port.
+/// A connection as registered by its program: own port, peer, peer's port.
 pub(crate) type LeasedConnection = (Port, MacAddr, Port);
 
-/// One lease. Returns ports and charges on drop; the engine must be informed before.
+/// One lease. Frees ports and charges on drop; the engine must be informed before.
 pub(crate) struct Lease {
     pub(crate) client: ClientId,
     pub(crate) link: LinkId,
@@ -161,7 +157,7 @@ impl Lease {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a connection of the holder; `charge` pays for the entry.
+    /// Registers a connection of the program; `charge` pays for the entry.
     pub(crate) fn opened(&self, connection: LeasedConnection, nonce: u64, charge: Charge) {
         self.connections().insert(connection, (nonce, charge));
     }
@@ -196,7 +192,7 @@ impl Leases {
             table: DashMap::new(),
             next: AtomicU64::new(1),
             demux: Demux::default(),
-            seats: Arc::default(),
+            permits: Arc::default(),
             record: Mutex::new(Record::new(setup.record.clone())),
             reserved: Mutex::default(),
             setup,
@@ -221,7 +217,7 @@ impl Leases {
         let Ok((link, at)) = links::by_name(links, &entry.interface) else {
             return;
         };
-        let take = |port| at.esp.take_vacant(port, uid, Purpose::Leased(NOBODY));
+        let take = |port| at.esp.take_vacant(port, uid, Purpose::Leased(UNCLAIMED));
         let Some(held) = ports.clone().map(take).collect() else {
             return;
         };
@@ -245,7 +241,7 @@ impl Leases {
         (client, uid): (ClientId, u32),
         link: LinkId,
         ports: &RangeInclusive<Port>,
-    ) -> Option<Vec<PortLease>> {
+    ) -> Option<Vec<PortClaim>> {
         let mut reserved = self.reserved();
         let theirs =
             |found: &Reserved| found.uid == uid && found.link == link && found.ports == *ports;
@@ -262,13 +258,13 @@ impl Leases {
         Some(claimed.held)
     }
 
-    /// Returns the number of earlier leases whose holders have not returned.
+    /// Returns the number of reserved leases.
     pub(crate) fn waiting(&self) -> usize {
         self.reserved().len()
     }
 
     /// Removes and returns the reservations.
-    pub(crate) fn give_up_waiting(&self) -> Vec<Reserved> {
+    pub(crate) fn expire_waiting(&self) -> Vec<Reserved> {
         let reserved = std::mem::take(&mut *self.reserved());
         for id in reserved.keys() {
             self.record().remove(*id);
@@ -276,7 +272,7 @@ impl Leases {
         reserved.into_values().collect()
     }
 
-    /// Leaves the record for the next daemon, since leases outlive this one.
+    /// Stops updating the record, which the next daemon reads: leases outlive this one.
     pub(crate) fn stop(&self) {
         self.record().close();
     }
@@ -297,36 +293,27 @@ impl Leases {
         }
     }
 
-    /// Checks that this user may have another lease. The permit is taken here, so that concurrent
-    /// requests cannot exceed the limit.
-    pub(crate) fn check(&self, who: Credentials, groups: &[u32]) -> Result<LeasePermit, Refusal> {
+    /// Takes a permit for another lease of this user, so that concurrent requests cannot exceed the
+    /// limit.
+    pub(crate) fn permit(&self, who: Credentials, groups: &[u32]) -> Result<LeasePermit, Refusal> {
         let options = &self.setup.options;
         if !self.allowed(who, groups) {
             let message = format!(
-                "user {} may not have leases on this node ([lease] in the daemon's config); connections go \
-                 through the daemon",
+                "user {} may not have leases on this node ([lease] in the daemon's config); connections \
+                 use the daemon",
                 who.uid
             );
             return Err(Refusal::new(ErrorKind::Permission, message));
         }
         let limit = options.per_user;
-        let free = match self.seats.entry(who.uid) {
-            Entry::Vacant(none) if limit > 0 => {
-                none.insert(1);
-                true
-            }
-            Entry::Occupied(mut taken) if *taken.get() < limit => {
-                *taken.get_mut() += 1;
-                true
-            }
-            _ => false,
-        };
-        if free {
-            return Ok(LeasePermit {
-                seats: Arc::clone(&self.seats),
-                uid: who.uid,
-            });
+        let mut taken = self.permits.entry(who.uid).or_default();
+        if *taken < limit {
+            *taken += 1;
+            let (permits, uid) = (Arc::clone(&self.permits), who.uid);
+            return Ok(LeasePermit { permits, uid });
         }
+        drop(taken);
+        self.permits.remove_if(&who.uid, |_, taken| *taken == 0);
         let message = format!(
             "limit of user {} reached: at most {limit} leases (lease.per_user)",
             who.uid
@@ -360,8 +347,8 @@ impl Leases {
         RingShape::for_streams(ETHERNET_HEADER + mtu.min(JUMBO) as usize)
     }
 
-    /// Opens the sockets of a lease: for streams, for replies, and an unbound spare for each.
-    /// Blocks: the kernel takes some 15 ms to set up a ring.
+    /// Opens the sockets of a lease: for streams, for replies, and an unbound spare for each. Blocks
+    /// for some 15 ms, while the kernel sets up a ring.
     pub(crate) fn open(&self, id: u64) -> Result<Vec<OwnedFd>, Refusal> {
         let ended = || Refusal::new(ErrorKind::NotFound, "the lease has ended");
         let lease = self
@@ -401,13 +388,12 @@ impl Leases {
             self.setup.endpoint.edp_ethertype,
         );
         let range = || std::iter::once(ports.clone());
-        // The holder could bind the socket to another interface, where the port belongs to another
-        // user.
+        // The program could bind the socket to another interface, where another user has the port.
         let index = interface.index;
         let streams = Filter::for_ports(esp, range())
             .map_err(|e| failed(&e))?
             .on_interface(index);
-        // Only replies to the engine's own queries: datagram ports belong to others.
+        // Only replies to the engine's queries: datagram ports belong to other sockets.
         let reply = EdpKind::PortReply
             .control_type()
             .map_or(0, |kind| kind as u16);
@@ -524,16 +510,16 @@ mod tests {
             &[],
         );
         // Concurrent requests that wait for the engine: none is in the table yet.
-        let first = leases.check(who(1), &[]).unwrap();
-        let _second = leases.check(who(1), &[]).unwrap();
+        let first = leases.permit(who(1), &[]).unwrap();
+        let _second = leases.permit(who(1), &[]).unwrap();
         assert_eq!(
-            leases.check(who(1), &[]).unwrap_err().kind,
+            leases.permit(who(1), &[]).unwrap_err().kind,
             ErrorKind::Limit
         );
-        let _other = leases.check(who(2), &[]).unwrap();
+        let _other = leases.permit(who(2), &[]).unwrap();
         drop(first);
-        let _again = leases.check(who(1), &[]).unwrap();
-        assert!(leases.check(who(1), &[]).is_err());
+        let _again = leases.permit(who(1), &[]).unwrap();
+        assert!(leases.permit(who(1), &[]).is_err());
     }
 
     #[test]
@@ -613,7 +599,7 @@ mod tests {
                 .is_none(),
             "taken"
         );
-        assert_eq!(leases.give_up_waiting().len(), 1);
+        assert_eq!(leases.expire_waiting().len(), 1);
         assert_eq!(leases.waiting(), 0);
         assert!(!esp.is_empty());
         drop(held);

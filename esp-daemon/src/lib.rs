@@ -1,8 +1,8 @@
 //! The per-node ESP service.
 //!
-//! Programs connect to its Unix socket. It decides which program may use which port, gives each
-//! stream its shared memory, and runs the engine that speaks on the wire. Data never passes through
-//! the control plane: it goes from the program's ring to the engine's thread.
+//! Programs connect to its Unix socket. It assigns ports, creates the shared memory of each stream,
+//! and runs the engine that sends and receives frames. Data does not pass through the control
+//! plane: it goes from the program's ring to the engine's thread.
 //!
 //! ```text
 //!  program ──control socket──▶ session ──Command──▶ engine thread ──▶ wire
@@ -12,11 +12,11 @@
 //!               node: programs, listeners, ports of each link, users' charges
 //! ```
 //!
-//! [`run`] is one run of the daemon, [`server`] accepts programs, `session` serves one, [`node`] is
-//! shared by them. Everything a program has is held by values that give it back on drop, so it
-//! comes back on every path. A panic ends the process (the release profile aborts; in other builds
-//! [`main`] does): the service manager starts a new one, and the peers learn from it that their
-//! connections are gone.
+//! [`run`] is one run of the daemon, [`server`] accepts programs, `session` serves one, and [`node`]
+//! is shared by all sessions. Every resource of a program is held by a value that releases it on
+//! drop, so it is released on every path. A panic ends the process (the release profile aborts; in
+//! other builds [`main`] does); the service manager starts a new one, which resets the peers of lost
+//! connections.
 //!
 //! `docs/daemon.md` is the operator's manual; `docs/threat-model.md` describes the security model.
 #![forbid(unsafe_code)]
@@ -66,7 +66,7 @@ use settings::Settings;
 pub fn main() -> ExitCode {
     let args = Args::parse();
     abort_on_panic();
-    match begin(&args) {
+    match start(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // Standard error may be closed; the exit code remains.
@@ -76,7 +76,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn begin(args: &Args) -> Result<(), Failure> {
+fn start(args: &Args) -> Result<(), Failure> {
     if let Some(file) = &args.check_config {
         settings::check_config(file)?;
         let _ = writeln!(std::io::stdout(), "{}: ok", file.display());
@@ -110,7 +110,7 @@ fn start_log(filter: Option<&str>) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Ends the process when a task panics: the rest would continue without what it held.
+/// Ends the process when a task panics: the rest would continue in an inconsistent state.
 fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

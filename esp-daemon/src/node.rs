@@ -24,8 +24,8 @@ use crate::refusal::Refusal;
 use crate::slots::Slots;
 use crate::stats::{ControlStats, Seldom};
 
-/// Minimum interval between queries of the engine's state; requests in between wait for the next
-/// answer.
+/// Minimum interval between queries of the engine's state. Requests in between wait for the next
+/// one.
 const SNAPSHOT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// The control plane of one node.
@@ -64,7 +64,7 @@ pub struct NodeOptions {
     pub lease: LeaseSetup,
 }
 
-/// A connected program, and after its end what remains of it until the engine has released it.
+/// A program, until it has disconnected and the engine has released its slots.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: ClientId,
@@ -93,7 +93,7 @@ pub(crate) enum SessionEvent {
         handle: ConnHandle,
     },
     /// The program violated the protocol; the text is sent to it.
-    CutOff(String),
+    Violation(String),
 }
 
 impl Node {
@@ -122,27 +122,27 @@ impl Node {
         &*self.engine
     }
 
-    /// Sends a command without an answer.
-    pub(crate) fn tell(&self, command: Command) -> Result<(), Refusal> {
+    /// Sends a command that has no answer.
+    pub(crate) fn send(&self, command: Command) -> Result<(), Refusal> {
         self.engine
             .send(command)
             .map_err(|_| Refusal::unavailable())
     }
 
-    /// Sends a command and waits for its answer, which takes one poll of the engine.
-    pub(crate) async fn ask<T: Send + 'static>(
+    /// Sends a command and waits for its answer, for one poll of the engine.
+    pub(crate) async fn request<T: Send + 'static>(
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
     ) -> Result<T, Refusal> {
         let (answer, answered) = oneshot::channel();
-        self.tell(command(Box::new(move |value| {
+        self.send(command(Box::new(move |value| {
             let _ = answer.send(value); // the requester may have ended
         })))?;
         answered.await.map_err(|_| Refusal::unavailable())
     }
 
     /// Adds a program.
-    pub(crate) fn join(
+    pub(crate) fn add_client(
         &self,
         who: Credentials,
         program: String,
@@ -160,10 +160,10 @@ impl Node {
         client
     }
 
-    /// Removes a program. What the engine still holds for it is returned as `Closed` events arrive.
-    pub(crate) fn leave(&self, client: &Client) {
-        client.slots().leave();
-        // A stopped engine holds nothing.
+    /// Removes a program. Slots that the engine still uses are freed as `Closed` events arrive.
+    pub(crate) fn remove_client(&self, client: &Client) {
+        client.slots().disconnect();
+        // A stopped engine uses no slots.
         let engine_gone = self
             .engine
             .send(Command::RemoveClient { client: client.id })
@@ -229,12 +229,12 @@ impl Node {
                 let Some(client) = self.client(client) else {
                     return;
                 };
-                let over = {
+                let finished = {
                     let mut slots = client.slots();
                     slots.engine_closed(slot);
-                    slots.is_over()
+                    slots.is_finished()
                 };
-                if over {
+                if finished {
                     self.clients.remove(&client.id);
                 }
             }
@@ -249,7 +249,7 @@ impl Node {
                 };
                 client
                     .slots()
-                    .moved(slot, |port| port.beside(&link.esp, client.who.uid));
+                    .moved(slot, |port| port.take_on(&link.esp, client.who.uid));
             }
             EngineEvent::Link {
                 link,
@@ -274,36 +274,36 @@ impl Node {
                         );
                     }
                     let message = format!("the shared memory of slot {slot} is corrupt: {what}");
-                    let _ = client.session.send(SessionEvent::CutOff(message));
+                    let _ = client.session.send(SessionEvent::Violation(message));
                 }
             }
         }
     }
 
-    /// Returns the number of earlier leases whose holders have not returned.
+    /// Returns the number of reserved leases of an earlier daemon.
     pub fn waiting_leases(&self) -> usize {
         self.leases.waiting()
     }
 
-    /// Frees the ports of earlier leases after the grace period; returns their number.
-    pub fn give_up_waiting_leases(&self) -> usize {
-        let given_up = self.leases.give_up_waiting();
-        for waiting in &given_up {
-            // First the command, then the ports are free (drop).
+    /// Frees the ports of reserved leases after the grace period; returns their number.
+    pub fn expire_waiting_leases(&self) -> usize {
+        let expired = self.leases.expire_waiting();
+        for waiting in &expired {
+            // The ports are freed (drop) after the command.
             let (link, ports) = (waiting.link, waiting.ports.clone());
-            let _ = self.tell(Command::Unhold {
+            let _ = self.send(Command::Unhold {
                 link,
                 ports,
                 orphans: Vec::new(),
             });
         }
-        given_up.len()
+        expired.len()
     }
 
     /// Refuses an incoming connection.
     pub(crate) fn refuse(&self, handle: ConnHandle) {
         self.stats.refused_incoming.add();
-        let _ = self.tell(Command::Refuse { handle });
+        let _ = self.send(Command::Refuse { handle });
     }
 
     /// Returns the engine's state, fetched after this call began.
@@ -317,7 +317,7 @@ impl Node {
             tokio::time::sleep_until((*taken + SNAPSHOT_PAUSE).into()).await;
         }
         let taken = Instant::now();
-        let snapshot = Arc::new(self.ask(|reply| Command::Snapshot { reply }).await?);
+        let snapshot = Arc::new(self.request(|reply| Command::Snapshot { reply }).await?);
         *last = Some((taken, Arc::clone(&snapshot)));
         Ok(snapshot)
     }
@@ -358,7 +358,7 @@ impl Node {
         self.clients.len()
     }
 
-    /// Returns true when no program, listener, port or charge is left.
+    /// Returns true if there is no program, listener, port or charge.
     pub fn is_empty(&self) -> bool {
         self.clients.is_empty()
             && self.listeners.is_empty()

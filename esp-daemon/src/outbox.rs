@@ -70,7 +70,7 @@ impl Outbox {
             }) {
                 Ok(sent) => {
                     first.sent += sent;
-                    first.descriptors.clear(); // they went with the first byte
+                    first.descriptors.clear(); // sent with the first byte
                     if first.sent < first.bytes.len() {
                         continue;
                     }

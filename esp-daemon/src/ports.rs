@@ -1,9 +1,8 @@
 //! Ownership of the ports of a link.
 //!
-//! A stream port belongs to one user, who may use it for one listener and any number of
-//! connections: no other user can listen where a user's connections still live. Where connections
-//! live over a lease, only the program that has it can listen, because only its sockets receive
-//! frames for the port. A datagram port belongs to one socket.
+//! A stream port belongs to one user, for one listener and any number of connections: no other user
+//! can listen on a port that has connections. On a leased port only the program with the lease can
+//! listen, because only its sockets receive the frames. A datagram port belongs to one socket.
 
 use std::sync::Arc;
 
@@ -18,10 +17,10 @@ const EPHEMERAL: u32 = 65536 - FIRST_EPHEMERAL_PORT as u32;
 #[derive(Debug)]
 struct Use {
     uid: u32,
-    /// Number of connections and listeners; never 0.
-    leases: u32,
+    /// Number of claims; never 0.
+    claims: u32,
     listener: bool,
-    /// The program that holds the port with a socket of its own.
+    /// The program that has leased the port.
     leased: Option<ClientId>,
 }
 
@@ -29,7 +28,7 @@ impl Use {
     fn first(uid: u32, purpose: Purpose) -> Use {
         let mut first = Use {
             uid,
-            leases: 1,
+            claims: 1,
             listener: false,
             leased: None,
         };
@@ -68,21 +67,21 @@ pub(crate) enum Purpose {
     Sole,
 }
 
-/// Right to use a port, returned on drop.
+/// Right to use a port, released on drop.
 #[derive(Debug)]
-pub(crate) struct PortLease {
+pub(crate) struct PortClaim {
     ports: Arc<Ports>,
     port: Port,
     purpose: Purpose,
 }
 
-impl PortLease {
+impl PortClaim {
     /// Returns the port.
     pub(crate) fn port(&self) -> Port {
         self.port
     }
 
-    /// Passes a leased port to another holder.
+    /// Passes a leased port to another program.
     pub(crate) fn pass_to(&mut self, holder: ClientId) {
         if let Entry::Occupied(mut held) = self.ports.table.entry(self.port) {
             held.get_mut().mark(Purpose::Leased(holder));
@@ -90,23 +89,23 @@ impl PortLease {
         self.purpose = Purpose::Leased(holder);
     }
 
-    /// Takes the same port of another link, for the same purpose.
-    pub(crate) fn beside(&self, ports: &Arc<Ports>, uid: u32) -> Option<PortLease> {
+    /// Takes this port on another link, for this purpose.
+    pub(crate) fn take_on(&self, ports: &Arc<Ports>, uid: u32) -> Option<PortClaim> {
         ports.take(self.port, uid, self.purpose)
     }
 }
 
-impl Drop for PortLease {
+impl Drop for PortClaim {
     fn drop(&mut self) {
         if let Entry::Occupied(mut held) = self.ports.table.entry(self.port) {
             let entry = held.get_mut();
-            entry.leases = entry.leases.saturating_sub(1);
+            entry.claims = entry.claims.saturating_sub(1);
             match self.purpose {
                 Purpose::Listener(_) => entry.listener = false,
                 Purpose::Leased(_) => entry.leased = None,
                 _ => {}
             }
-            if entry.leases == 0 {
+            if entry.claims == 0 {
                 held.remove();
             }
         }
@@ -120,7 +119,7 @@ impl Ports {
         port: Port,
         uid: u32,
         purpose: Purpose,
-    ) -> Option<PortLease> {
+    ) -> Option<PortClaim> {
         match self.table.entry(port) {
             Entry::Vacant(free) => {
                 free.insert(Use::first(uid, purpose));
@@ -134,20 +133,24 @@ impl Ports {
                     }
                     Purpose::Connection => held.leased.is_none(),
                     Purpose::Accepted => true,
-                    Purpose::Leased(_) => held.listener && held.leases == 1,
+                    Purpose::Leased(_) => held.listener && held.claims == 1,
                 };
                 if held.uid != uid || !fits {
                     return None;
                 }
-                held.leases = held.leases.checked_add(1)?;
+                held.claims = held.claims.checked_add(1)?;
                 held.mark(purpose);
             }
         }
-        Some(PortLease {
+        Some(self.claim(port, purpose))
+    }
+
+    fn claim(self: &Arc<Self>, port: Port, purpose: Purpose) -> PortClaim {
+        PortClaim {
             ports: Arc::clone(self),
             port,
             purpose,
-        })
+        }
     }
 
     /// Takes an unused ephemeral port, searched from `start` on (any number); `None` if all are in
@@ -157,7 +160,7 @@ impl Ports {
         start: u32,
         uid: u32,
         purpose: Purpose,
-    ) -> Option<PortLease> {
+    ) -> Option<PortClaim> {
         ephemeral(start).find_map(|port| self.take_vacant(port, uid, purpose))
     }
 
@@ -167,16 +170,12 @@ impl Ports {
         port: Port,
         uid: u32,
         purpose: Purpose,
-    ) -> Option<PortLease> {
+    ) -> Option<PortClaim> {
         match self.table.entry(port) {
             Entry::Vacant(free) => free.insert(Use::first(uid, purpose)),
             Entry::Occupied(_) => return None,
         };
-        Some(PortLease {
-            ports: Arc::clone(self),
-            port,
-            purpose,
-        })
+        Some(self.claim(port, purpose))
     }
 
     /// Returns true when no port is in use.
@@ -208,7 +207,7 @@ mod tests {
     const ANY: Purpose = Purpose::Listener(ClientId(9));
 
     #[test]
-    fn only_the_holder_of_a_lease_listens_beside_it() {
+    fn only_the_program_with_a_lease_listens_on_its_port() {
         let ports = Arc::new(Ports::default());
         let (holder, other) = (ClientId(1), ClientId(2));
         let listener = ports.take(7000, 1, Purpose::Listener(holder)).unwrap();
@@ -267,7 +266,7 @@ mod tests {
     #[test]
     fn every_ephemeral_port_is_found_and_no_other() {
         let ports = Arc::new(Ports::default());
-        let mut leases: Vec<_> = (0..EPHEMERAL)
+        let mut claims: Vec<_> = (0..EPHEMERAL)
             .map(|n| {
                 ports
                     .take_free(n.wrapping_mul(7919), 1, Purpose::Connection)
@@ -275,12 +274,12 @@ mod tests {
             })
             .collect();
         assert!(
-            leases
+            claims
                 .iter()
-                .all(|lease| lease.port() >= FIRST_EPHEMERAL_PORT)
+                .all(|claim| claim.port() >= FIRST_EPHEMERAL_PORT)
         );
         assert!(ports.take_free(3, 1, Purpose::Connection).is_none());
-        let freed = leases.swap_remove(100).port();
+        let freed = claims.swap_remove(100).port();
         assert_eq!(
             ports
                 .take_free(u32::MAX, 1, Purpose::Connection)
@@ -288,7 +287,7 @@ mod tests {
                 .port(),
             freed
         );
-        drop(leases);
+        drop(claims);
         assert!(ports.is_empty());
     }
 }

@@ -24,7 +24,7 @@ use crate::settings::{Settings, machine_memory};
 use crate::telemetry::Telemetry;
 use crate::{peer, server};
 
-/// Time for the engine to send its last frames.
+/// Timeout of stopping the engine, and of ending the sessions.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Threads of the control plane.
@@ -42,14 +42,14 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(StartError::system("start the control threads"))?;
-    let outcome = runtime.block_on(live(settings));
+    let result = runtime.block_on(serve(settings));
     // Not `drop`: that would wait for a thread that waits for a stuck engine.
     runtime.shutdown_background();
-    outcome
+    result
 }
 
-async fn live(settings: &Settings) -> Result<(), Failure> {
-    // First of all, so that no signal comes too early.
+async fn serve(settings: &Settings) -> Result<(), Failure> {
+    // First, so that no signal is missed.
     let mut signals = Signals::new()?;
     let interfaces = settings.find_interfaces()?;
     for interface in &interfaces {
@@ -70,7 +70,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
         .transpose()?;
     let links = interfaces.iter().map(Into::into).collect();
     let record = record::path(&settings.socket);
-    // Also with leases disabled: their programs then learn at once that they are not adopted.
+    // Also with leases disabled, so that their programs are refused at once.
     let before = record::load(&record);
     let held = held_before(&before, &interfaces);
     let lease = LeaseSetup {
@@ -118,7 +118,7 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
     let names = settings.interfaces.join(", ");
     info!(interfaces = names, socket = %claim.path().display(), "esp-daemon {} is ready", env!("CARGO_PKG_VERSION"));
     notify::ready(&names);
-    let outcome = loop {
+    let ended = loop {
         tokio::select! {
             biased;
             _ = &mut engine.ended => break Err(RunError::EngineStopped.into()),
@@ -129,19 +129,18 @@ async fn live(settings: &Settings) -> Result<(), Failure> {
     };
     info!("stopping");
     notify::stopping();
-    let outcome = match outcome {
+    let result = match ended {
         Ok(()) => stop_engine(&engine.handle).await.map_err(Failure::from),
         failed => failed,
     };
     node.leases.stop();
-    // The engine has ended every stream; now the sessions end, and with them every wait for an
-    // answer.
+    // The engine has ended every stream; the sessions follow.
     let _ = stop.send(true);
     if tokio::time::timeout(SHUTDOWN, serving).await.is_err() {
         warn!("some sessions did not end in time");
     }
     drop(claim);
-    outcome
+    result
 }
 
 struct Running {
@@ -151,7 +150,7 @@ struct Running {
     ended: oneshot::Receiver<()>,
 }
 
-/// Returns the ports that programs hold from before, for the engine.
+/// Returns the ports of earlier leases, for the engine to hold.
 fn held_before(
     before: &[record::Entry],
     interfaces: &[netif::Interface],
@@ -168,7 +167,7 @@ fn held_before(
     before.iter().filter_map(held).collect()
 }
 
-/// Waits for the programs with leases of an earlier daemon, then frees the remaining ports.
+/// Frees the ports of earlier leases that were not adopted within the grace period.
 async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     let waiting = node.waiting_leases();
     if waiting == 0 {
@@ -176,10 +175,10 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     }
     info!(leases = waiting, "reserved the ports of earlier leases");
     tokio::time::sleep(grace).await;
-    let left = node.give_up_waiting_leases();
+    let left = node.expire_waiting_leases();
     info!(
         adopted = waiting - left,
-        given_up = left,
+        expired = left,
         "grace period over: freed the ports of leases that were not adopted"
     );
 }
@@ -198,10 +197,10 @@ fn start_engine(
         ..EngineConfig::default()
     };
     let (to_control, events) = mpsc::unbounded_channel();
-    let tell = move |event| {
+    let send = move |event| {
         let _ = to_control.send(event); // no receiver during the shutdown
     };
-    let (engine, handle) = Engine::new(config, Box::new(tell))?;
+    let (engine, handle) = Engine::new(config, Box::new(send))?;
     let (end, ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("esp-engine".into())

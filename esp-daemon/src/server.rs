@@ -1,4 +1,4 @@
-//! Accepts programs.
+//! The control socket's server: accepts programs and starts their sessions.
 
 use std::io;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub async fn serve(
     stop: watch::Receiver<bool>,
 ) {
     let mut sessions = JoinSet::new();
-    let trouble = Seldom::default();
+    let logged = Seldom::default();
     let mut stopped = std::pin::pin!(until(stop.clone()));
     loop {
         tokio::select! {
@@ -48,7 +48,7 @@ pub async fn serve(
                 }
                 Err(error) => {
                     node.stats.accept_errors.add();
-                    if trouble.now() {
+                    if logged.now() {
                         warn!(%error, "cannot accept a program");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;

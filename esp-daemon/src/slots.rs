@@ -1,4 +1,4 @@
-//! The slots (doorbell bits) of one program and what each holds.
+//! The slots (doorbell bits) of one program, and the resources of each.
 //!
 //! A slot is in use until both the engine ([`esp_engine::EngineEvent::Closed`]) and the program
 //! (`Close`) have released it. If it were reused earlier, the program could close the wrong stream.
@@ -7,7 +7,7 @@ use esp_engine::Slot;
 use esp_engine::shm::SLOTS;
 
 use crate::accounts::Charge;
-use crate::ports::PortLease;
+use crate::ports::PortClaim;
 
 /// Use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) struct Holdings {
     #[allow(dead_code)] // held, not read
     pub(crate) charges: Vec<Charge>,
     /// Its port; held until the engine has released the slot.
-    pub(crate) port: Option<PortLease>,
+    pub(crate) port: Option<PortClaim>,
 }
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub(crate) struct Slots {
     table: Vec<Option<SlotEntry>>,
     free: Vec<Slot>,
     /// The program has disconnected and will not close slots.
-    left: bool,
+    disconnected: bool,
 }
 
 impl Slots {
@@ -65,7 +65,7 @@ impl Slots {
                 kind,
                 holdings,
                 engine_done: false,
-                program_done: self.left,
+                program_done: self.disconnected,
             });
         }
         Ok(slot)
@@ -94,7 +94,7 @@ impl Slots {
 
     /// Moves the port of a connection to another link. If it cannot be taken there (another user
     /// has it), the old one stays taken.
-    pub(crate) fn moved(&mut self, slot: Slot, take: impl FnOnce(&PortLease) -> Option<PortLease>) {
+    pub(crate) fn moved(&mut self, slot: Slot, take: impl FnOnce(&PortClaim) -> Option<PortClaim>) {
         if let Some(held) = self.held(slot)
             && let Some(port) = held.holdings.port.as_ref().and_then(take)
         {
@@ -119,9 +119,9 @@ impl Slots {
         engine_has_it
     }
 
-    /// Records that the program has disconnected: only the engine is waited for.
-    pub(crate) fn leave(&mut self) {
-        self.left = true;
+    /// Records that the program has disconnected: slots are free once the engine has released them.
+    pub(crate) fn disconnect(&mut self) {
+        self.disconnected = true;
         for slot in 0..self.table.len() {
             // The table is never longer than SLOTS.
             self.program_closed(slot as Slot);
@@ -134,8 +134,8 @@ impl Slots {
     }
 
     /// Returns true when the program has disconnected and the engine has released everything.
-    pub(crate) fn is_over(&self) -> bool {
-        self.left && self.is_empty()
+    pub(crate) fn is_finished(&self) -> bool {
+        self.disconnected && self.is_empty()
     }
 
     fn held(&mut self, slot: Slot) -> Option<&mut SlotEntry> {
@@ -193,7 +193,7 @@ mod tests {
             .map(|_| slots.reserve(SlotUse::Stream, nothing()).unwrap())
             .collect();
         assert!(slots.reserve(SlotUse::Stream, nothing()).is_err());
-        slots.leave();
+        slots.disconnect();
         assert!(!slots.is_empty());
         for slot in all {
             slots.engine_closed(slot);

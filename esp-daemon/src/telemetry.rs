@@ -85,71 +85,67 @@ impl Telemetry {
             self.count(counter);
         }
         for link in &snapshot.links {
-            let label = || vec![Label::new("interface", link.interface.clone())];
-            self.gauge(
-                "esp_link_up",
-                "1 when the link is up",
-                label(),
-                f64::from(u8::from(link.up)),
-            );
-            self.gauge(
-                "esp_link_mtu_bytes",
-                "bytes after the EtherType",
-                label(),
-                f64::from(link.mtu),
-            );
-            let connections = link.connections.len() as f64;
-            self.gauge(
-                "esp_connections",
-                "connections, including those being opened or closed",
-                label(),
-                connections,
-            );
-            self.gauge(
-                "esp_listeners",
-                "listening ports",
-                label(),
-                link.listeners.len() as f64,
-            );
-            self.gauge(
-                "esp_edp_ports",
-                "bound datagram ports",
-                label(),
-                link.edp_ports.len() as f64,
-            );
+            let gauges = [
+                (
+                    "esp_link_up",
+                    "1 when the link is up",
+                    f64::from(u8::from(link.up)),
+                ),
+                (
+                    "esp_link_mtu_bytes",
+                    "bytes after the EtherType",
+                    f64::from(link.mtu),
+                ),
+                (
+                    "esp_connections",
+                    "connections, including those being opened or closed",
+                    link.connections.len() as f64,
+                ),
+                (
+                    "esp_listeners",
+                    "listening ports",
+                    link.listeners.len() as f64,
+                ),
+                (
+                    "esp_edp_ports",
+                    "bound datagram ports",
+                    link.edp_ports.len() as f64,
+                ),
+            ];
+            for (name, help, value) in gauges {
+                let label = Label::new("interface", link.interface.clone());
+                self.gauge(name, help, vec![label], value);
+            }
         }
         let held = |what| node.accounts.total(what) as f64;
-        self.gauge(
-            "esp_programs",
-            "connected programs",
-            vec![],
-            held(Resource::Programs),
-        );
-        self.gauge(
-            "esp_users",
-            "users with charges",
-            vec![],
-            node.accounts.users() as f64,
-        );
-        self.gauge(
-            "esp_ring_bytes",
-            "bytes of all rings",
-            vec![],
-            held(Resource::RingBytes),
-        );
-        self.gauge(
-            "esp_uptime_seconds",
-            "time since the start",
-            vec![],
-            node.started.elapsed().as_secs_f64(),
-        );
+        let gauges = [
+            (
+                "esp_programs",
+                "connected programs",
+                held(Resource::Programs),
+            ),
+            (
+                "esp_users",
+                "users with charges",
+                node.accounts.users() as f64,
+            ),
+            (
+                "esp_ring_bytes",
+                "bytes of all rings",
+                held(Resource::RingBytes),
+            ),
+            (
+                "esp_uptime_seconds",
+                "time since the start",
+                node.started.elapsed().as_secs_f64(),
+            ),
+        ];
+        for (name, help, value) in gauges {
+            self.gauge(name, help, vec![], value);
+        }
         let version = vec![Label::new("version", env!("CARGO_PKG_VERSION"))];
-        self.gauge(
-            "esp_build_info",
-            "always 1; the version is the label",
-            version,
-            1.0,
-        );
+        let help = "always 1; the version is the label";
+        self.gauge("esp_build_info", help, version, 1.0);
         true
     }
 

@@ -364,7 +364,7 @@ pub struct ConfigError {
     pub line: Option<usize>,
     /// The key with the names of its tables, if known.
     pub key: Option<String>,
-    /// What is wrong and what was expected.
+    /// Description of the error, and the expected value.
     pub what: String,
 }
 
@@ -432,31 +432,12 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks what the types alone cannot express; the error is (key, what is wrong).
+    /// Checks the conditions that the types do not express. An error is (key, description).
     fn check(&self) -> Result<(), (&'static str, String)> {
         self.check_names()?;
         self.check_ethertypes()?;
         self.check_rings()?;
-        self.check_times()?;
-        let (window, connections) = (self.protocol.max_window, self.protocol.max_connections);
-        if !(1..=4096).contains(&window) {
-            return Err((
-                "protocol.max_window",
-                format!("{window} is out of range: expected 1 to 4096"),
-            ));
-        }
-        if !(1..=1 << 20).contains(&connections) {
-            return Err((
-                "protocol.max_connections",
-                format!("{connections} is out of range: expected 1 to 1048576"),
-            ));
-        }
-        if !(1..=4096).contains(&self.control.max_pending_accepts) {
-            return Err((
-                "control.max_pending_accepts",
-                "out of range: expected 1 to 4096".into(),
-            ));
-        }
+        self.check_ranges()?;
         if self.lease.allow != LeaseAllow::Root && !self.lease.users.is_empty() {
             let what = "no effect unless lease.allow is \"root\": remove one of the two keys";
             return Err(("lease.users", what.into()));
@@ -554,7 +535,7 @@ impl Config {
         Ok(())
     }
 
-    fn check_times(&self) -> Result<(), (&'static str, String)> {
+    fn check_ranges(&self) -> Result<(), (&'static str, String)> {
         /// Checks `section.key` against its least and greatest value.
         macro_rules! check_ranges {
             ($($section:ident.$key:ident: $least:expr, $most:expr;)*) => {$(
@@ -582,6 +563,9 @@ impl Config {
             control.reply_timeout: ms(10), s(60);
             lease.grace: us(0), s(60);
             metrics.interval: ms(100), s(3600);
+            protocol.max_window: 1, 4096;
+            protocol.max_connections: 1, 1 << 20;
+            control.max_pending_accepts: 1, 4096;
         }
         let timers = &self.timers;
         if timers.min_rto > timers.max_rto {

@@ -1,17 +1,16 @@
-//! Leased sockets in fan-out groups, so that a frame costs the same however many there are.
-//! [`netif::FanoutGroup`] explains groups, and why members' sockets are kept here until all of them
-//! have ended.
+//! Fan-out groups of leased sockets, with which the cost of a frame does not depend on their
+//! number. [`netif::FanoutGroup`] explains groups, and why members' sockets are kept here until all
+//! of them have ended.
 //!
-//! A leased socket works as soon as it is opened: the kernel runs its filter for every frame. That
-//! costs all frames of the interface some 100 ns. So a thread soon moves it into a group: first the
-//! group's routes (the kernel takes some 15 ms to retire the old ones), then the membership. A
-//! socket that cannot join stays as it is.
+//! A leased socket works as soon as it is opened, but its filter costs every frame of the interface
+//! some 100 ns. Therefore a thread moves it into a group: it installs the group's new routes (the
+//! kernel takes some 15 ms to retire the old ones), then adds the socket. A socket that cannot join
+//! stays as it is.
 //!
 //! When the daemon dies, its descriptors close, members move to other slots, and leased sockets may
-//! lose frames. So the holder has a spare for each, with the same locked filter and unbound, which
-//! it binds when its daemon has ended. Copies of the spares are kept here, too: closing a packet
-//! socket last waits for the kernel, some 15 ms each time, which an ending program should not have
-//! to do.
+//! lose frames. Therefore a program has a spare for each, unbound and with the same locked filter,
+//! and binds it when the daemon has ended. Copies of the spares are kept here, too: the last close
+//! of a packet socket takes some 15 ms, which an ending program need not wait for.
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
@@ -22,22 +21,22 @@ use esp_engine::LinkId;
 use esp_proto::Port;
 use netif::{FanoutGroup, Interface, MAX_MEMBERS, OpenError, PacketSocket, Routes};
 
-/// Number of ended members from which on a group accepts no new ones, so that they do not
-/// accumulate beside one that remains. Each keeps the memory of its ring.
-const MOST_OVER: usize = 32;
-/// Maximum number of sockets kept, with as many spares. Further ones join no group.
-const MOST_KEPT: usize = 2048;
-/// Frames discarded at the end of a lease: more than a receive buffer holds.
-const MOST_FRAMES: usize = 1 << 16;
+/// Number of ended members, each of which keeps the memory of its ring, from which on a group accepts
+/// no new ones.
+const MAX_ENDED: usize = 32;
+/// Maximum number of sockets in groups; each also keeps a spare.
+const MAX_KEPT: usize = 2048;
+/// Maximum number of frames discarded at the end of a lease; more than a receive buffer holds.
+const MAX_FRAMES: usize = 1 << 16;
 
 /// The groups of all links.
 #[derive(Debug, Default)]
 pub(crate) struct Demux {
-    shared: Arc<Shared>,
+    shared: Arc<DemuxState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct DemuxState {
     groups: Mutex<Groups>,
     changed: Condvar,
 }
@@ -47,7 +46,7 @@ struct Groups {
     all: Vec<Group>,
     next: u64,
     working: bool,
-    over: bool,
+    stopped: bool,
 }
 
 #[derive(Debug)]
@@ -75,7 +74,7 @@ struct Member {
     ready: bool,
     /// `None`: not in the group yet.
     slot: Option<u16>,
-    over: bool,
+    ended: bool,
     /// Its waiting frames have been discarded.
     emptied: bool,
 }
@@ -84,7 +83,7 @@ impl Group {
     fn has_room(&self) -> bool {
         self.members.len() < MAX_MEMBERS - 1
             && usize::from(self.slots) < MAX_MEMBERS - 1
-            && self.members.iter().filter(|member| member.over).count() < MOST_OVER
+            && self.members.iter().filter(|member| member.ended).count() < MAX_ENDED
     }
 
     /// Returns the next routes, which include waiting members. A port of two members belongs to the
@@ -92,7 +91,7 @@ impl Group {
     fn routes(&self) -> impl Iterator<Item = (RangeInclusive<u16>, u16)> + use<> {
         let mut next = self.slots;
         let mut routes = Vec::with_capacity(self.members.len());
-        for member in self.members.iter().filter(|member| !member.over) {
+        for member in self.members.iter().filter(|member| !member.ended) {
             let slot = member.slot.unwrap_or_else(|| {
                 next += 1;
                 next
@@ -104,7 +103,7 @@ impl Group {
 
     /// Adds waiting members in order, up to one that is not bound yet. A member that does not get
     /// the slot assumed by the routes is the last one added. Returns former members.
-    fn take_in(&mut self, count: usize, routed: bool) -> Vec<Member> {
+    fn add_waiting(&mut self, count: usize, routed: bool) -> Vec<Member> {
         let fanout = Arc::clone(&self.fanout);
         let (mut at, mut removed) = (0, Vec::new());
         for _ in 0..count {
@@ -113,14 +112,14 @@ impl Group {
             };
             if member.slot.is_some() {
                 at += 1;
-            } else if !member.ready && !member.over {
+            } else if !member.ready && !member.ended {
                 break;
-            } else if routed && !member.over && fanout.join(&member.socket).is_ok() {
+            } else if routed && !member.ended && fanout.join(&member.socket).is_ok() {
                 self.slots += 1;
                 member.slot = Some(self.slots);
                 at += 1;
             } else {
-                // It continues without the group, or has ended. The slots of later members change.
+                // It stays outside the group, or has ended. The slots of later members change.
                 removed.push(self.members.remove(at));
                 self.changed = true;
                 if routed {
@@ -160,7 +159,7 @@ impl Demux {
                 (group.and_then(|at| groups.all.get_mut(at)), copy(&socket))
             {
                 let (ports, socket, spare) = (ports.clone(), Arc::new(kept), copy(&spare).ok());
-                let (ready, slot, over, emptied) = (false, None, false, false);
+                let (ready, slot, ended, emptied) = (false, None, false, false);
                 group.members.push(Member {
                     lease,
                     ports,
@@ -168,7 +167,7 @@ impl Demux {
                     spare,
                     ready,
                     slot,
-                    over,
+                    ended,
                     emptied,
                 });
             }
@@ -177,14 +176,14 @@ impl Demux {
         let bound = bind(&socket);
         self.change(link, lease, |member| {
             member.ready = bound.is_ok();
-            member.over |= bound.is_err();
+            member.ended |= bound.is_err();
         });
         bound.map(|()| [socket, spare])
     }
 
     /// Ends the membership of a lease.
     pub(crate) fn end(&self, link: LinkId, lease: u64) {
-        self.change(link, lease, |member| member.over = true);
+        self.change(link, lease, |member| member.ended = true);
     }
 
     fn change(&self, link: LinkId, lease: u64, mut change: impl FnMut(&mut Member)) {
@@ -218,7 +217,7 @@ impl Demux {
 
 impl Drop for Demux {
     fn drop(&mut self) {
-        self.groups().over = true;
+        self.groups().stopped = true;
         self.shared.changed.notify_one();
     }
 }
@@ -227,7 +226,7 @@ impl Groups {
     /// Returns a group with room for another member; `None` if there cannot be one.
     fn of(&mut self, link: LinkId, interface: &Interface, ethertype: u16) -> Option<usize> {
         let kept: usize = self.all.iter().map(|group| group.members.len()).sum();
-        if kept >= MOST_KEPT {
+        if kept >= MAX_KEPT {
             return None;
         }
         let fits =
@@ -255,7 +254,7 @@ impl Groups {
     }
 }
 
-impl Shared {
+impl DemuxState {
     fn lock(&self) -> MutexGuard<'_, Groups> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,7 +269,7 @@ impl Shared {
     fn next(&self) -> Option<u64> {
         let mut groups = self.lock();
         loop {
-            if groups.over {
+            if groups.stopped {
                 return None;
             }
             if let Some(group) = groups.all.iter_mut().find(|group| group.changed) {
@@ -303,26 +302,27 @@ impl Shared {
         let Some(group) = groups.by_id(id) else {
             return;
         };
-        let removed = group.take_in(count, routed);
-        let mut over = Vec::new();
+        let removed = group.add_waiting(count, routed);
+        let mut closing = Vec::new();
         // Only if no lease ended meanwhile; these members have no routes any more.
         if !group.changed {
             for member in group
                 .members
                 .iter_mut()
-                .filter(|member| member.over && !member.emptied)
+                .filter(|member| member.ended && !member.emptied)
             {
                 member.emptied = true;
-                over.push((Arc::clone(&member.socket), member.spare.take()));
+                closing.push((Arc::clone(&member.socket), member.spare.take()));
             }
         }
-        let empty = group.members.iter().all(|member| member.over);
+        let empty = group.members.iter().all(|member| member.ended);
         let at = groups.all.iter().position(|group| empty && group.id == id);
-        let ended = at.map(|at| groups.all.swap_remove(at));
+        let group = at.map(|at| groups.all.swap_remove(at));
         drop(groups);
-        over.iter()
-            .for_each(|(socket, _)| socket.discard(MOST_FRAMES));
-        // Slow again: closing a socket takes as long as new routes.
-        drop((over, removed, ended));
+        closing
+            .iter()
+            .for_each(|(socket, _)| socket.discard(MAX_FRAMES));
+        // Slow, too: closing a socket takes as long as new routes.
+        drop((closing, removed, group));
     }
 }

@@ -1,10 +1,9 @@
-//! The record of leases, a file beside the control socket (`PATH.leases`), for the next daemon.
+//! The record of leases for the next daemon: a file beside the control socket (`PATH.leases`).
 //!
-//! A line for each lease: `UID PID INTERFACE FIRST LAST` (PID 0: unknown). The file is rewritten
-//! and renamed at every change, so a reader finds a complete one whenever this process dies;
-//! without leases there is none. It is trusted only if it belongs to this daemon's user; malformed
-//! lines are ignored. Without the file everything works, except that leases do not outlive the
-//! daemon.
+//! Each lease has a line `UID PID INTERFACE FIRST LAST` (PID 0: unknown). Every change replaces the
+//! file atomically, so it is complete whenever this process dies; without leases there is no file.
+//! It is read only if it belongs to this daemon's user; malformed lines are ignored. If it cannot
+//! be written, leases do not outlive the daemon.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -137,7 +136,7 @@ fn read(path: &Path) -> io::Result<String> {
 pub(super) struct Record {
     path: Option<PathBuf>,
     entries: BTreeMap<u64, Entry>,
-    complained: Seldom,
+    logged: Seldom,
 }
 
 impl Record {
@@ -169,7 +168,7 @@ impl Record {
         let Some(path) = &self.path else { return };
         let text: String = self.entries.values().map(Entry::line).collect();
         if let Err(error) = replace(path, &text)
-            && self.complained.now()
+            && self.logged.now()
         {
             warn!(path = %path.display(), %error, "cannot write the record: leases will not outlive this daemon");
         }
@@ -189,8 +188,8 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     };
     let mut file = match made() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            // Left by a daemon that died in between; no other process uses this name while the
-            // socket is ours.
+            // Left by a daemon that died before the rename. No other process uses this name while
+            // this one has the socket.
             fs::remove_file(&new)?;
             made()
         }

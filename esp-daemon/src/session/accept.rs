@@ -10,7 +10,7 @@ use esp_engine::{Arrival, Command, ListenerId};
 use super::{Session, SessionEnd};
 use crate::accounts::Charge;
 use crate::node::{Client, SessionEvent};
-use crate::ports::{PortLease, Purpose};
+use crate::ports::{PortClaim, Purpose};
 use crate::refusal::Refusal;
 use crate::slots::SlotUse;
 
@@ -19,7 +19,7 @@ use crate::slots::SlotUse;
 pub(super) struct Listening {
     arrivals: VecDeque<Arrival>,
     accepts: VecDeque<Accept>,
-    leases: Vec<PortLease>,
+    claims: Vec<PortClaim>,
     _charge: Charge,
 }
 
@@ -30,18 +30,18 @@ struct Accept {
 }
 
 impl Listening {
-    pub(super) fn new(leases: Vec<PortLease>, charge: Charge) -> Listening {
+    pub(super) fn new(claims: Vec<PortClaim>, charge: Charge) -> Listening {
         Listening {
             arrivals: VecDeque::new(),
             accepts: VecDeque::new(),
-            leases,
+            claims,
             _charge: charge,
         }
     }
 
-    /// Returns its port, the same on each of its links.
+    /// Returns the port, which is the same on each of its links.
     pub(super) fn port(&self) -> esp_proto::Port {
-        self.leases.first().map_or(0, PortLease::port)
+        self.claims.first().map_or(0, PortClaim::port)
     }
 
     pub(super) fn waiting_accepts(&self) -> impl Iterator<Item = u64> + '_ {
@@ -49,8 +49,8 @@ impl Listening {
     }
 }
 
-/// Result of passing a connection to a program.
-enum Given {
+/// Result of attaching a connection to a program.
+enum Attached {
     Done(super::ReplyWithFds),
     /// The connection had ended; the accept keeps waiting.
     ConnectionGone,
@@ -65,7 +65,7 @@ impl Session {
             {
                 Some(listening) => {
                     listening.arrivals.push_back(arrival);
-                    self.match_up(listener).await;
+                    self.match_arrivals(listener).await;
                 }
                 // Closed meanwhile; the engine has reset it, or does so now.
                 None => self.node.refuse(arrival.handle),
@@ -77,8 +77,8 @@ impl Session {
                         .retain(|arrival| arrival.handle != handle);
                 }
             }
-            SessionEvent::CutOff(what) => {
-                return Err(SessionEnd::CutOff(ErrorKind::BadRequest, what));
+            SessionEvent::Violation(what) => {
+                return Err(SessionEnd::Violation(ErrorKind::BadRequest, what));
             }
         }
         Ok(())
@@ -91,7 +91,7 @@ impl Session {
         listener: u64,
         rings: Rings,
     ) -> Result<(), Refusal> {
-        self.node.grant(rings, 0)?; // rather now than when a connection has come
+        self.node.grant(rings, 0)?; // invalid sizes are refused now, not with the connection
         let most = self.node.control.max_pending_accepts as usize;
         if self.pending_accepts >= most {
             let message = format!(
@@ -110,11 +110,11 @@ impl Session {
         let listening = self.listeners.get_mut(&listener).ok_or_else(no_listener)?;
         listening.accepts.push_back(Accept { id, rings });
         self.pending_accepts += 1;
-        self.match_up(listener).await;
+        self.match_arrivals(listener).await;
         Ok(())
     }
 
-    /// Withdraws an accept, unless a connection was faster.
+    /// Withdraws an accept, unless it was answered before.
     pub(super) fn cancel_accept(&mut self, id: u64) {
         let mut found = false;
         for listening in self.listeners.values_mut() {
@@ -148,13 +148,12 @@ impl Session {
                 )),
             );
         }
-        // The ports are returned (drop) after the command; waiting connections are reset by the
-        // engine.
-        self.node.tell(Command::CloseListener { listener: id })
+        // The ports are freed (drop) after the command. The engine resets waiting connections.
+        self.node.send(Command::CloseListener { listener: id })
     }
 
     /// Matches waiting connections with waiting accepts.
-    async fn match_up(&mut self, listener: ListenerId) {
+    async fn match_arrivals(&mut self, listener: ListenerId) {
         let Some(client) = self.client.clone() else {
             return;
         };
@@ -169,11 +168,11 @@ impl Session {
             let Some(arrival) = listening.arrivals.pop_front() else {
                 return;
             };
-            let given = self.give(&client, arrival, rings).await;
-            let answer = match given {
-                Given::ConnectionGone => continue,
-                Given::Done(answer) => Ok(answer),
-                Given::Refused(refusal) => {
+            let attached = self.attach(&client, arrival, rings).await;
+            let answer = match attached {
+                Attached::ConnectionGone => continue,
+                Attached::Done(answer) => Ok(answer),
+                Attached::Refused(refusal) => {
                     self.node.refuse(arrival.handle);
                     Err(refusal)
                 }
@@ -186,7 +185,7 @@ impl Session {
         }
     }
 
-    async fn give(&self, client: &Arc<Client>, arrival: Arrival, rings: Rings) -> Given {
+    async fn attach(&self, client: &Arc<Client>, arrival: Arrival, rings: Rings) -> Attached {
         let Arrival {
             handle,
             port,
@@ -194,22 +193,21 @@ impl Session {
             peer_port,
         } = arrival;
         let Some(link) = self.node.links.get(usize::from(handle.link.0)) else {
-            return Given::ConnectionGone;
+            return Attached::ConnectionGone;
         };
-        // The listener's own right to the port makes this succeed.
-        let lease = link.esp.take(port, self.who.uid, Purpose::Accepted);
-        // The connection has already agreed on a payload size, for which a smaller ring would not
-        // do.
+        // Succeeds, because the listener holds the port.
+        let claim = link.esp.take(port, self.who.uid, Purpose::Accepted);
+        // The connection has agreed on a payload size, which needs a ring of this size.
         let least = esp_proto::least_listener_capacity(link.info().mtu);
-        let prepared = match self.prepare(client, SlotUse::Stream, (rings, least), lease) {
+        let prepared = match self.prepare(client, SlotUse::Stream, (rings, least), claim) {
             Ok(prepared) => prepared,
-            Err(refusal) => return Given::Refused(refusal),
+            Err(refusal) => return Attached::Refused(refusal),
         };
         let (slot, sizes) = (prepared.slot, prepared.sizes);
         let region = prepared.region;
         let attached = self
             .node
-            .ask(|reply| Command::Attach {
+            .request(|reply| Command::Attach {
                 handle,
                 client: client.id,
                 slot,
@@ -218,7 +216,7 @@ impl Session {
             })
             .await;
         match attached {
-            Ok(true) => Given::Done(super::requests::stream_reply(
+            Ok(true) => Attached::Done(super::requests::stream_reply(
                 link.name(),
                 port,
                 (peer, peer_port),
@@ -226,13 +224,13 @@ impl Session {
             )),
             Ok(false) => {
                 client.slots().withdraw(slot);
-                // Almost certainly ended; if not, it must not wait for ever.
-                let _ = self.node.tell(Command::Refuse { handle });
-                Given::ConnectionGone
+                // It has probably ended; otherwise it must not wait for ever.
+                let _ = self.node.send(Command::Refuse { handle });
+                Attached::ConnectionGone
             }
             Err(refusal) => {
                 client.slots().withdraw(slot);
-                Given::Refused(refusal)
+                Attached::Refused(refusal)
             }
         }
     }

@@ -10,14 +10,25 @@ use netif::RingShape;
 
 use super::requests::in_use;
 use super::{ReplyWithFds, Session};
-use crate::accounts::Resource;
-use crate::leases::{Lease, LeaseHoldings, LeasedConnection, MOST_PORTS};
+use crate::accounts::{Charge, OverLimit, Resource};
+use crate::leases::{Lease, LeaseHoldings, LeasePermit, LeasedConnection, MOST_PORTS};
 use crate::links::{self, Link};
 use crate::node::{Client, Node};
-use crate::ports::{self, PortLease, Purpose};
+use crate::ports::{self, PortClaim, Purpose};
 use crate::refusal::Refusal;
 
 impl Session {
+    fn lease_permit(&self) -> Result<LeasePermit, Refusal> {
+        let permit = self.node.leases.permit(self.who, &self.groups);
+        permit.inspect_err(|_| self.node.stats.leases_refused.add())
+    }
+
+    fn charge_buffers(&self, bytes: u64) -> Result<Charge, OverLimit> {
+        let accounts = &self.node.accounts;
+        accounts.charge(self.who.uid, Resource::RingBytes, bytes)
+    }
+
+    /// Grants a lease of a listener's port, or of `count` free ports.
     pub(super) async fn grant_lease(
         &self,
         client: &Arc<Client>,
@@ -26,16 +37,11 @@ impl Session {
         count: u16,
     ) -> Result<ReplyWithFds, Refusal> {
         let node = &self.node;
-        let seat = node
-            .leases
-            .check(self.who, &self.groups)
-            .inspect_err(|_| node.stats.leases_refused.add())?;
+        let permit = self.lease_permit()?;
         let (id, link) = links::choose(&node.links, interface)?;
         let uid = self.who.uid;
-        let bytes = node
-            .accounts
-            .charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
-        let held: Vec<PortLease> = match listener {
+        let bytes = self.charge_buffers(node.leases.buffer_bytes(id))?;
+        let held: Vec<PortClaim> = match listener {
             Some(listener) => {
                 let listening = self
                     .listeners
@@ -49,7 +55,7 @@ impl Session {
                 })?]
             }
             None if (1..=MOST_PORTS).contains(&count) => {
-                row(&node.links, id, count, (uid, client.id))?
+                consecutive(&node.links, id, count, (uid, client.id))?
             }
             None => {
                 return Err(Refusal::bad_argument(format!(
@@ -57,11 +63,11 @@ impl Session {
                 )));
             }
         };
-        self.hand_over(client, (id, link), (held, bytes, Some(seat)))
+        self.open_lease(client, (id, link), (held, bytes, Some(permit)))
             .await
     }
 
-    /// Adopts a lease of an earlier daemon: the same ports again, for its program.
+    /// Adopts a lease of an earlier daemon: grants its ports to its program again.
     pub(super) async fn adopt_lease(
         &self,
         client: &Arc<Client>,
@@ -70,10 +76,7 @@ impl Session {
         count: u16,
     ) -> Result<ReplyWithFds, Refusal> {
         let node = &self.node;
-        let seat = node
-            .leases
-            .check(self.who, &self.groups)
-            .inspect_err(|_| node.stats.leases_refused.add())?;
+        let permit = self.lease_permit()?;
         let (id, link) = links::by_name(&node.links, interface)?;
         let last = port.checked_add(count.saturating_sub(1));
         let (Some(last), 1..=MOST_PORTS, 1..) = (last, count, port) else {
@@ -82,23 +85,20 @@ impl Session {
         };
         self.check_port(port)?;
         let uid = self.who.uid;
-        let bytes = node
-            .accounts
-            .charge(uid, Resource::RingBytes, node.leases.buffer_bytes(id))?;
+        let bytes = self.charge_buffers(node.leases.buffer_bytes(id))?;
         let held = match node.leases.claim((client.id, uid), id, &(port..=last)) {
             Some(held) => held,
-            // The lease is unknown (no record, or too late): the ports are granted only if they are
-            // free.
+            // Unknown or expired leases are granted only if their ports are free.
             None => vacant(link, port..=last, uid, client.id)?,
         };
         let answer = self
-            .hand_over(client, (id, link), (held, bytes, Some(seat)))
+            .open_lease(client, (id, link), (held, bytes, Some(permit)))
             .await?;
         node.stats.leases_adopted.add();
         Ok(answer)
     }
 
-    /// Grants a standby: the same ports on another interface, for connections of a lease that move.
+    /// Grants a standby: the ports of a lease on another interface, for connections that move.
     pub(super) async fn grant_standby(
         &self,
         client: &Arc<Client>,
@@ -113,19 +113,17 @@ impl Session {
             .ok_or_else(no_lease)?;
         let (id, link) = links::by_name(&node.links, interface)?;
         let uid = self.who.uid;
-        let bytes = node
-            .accounts
-            .charge(uid, Resource::RingBytes, node.leases.standby_bytes())?;
+        let bytes = self.charge_buffers(node.leases.standby_bytes())?;
         let held = match node.leases.claim((client.id, uid), id, &of.ports) {
             Some(held) => held,
             None => vacant(link, of.ports.clone(), uid, client.id)?,
         };
-        self.hand_over(client, (id, link), (held, bytes, None))
+        self.open_lease(client, (id, link), (held, bytes, None))
             .await
     }
 
-    /// Holds the ports at the engine and opens the sockets.
-    async fn hand_over(
+    /// Has the engine hold the ports, and opens the sockets.
+    async fn open_lease(
         &self,
         client: &Arc<Client>,
         (id, link): (LinkId, &Link),
@@ -135,15 +133,15 @@ impl Session {
         let (ports, standby) = (&held.0, held.2.is_none());
         let count = u16::try_from(ports.len()).unwrap_or(MOST_PORTS);
         let (Some(first), Some(last)) = (
-            ports.first().map(PortLease::port),
-            ports.last().map(PortLease::port),
+            ports.first().map(PortClaim::port),
+            ports.last().map(PortClaim::port),
         ) else {
             return Err(no_lease());
         };
         let range = first..=last;
         let ports = range.clone();
         if let Err(error) = node
-            .ask(|reply| Command::Hold {
+            .request(|reply| Command::Hold {
                 link: id,
                 ports,
                 reply,
@@ -152,14 +150,14 @@ impl Session {
         {
             // Ports of an earlier lease may be held already.
             let ports = range.clone();
-            let _ = node.tell(Command::Unhold {
+            let _ = node.send(Command::Unhold {
                 link: id,
                 ports,
                 orphans: Vec::new(),
             });
             return Err(Refusal::new(ErrorKind::InUse, error));
         }
-        // From here on the lease's end returns the ports to the engine.
+        // From here on, ending the lease makes the engine serve the ports again.
         let lease = Lease::new(client.id, id, range.clone(), held);
         let lease = node.leases.add(lease, self.who, link.name());
         let opener = Arc::clone(node);
@@ -172,15 +170,15 @@ impl Session {
             }
         };
         let protocol = node.leases.protocol();
-        let ring = if standby {
-            LeaseRing {
+        let RingShape { slot_len, slots } = if standby {
+            RingShape {
                 slot_len: 0,
                 slots: 0,
             }
         } else {
-            let RingShape { slot_len, slots } = node.leases.ring(id);
-            LeaseRing { slot_len, slots }
+            node.leases.ring(id)
         };
+        let ring = LeaseRing { slot_len, slots };
         node.stats.leases_granted.add();
         Ok((
             Reply::Lease {
@@ -226,7 +224,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends all leases of a program that has disconnected: frees its ports and resets its peers.
+    /// Ends all leases of a program that has disconnected.
     pub(super) fn end_leases(&self, client: &Client) {
         for lease in self.node.leases.numbers(client.id) {
             end(&self.node, lease);
@@ -234,12 +232,12 @@ impl Session {
     }
 }
 
-/// Ends a lease: first the command, then the ports are free (drop).
+/// Ends a lease. Its ports are freed (drop) after the command.
 fn end(node: &Node, lease: u64) {
     if let Some(lease) = node.leases.remove(lease) {
         let (link, ports): (_, RangeInclusive<Port>) = (lease.link, lease.ports.clone());
         // A stopped engine has no sockets.
-        let _ = node.tell(Command::Unhold {
+        let _ = node.send(Command::Unhold {
             link,
             ports,
             orphans: lease.orphans(),
@@ -253,27 +251,27 @@ fn vacant(
     ports: RangeInclusive<Port>,
     uid: u32,
     holder: ClientId,
-) -> Result<Vec<PortLease>, Refusal> {
+) -> Result<Vec<PortClaim>, Refusal> {
     let take = |port| link.esp.take_vacant(port, uid, Purpose::Leased(holder));
     ports
         .map(|port| take(port).ok_or_else(|| in_use(link, port)))
         .collect()
 }
 
-/// Takes consecutive free ports; preferably such as are free on all interfaces, so that they can
-/// have standbys.
-fn row(
+/// Takes consecutive free ports, preferably ports that are free on all interfaces, so that standbys
+/// are possible.
+fn consecutive(
     links: &[Link],
     on: LinkId,
     count: u16,
     (uid, holder): (u32, ClientId),
-) -> Result<Vec<PortLease>, Refusal> {
-    let take = |link: &Link, first: Port| -> Option<Vec<PortLease>> {
+) -> Result<Vec<PortClaim>, Refusal> {
+    let take = |link: &Link, first: Port| -> Option<Vec<PortClaim>> {
         let last = first.checked_add(count - 1)?;
         vacant(link, first..=last, uid, holder).ok()
     };
     let here = usize::from(on.0);
-    let everywhere = |first: Port| -> Option<Vec<PortLease>> {
+    let everywhere = |first: Port| -> Option<Vec<PortClaim>> {
         let elsewhere = links
             .iter()
             .enumerate()

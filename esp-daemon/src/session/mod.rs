@@ -1,8 +1,8 @@
 //! The session of one connected program: reads its requests and answers them.
 //!
-//! Requests are processed in order; only accepts wait. A program delays no other: its requests wait
-//! while its replies do (`outbox.rs`), everything it starts has a deadline, and its share of work
-//! is bounded by its user's request rate.
+//! Requests are processed in order; only accepts wait. A program cannot delay others: its requests
+//! wait while its replies are unread (`outbox.rs`), incomplete messages have a deadline, and the
+//! user's request rate bounds the work.
 
 mod accept;
 mod lease;
@@ -52,7 +52,7 @@ enum SessionEnd {
     /// The daemon is stopping.
     Stopping,
     /// The program violated the protocol; the text is sent to it.
-    CutOff(ErrorKind, String),
+    Violation(ErrorKind, String),
 }
 
 impl From<io::Error> for SessionEnd {
@@ -76,7 +76,7 @@ struct Session {
     _program: Charge,
 }
 
-/// InputState state of the socket.
+/// Input state of the control socket.
 struct InputState {
     decoder: Decoder<Request>,
     /// The decoder may hold a complete message.
@@ -90,8 +90,8 @@ struct InputState {
     connected: Instant,
 }
 
-/// Serves one program until it disconnects, is disconnected, or `stop` becomes true. Everything it
-/// had is returned.
+/// Serves one program until it disconnects, is disconnected, or `stop` becomes true. Then frees all
+/// of its resources.
 pub(crate) async fn serve(
     node: Arc<Node>,
     stream: UnixStream,
@@ -123,10 +123,8 @@ pub(crate) async fn serve(
     };
     let mut stopped = std::pin::pin!(until(stop));
     let end = loop {
-        let turn = session
-            .iterate(&stream, &mut input, &mut events, &mut stopped)
-            .await;
-        if let Err(end) = turn {
+        let done = session.iterate(&stream, &mut input, &mut events, &mut stopped);
+        if let Err(end) = done.await {
             break end;
         }
     };
@@ -172,9 +170,9 @@ impl Session {
                 None => std::future::pending().await,
             }
         };
-        let alarm = self.next_deadline(input);
-        let alarm_rings = async {
-            match alarm {
+        let deadline = self.next_deadline(input);
+        let deadline_passed = async {
+            match deadline {
                 Some(at) => tokio::time::sleep_until(at.into()).await,
                 None => std::future::pending().await,
             }
@@ -192,7 +190,7 @@ impl Session {
                     self.receive(stream, input)?;
                 }
             }
-            () = alarm_rings => self.check_alarms(input)?,
+            () = deadline_passed => self.check_deadlines(input)?,
         }
         Ok(())
     }
@@ -229,7 +227,7 @@ impl Session {
         }
     }
 
-    /// Processes decoded requests, as far as rate and outbox allow.
+    /// Processes decoded requests within the limits of the request rate and the outbox.
     async fn take_requests(&mut self, input: &mut InputState) -> Result<(), SessionEnd> {
         /// Limit after which the other parts of the loop run.
         const REQUESTS_PER_ITERATION: usize = 64;
@@ -276,12 +274,18 @@ impl Session {
             DecodeError::HalfWritten { .. } => stats.control_half_written.add(),
         }
         let DecodeError::Malformed { id, .. } = error else {
-            return Err(SessionEnd::CutOff(ErrorKind::BadRequest, error.to_string()));
+            return Err(SessionEnd::Violation(
+                ErrorKind::BadRequest,
+                error.to_string(),
+            ));
         };
         self.malformed += 1;
         if self.client.is_none() || self.malformed >= MALFORMED_LIMIT {
             self.node.stats.control_misbehaved.add();
-            return Err(SessionEnd::CutOff(ErrorKind::BadRequest, error.to_string()));
+            return Err(SessionEnd::Violation(
+                ErrorKind::BadRequest,
+                error.to_string(),
+            ));
         }
         self.answer(
             id.unwrap_or(0),
@@ -311,7 +315,7 @@ impl Session {
                 self.answer(id, hello);
                 Ok(())
             }
-            Request::Hello { version, .. } => Err(SessionEnd::CutOff(
+            Request::Hello { version, .. } => Err(SessionEnd::Violation(
                 ErrorKind::Version,
                 format!(
                     "esp-daemon speaks version {VERSION} of the control messages, the program {version}; \
@@ -320,7 +324,7 @@ impl Session {
             )),
             _ => {
                 self.node.stats.control_no_hello.add();
-                Err(SessionEnd::CutOff(
+                Err(SessionEnd::Violation(
                     ErrorKind::BadRequest,
                     "the first request must be Hello".into(),
                 ))
@@ -328,7 +332,7 @@ impl Session {
         }
     }
 
-    /// Gives the program its page, its eventfds and its id.
+    /// Registers the program; the reply has its page, its descriptors and its id.
     fn hello(&mut self, program: &str) -> Result<ReplyWithFds, Refusal> {
         let program = printable(program);
         let make = |what: &'static str| move |error: io::Error| Refusal::system(what, &error);
@@ -354,11 +358,13 @@ impl Session {
             .page()
             .map_err(make("pass the engine's page"))?;
 
-        let client = self.node.join(self.who, program, self.to_session.clone());
+        let client = self
+            .node
+            .add_client(self.who, program, self.to_session.clone());
         let number = client.id;
         // From here on `Drop` removes the client.
         self.client = Some(client);
-        self.node.tell(Command::AddClient {
+        self.node.send(Command::AddClient {
             client: number,
             page,
             doorbell,
@@ -418,40 +424,45 @@ impl Session {
             .min()
     }
 
-    fn check_alarms(&mut self, input: &mut InputState) -> Result<(), SessionEnd> {
+    fn check_deadlines(&mut self, input: &mut InputState) -> Result<(), SessionEnd> {
         let now = Instant::now();
         let (control, stats) = (&self.node.control, &self.node.stats);
-        let over =
-            |since: Instant, patience: Duration| now.saturating_duration_since(since) >= patience;
-        let cut = |what: &str| Err(SessionEnd::CutOff(ErrorKind::BadRequest, what.to_owned()));
-        if self.client.is_none() && over(input.connected, control.hello_timeout.0) {
+        let expired =
+            |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
+        let end = |what: &str| {
+            Err(SessionEnd::Violation(
+                ErrorKind::BadRequest,
+                what.to_owned(),
+            ))
+        };
+        if self.client.is_none() && expired(input.connected, control.hello_timeout.0) {
             stats.control_no_hello.add();
-            return cut("no Hello within control.hello_timeout");
+            return end("no Hello within control.hello_timeout");
         }
         if input
             .started
-            .is_some_and(|since| over(since, control.message_timeout.0))
+            .is_some_and(|since| expired(since, control.message_timeout.0))
         {
             stats.control_half_written.add();
-            return cut("message not completed within control.message_timeout");
+            return end("message not completed within control.message_timeout");
         }
         if self
             .outbox
             .waiting_since()
-            .is_some_and(|since| over(since, control.reply_timeout.0))
+            .is_some_and(|since| expired(since, control.reply_timeout.0))
         {
             stats.control_slow_readers.add();
-            return cut("reply not read within control.reply_timeout");
+            return end("reply not read within control.reply_timeout");
         }
         Ok(())
     }
 
-    /// Sends the last message, as far as the program reads it.
+    /// Sends the last message, unless the program does not read it in time.
     async fn send_last_message(&mut self, stream: &UnixStream, end: SessionEnd) {
         let last = match end {
             SessionEnd::Gone => return,
             SessionEnd::Stopping => Refusal::new(ErrorKind::Unavailable, "esp-daemon is stopping"),
-            SessionEnd::CutOff(kind, what) => {
+            SessionEnd::Violation(kind, what) => {
                 debug!(
                     uid = self.who.uid,
                     pid = self.who.pid,
@@ -498,11 +509,11 @@ impl Drop for Session {
             for id in self.listeners.keys() {
                 self.node.remove_listener(*id);
             }
-            // The listeners' ports are returned after this command, so that the next owner's
-            // command follows it, too.
-            self.node.leave(client);
-            // After it, because a port that is no longer held must have no listener left that could
-            // accept for this program.
+            // The listeners' ports are freed (drop) after this command, so that commands of their
+            // next owner follow it.
+            self.node.remove_client(client);
+            // Leases end after the listeners: a port that is not held any more must have no listener
+            // of this program.
             self.end_leases(client);
         }
     }

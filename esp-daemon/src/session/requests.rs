@@ -13,7 +13,7 @@ use super::{ReplyWithFds, Session};
 use crate::accounts::Resource;
 use crate::links::{self, Link};
 use crate::node::Client;
-use crate::ports::{self, PortLease, Ports, Purpose};
+use crate::ports::{self, PortClaim, Ports, Purpose};
 use crate::refusal::Refusal;
 use crate::slots::{Holdings, SlotUse};
 use crate::status;
@@ -23,7 +23,7 @@ const MAX_KEY: usize = 32;
 /// Maximum backlog.
 const MAX_BACKLOG: u16 = 1024;
 
-/// A slot with its memory, not yet known to the engine.
+/// A slot with its rings, not passed to the engine yet.
 pub(super) struct Prepared {
     pub(super) slot: Slot,
     pub(super) sizes: RingSizes,
@@ -32,7 +32,7 @@ pub(super) struct Prepared {
 }
 
 impl Session {
-    /// Handles a request; returns `None` when the answer comes later.
+    /// Handles a request. Returns `None` if the answer follows later.
     pub(super) async fn execute(
         &mut self,
         client: &Arc<Client>,
@@ -137,16 +137,18 @@ impl Session {
             .node
             .accounts
             .charge(self.who.uid, Resource::Listeners, 1)?;
-        let leases = match link {
-            Some((_, link)) => self.lease_listener(client.id, std::slice::from_ref(link), port)?,
-            None => self.lease_listener(client.id, &self.node.links, port)?,
+        let claims = match link {
+            Some((_, link)) => {
+                self.claim_for_listener(client.id, std::slice::from_ref(link), port)?
+            }
+            None => self.claim_for_listener(client.id, &self.node.links, port)?,
         };
-        let port = leases.first().map_or(port, PortLease::port);
+        let port = claims.first().map_or(port, PortClaim::port);
         let listener = self.node.add_listener(client);
         let link = link.map(|(id, _)| id);
         let listened = self
             .node
-            .ask(|reply| Command::Listen {
+            .request(|reply| Command::Listen {
                 client: client.id,
                 listener,
                 link,
@@ -162,7 +164,7 @@ impl Session {
             return Err(refusal);
         }
         self.listeners
-            .insert(listener, Listening::new(leases, charge));
+            .insert(listener, Listening::new(claims, charge));
         Ok((
             Reply::Listening {
                 listener: listener.0,
@@ -172,13 +174,13 @@ impl Session {
         ))
     }
 
-    /// Takes the same port on each of the links.
-    fn lease_listener(
+    /// Claims one port on each of the links.
+    fn claim_for_listener(
         &self,
         who: ClientId,
         links: &[Link],
         port: Port,
-    ) -> Result<Vec<PortLease>, Refusal> {
+    ) -> Result<Vec<PortClaim>, Refusal> {
         let (uid, purpose) = (self.who.uid, Purpose::Listener(who));
         if port != 0 {
             return links
@@ -220,17 +222,17 @@ impl Session {
             return Err(Refusal::bad_argument("invalid peer port 0"));
         }
         let (id, link) = links::to_send_on(&self.node.links, interface)?;
-        let lease = self.lease(link, &link.esp, local_port, Purpose::Connection)?;
-        let local_port = lease.port();
+        let claim = self.claim_port(link, &link.esp, local_port, Purpose::Connection)?;
+        let local_port = claim.port();
         let Prepared {
             slot,
             sizes,
             region,
             descriptor,
-        } = self.prepare(client, SlotUse::Stream, (rings, 0), Some(lease))?;
+        } = self.prepare(client, SlotUse::Stream, (rings, 0), Some(claim))?;
         let started = self
             .node
-            .ask(|reply| Command::Connect {
+            .request(|reply| Command::Connect {
                 client: client.id,
                 slot,
                 link: id,
@@ -264,17 +266,17 @@ impl Session {
     ) -> Result<ReplyWithFds, Refusal> {
         self.check_port(port)?;
         let (id, link) = links::choose(&self.node.links, interface)?;
-        let lease = self.lease(link, &link.edp, port, Purpose::Sole)?;
-        let port = lease.port();
+        let claim = self.claim_port(link, &link.edp, port, Purpose::Sole)?;
+        let port = claim.port();
         let Prepared {
             slot,
             sizes,
             region,
             descriptor,
-        } = self.prepare(client, SlotUse::Edp, (rings, 0), Some(lease))?;
+        } = self.prepare(client, SlotUse::Edp, (rings, 0), Some(claim))?;
         let bound = self
             .node
-            .ask(|reply| Command::BindEdp {
+            .request(|reply| Command::BindEdp {
                 client: client.id,
                 slot,
                 link: id,
@@ -305,7 +307,7 @@ impl Session {
         if !client.slots().is(slot, kind) {
             return Err(no_slot(slot));
         }
-        // First the command: once the slot counts as closed, it may be reused.
+        // The command comes first: once the slot counts as closed, it may be reused.
         let command = match kind {
             SlotUse::Stream => Command::Close {
                 client: client.id,
@@ -316,7 +318,7 @@ impl Session {
                 slot,
             },
         };
-        let sent = self.node.tell(command);
+        let sent = self.node.send(command);
         client.slots().program_closed(slot);
         sent
     }
@@ -325,19 +327,19 @@ impl Session {
         if !client.slots().is(slot, SlotUse::Stream) {
             return Err(no_slot(slot));
         }
-        self.node.tell(Command::Abort {
+        self.node.send(Command::Abort {
             client: client.id,
             slot,
         })
     }
 
-    /// Takes everything that a socket needs at the daemon. On error nothing stays taken.
+    /// Acquires slot, rings, charges and port of a socket. On error nothing stays acquired.
     pub(super) fn prepare(
         &self,
         client: &Client,
         kind: SlotUse,
         (rings, least_rx): (Rings, u32),
-        port: Option<PortLease>,
+        port: Option<PortClaim>,
     ) -> Result<Prepared, Refusal> {
         let sizes = self.node.grant(rings, least_rx)?;
         let (accounts, uid) = (&self.node.accounts, self.who.uid);
@@ -372,13 +374,13 @@ impl Session {
         })
     }
 
-    fn lease(
+    fn claim_port(
         &self,
         link: &Link,
         ports: &Arc<Ports>,
         port: Port,
         purpose: Purpose,
-    ) -> Result<PortLease, Refusal> {
+    ) -> Result<PortClaim, Refusal> {
         let uid = self.who.uid;
         match port {
             0 => ports
