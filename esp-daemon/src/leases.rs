@@ -347,8 +347,8 @@ impl Leases {
         RingShape::for_streams(ETHERNET_HEADER + mtu.min(JUMBO) as usize)
     }
 
-    /// Opens the sockets of a lease: for streams, for replies, and an unbound spare for each. Blocks
-    /// for some 15 ms, while the kernel sets up a ring.
+    /// Opens the sockets of a lease: for streams, for replies, and an unbound spare for each.
+    /// Blocks for some 15 ms, while the kernel sets up a ring.
     pub(crate) fn open(&self, id: u64) -> Result<Vec<OwnedFd>, Refusal> {
         let ended = || Refusal::new(ErrorKind::NotFound, "the lease has ended");
         let lease = self

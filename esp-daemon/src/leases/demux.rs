@@ -21,8 +21,8 @@ use esp_engine::LinkId;
 use esp_proto::Port;
 use netif::{FanoutGroup, Interface, MAX_MEMBERS, OpenError, PacketSocket, Routes};
 
-/// Number of ended members, each of which keeps the memory of its ring, from which on a group accepts
-/// no new ones.
+/// Number of ended members, each of which keeps the memory of its ring, from which on a group
+/// accepts no new ones.
 const MAX_ENDED: usize = 32;
 /// Maximum number of sockets in groups; each also keeps a spare.
 const MAX_KEPT: usize = 2048;

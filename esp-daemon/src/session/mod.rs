@@ -512,8 +512,8 @@ impl Drop for Session {
             // The listeners' ports are freed (drop) after this command, so that commands of their
             // next owner follow it.
             self.node.remove_client(client);
-            // Leases end after the listeners: a port that is not held any more must have no listener
-            // of this program.
+            // Leases end after the listeners: a port that is not held any more must have no
+            // listener of this program.
             self.end_leases(client);
         }
     }

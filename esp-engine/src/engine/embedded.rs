@@ -158,8 +158,8 @@ impl Engine {
         self.take_sockets(index, sockets)
     }
 
-    /// Replaces the sockets of a leased link by bound ones. Frames waiting in the old ones are taken
-    /// first; frames received through both are handled as duplicates.
+    /// Replaces the sockets of a leased link by bound ones. Frames waiting in the old ones are
+    /// taken first; frames received through both are handled as duplicates.
     ///
     /// # Errors
     /// The link does not exist, or a system call failed.
@@ -251,8 +251,8 @@ impl Engine {
         work | self.poll_at(now, posted)
     }
 
-    /// Returns the start of the last poll, or the end of the last [`Engine::block`], without reading
-    /// the clock.
+    /// Returns the start of the last poll, or the end of the last [`Engine::block`], without
+    /// reading the clock.
     pub fn polled_at(&self) -> Instant {
         self.polled_at
     }
@@ -272,8 +272,8 @@ impl Engine {
         work
     }
 
-    /// Returns true while bytes of the stream in this slot wait for the windows or for the socket, as
-    /// of the last poll.
+    /// Returns true while bytes of the stream in this slot wait for the windows or for the socket,
+    /// as of the last poll.
     #[inline]
     pub fn has_unsent(&self, slot: Slot) -> bool {
         self.stream_at(slot).is_some_and(|handle| {
@@ -308,8 +308,8 @@ impl Engine {
         self.waiter.fd()
     }
 
-    /// Sets whether a thread sleeps on [`Engine::wait_fd`]. If not, frames of streams do not make it
-    /// readable while the program polls.
+    /// Sets whether a thread sleeps on [`Engine::wait_fd`]. If not, frames of streams do not make
+    /// it readable while the program polls.
     pub fn watch(&mut self, watch: bool) {
         self.waiter.watched(watch);
         if watch {

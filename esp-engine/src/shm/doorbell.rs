@@ -158,8 +158,8 @@ impl Doorbell {
         self.engine.asleep()
     }
 
-    /// Returns true if the engine has not taken all rings yet. A ring before a fence is never missed
-    /// after it.
+    /// Returns true if the engine has not taken all rings yet. A ring before a fence is never
+    /// missed after it.
     #[inline]
     pub fn pending(&self) -> bool {
         self.page.words().doorbell.any()
@@ -228,8 +228,8 @@ impl Events {
         Events { page }
     }
 
-    /// Calls `found` once for each slot that has changed. Read the eventfd **before** this call: the
-    /// engine writes it only if no event is pending.
+    /// Calls `found` once for each slot that has changed. Read the eventfd **before** this call:
+    /// the engine writes it only if no event is pending.
     #[inline]
     pub fn drain(&mut self, found: impl FnMut(u16)) {
         self.page.words().events.take(found);

@@ -66,8 +66,8 @@ pub struct RingSizes {
     pub rx: u32,
 }
 
-/// Returns true if `n` bytes (at least one) from `place` on reach another page than that of the byte
-/// before them.
+/// Returns true if `n` bytes (at least one) from `place` on reach another page than that of the
+/// byte before them.
 #[inline]
 fn crosses_page(place: u64, n: usize) -> bool {
     // One byte in models, so that every byte crosses one.

@@ -120,8 +120,8 @@ impl DgramHeader {
 }
 
 impl TxProducer {
-    /// Writes and publishes a datagram; ring the doorbell afterwards. Returns false, without effect,
-    /// if it does not fit.
+    /// Writes and publishes a datagram; ring the doorbell afterwards. Returns false, without
+    /// effect, if it does not fit.
     pub fn put_record(&mut self, header: &DgramHeader, bytes: &[u8]) -> bool {
         let whole = record_len(bytes.len());
         if bytes.len() > MAX_DATAGRAM || whole > self.free() {
@@ -186,8 +186,8 @@ impl TxConsumer {
         }))
     }
 
-    /// Copies the next datagram into `bytes`, which is resized, and releases it. After the last one,
-    /// check [`TxConsumer::room_notice_due`].
+    /// Copies the next datagram into `bytes`, which is resized, and releases it. After the last
+    /// one, check [`TxConsumer::room_notice_due`].
     ///
     /// # Errors
     /// As for [`TxConsumer::next_record`].
@@ -217,8 +217,8 @@ impl TxConsumer {
 }
 
 impl RxProducer {
-    /// Writes a datagram; [`RxProducer::publish`] it afterwards. Returns `Ok(false)`, without effect,
-    /// if it does not fit.
+    /// Writes a datagram; [`RxProducer::publish`] it afterwards. Returns `Ok(false)`, without
+    /// effect, if it does not fit.
     ///
     /// # Errors
     /// The program corrupted the ring, see [`RxProducer::poll_consumed`].
