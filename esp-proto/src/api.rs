@@ -29,6 +29,9 @@ pub struct RxFrame<'a> {
     pub body: &'a [u8],
     /// True when the frame was never on the wire: this endpoint sent it to its own address.
     pub looped: bool,
+    /// True when the packet arrived with the congestion mark CE of ECN (RFC 3168). Always false on
+    /// raw Ethernet.
+    pub ce: bool,
 }
 
 /// Length of [`Head`] in bytes: room for the Ethernet and ESP headers, an inlined small block and
@@ -300,6 +303,10 @@ pub struct EndpointConfig {
     pub keepalive: Duration,
     /// Duration of TIME-WAIT (W-55). Default 100 ms.
     pub time_wait: Duration,
+    /// Offers explicit congestion notification to peers (W-110). Set it only for a carrier that
+    /// sends its packets as ECT(0) (W-111) and reports the marks of received ones in
+    /// [`RxFrame::ce`]. Default false.
+    pub ecn: bool,
     /// Congestion controller of new connections. Default AIMD (`docs/congestion.md`).
     pub congestion: Congestion,
     /// Name sent in INFO_REPLY, truncated to 64 bytes. Default empty.
@@ -330,6 +337,7 @@ impl Default for EndpointConfig {
             peer_timeout: Duration::from_secs(10),
             keepalive: Duration::from_secs(2),
             time_wait: Duration::from_millis(100),
+            ecn: false,
             congestion: Congestion::default(),
             node_name: alloc::string::String::new(),
         }

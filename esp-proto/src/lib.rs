@@ -36,7 +36,7 @@
 //!     while let Some(frame) = from.poll_transmit(now, &mut head) {
 //!         // A set-up frame has no payload of the program's: it is head and tail alone.
 //!         let body = &head[12..PREFIX_LEN + frame.tail_len];
-//!         let received = RxFrame { src: from.mac(), dst: frame.dst, body, looped: false };
+//!         let received = RxFrame { src: from.mac(), dst: frame.dst, body, looped: false, ce: false };
 //!         to.handle_frame(now, received, &mut Discard);
 //!     }
 //! }

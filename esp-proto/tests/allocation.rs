@@ -125,6 +125,7 @@ impl Rig {
                 dst: B,
                 body: &frame[12..*len],
                 looped: false,
+                ce: false,
             };
             self.b.handle_frame(self.now, raw, &mut self.got);
         }
@@ -140,6 +141,7 @@ impl Rig {
                 dst: A,
                 body: &frame[12..*len],
                 looped: false,
+                ce: false,
             };
             self.a.handle_frame(self.now, raw, &mut self.got);
         }

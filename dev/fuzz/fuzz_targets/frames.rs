@@ -148,8 +148,12 @@ fn drain(endpoint: &mut Endpoint, host: &mut Host, now: Instant) -> Vec<Vec<u8>>
     frames
 }
 
-fn endpoint(mac: MacAddr, seed: u8) -> Endpoint {
-    let mut endpoint = Endpoint::new(EndpointConfig::default(), mac, 1500, [seed; 32], 1);
+fn endpoint(mac: MacAddr, seed: u8, ecn: bool) -> Endpoint {
+    let config = EndpointConfig {
+        ecn,
+        ..EndpointConfig::default()
+    };
+    let mut endpoint = Endpoint::new(config, mac, 1500, [seed; 32], 1);
     // Each has another interface, which is not present here.
     let MacAddr([a, b, c, d, _, f]) = mac;
     endpoint.set_rails(&[MacAddr([a, b, c, d, 1, f])]);
@@ -197,8 +201,9 @@ fuzz_target!(|data: &[u8]| {
     let _ = netif::parse_ethernet(data).map(|frame| frame.ethertype());
 
     let mut now = Instant::from_nanos(1_000_000);
-    let (mut own, mut host) = (endpoint(OWN, 1), Host::default());
-    let (mut peer, mut there) = (endpoint(PEER, 2), Host::default());
+    let ecn = data.len() % 2 == 0;
+    let (mut own, mut host) = (endpoint(OWN, 1, ecn), Host::default());
+    let (mut peer, mut there) = (endpoint(PEER, 2, ecn), Host::default());
     let open = connect(&mut own, &mut host, now, 5000);
     // A regular handshake.
     let mut nonces = [0; 2];
@@ -213,6 +218,7 @@ fuzz_target!(|data: &[u8]| {
                     dst: PEER,
                     body: &frame,
                     looped: false,
+                    ce: false,
                 },
                 &mut there,
             );
@@ -226,6 +232,7 @@ fuzz_target!(|data: &[u8]| {
                     dst: OWN,
                     body: &frame,
                     looped: false,
+                    ce: false,
                 },
                 &mut host,
             );
@@ -255,6 +262,7 @@ fuzz_target!(|data: &[u8]| {
                 dst,
                 body: &frame,
                 looped: false,
+                ce: len % 2 == 0,
             },
             &mut host,
         );
@@ -268,6 +276,7 @@ fuzz_target!(|data: &[u8]| {
                     dst: OWN,
                     body: &body,
                     looped: false,
+                    ce: len % 2 == 0,
                 },
                 &mut host,
             );

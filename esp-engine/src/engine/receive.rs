@@ -85,6 +85,7 @@ impl Intake<'_, '_> {
             dst: MacAddr(parsed.dst.octets()),
             body: parsed.body,
             looped: false,
+            ce: false,
         };
         self.endpoint.handle_frame(self.now, frame, &mut self.sink);
     }
@@ -156,6 +157,7 @@ impl Link {
                 dst: mac,
                 body: frame.get(12..).unwrap_or_default(),
                 looped: true,
+                ce: false,
             };
             let Intake { endpoint, sink, .. } = &mut self.parts(now, None).intake;
             endpoint.handle_frame(now, looped, sink);

@@ -2,7 +2,8 @@
 //!
 //! `docs/congestion.md` describes the design.
 
-use super::{AckEvent, Controller, LossEvent};
+use super::dctcp::Dctcp;
+use super::{AckEvent, Controller, LossEvent, MarkEvent};
 use crate::time::{Duration, Instant};
 
 /// Initial window. Four connections that start at once still fit the queue of a shallow switch port
@@ -55,6 +56,8 @@ pub struct Aimd {
     standing: bool,
     /// Window, threshold and budget before the timeout, until an acknowledgement follows it.
     before_rto: Option<(u32, u32, u64)>,
+    /// Present when ECN is in force.
+    ecn: Option<Dctcp>,
 }
 
 impl Aimd {
@@ -72,6 +75,7 @@ impl Aimd {
             round_samples: 0,
             standing: false,
             before_rto: None,
+            ecn: None,
         }
     }
 
@@ -113,6 +117,9 @@ impl Controller for Aimd {
         if event.round_start {
             self.cooldown = self.cooldown.saturating_sub(1);
         }
+        if let Some(ecn) = &mut self.ecn {
+            ecn.on_ack(event.acked, event.round_start);
+        }
         self.watch_delay(event);
         if event.app_limited || self.window >= self.max {
             return;
@@ -128,6 +135,30 @@ impl Controller for Aimd {
             self.credit -= self.window;
             self.window += 1;
         }
+    }
+
+    fn enable_ecn(&mut self) {
+        self.ecn = Some(Dctcp::default());
+    }
+
+    /// Reduces the window by the share of marked packets (W-116), unless losses have reduced it for
+    /// this window of data.
+    fn on_marks(&mut self, event: &MarkEvent) -> bool {
+        let Some(ecn) = &mut self.ecn else {
+            return false;
+        };
+        ecn.on_marks(event.marked);
+        if self.cooldown > 0 {
+            return false;
+        }
+        let Some(cut) = ecn.reduction(self.window, event.in_flight) else {
+            return false;
+        };
+        let before = self.window;
+        self.window = before.saturating_sub(cut).max(LEAST).min(before);
+        self.threshold = self.window;
+        self.credit = 0;
+        self.window < before
     }
 
     fn on_loss(&mut self, event: &LossEvent) {
@@ -159,6 +190,9 @@ impl Controller for Aimd {
             self.threshold = (self.window / 2).max(AFTER_RTO);
         }
         self.window = AFTER_RTO.min(self.max);
+        if let Some(ecn) = &mut self.ecn {
+            ecn.on_rto();
+        }
         self.credit = 0;
         self.budget = BUDGET_AFTER_DECREASE;
     }
@@ -325,6 +359,59 @@ mod tests {
             cc.on_loss(&loss(1));
         }
         assert_eq!(cc.window(), 32);
+    }
+
+    fn marks(marked: u32, in_flight: u32) -> MarkEvent {
+        MarkEvent { marked, in_flight }
+    }
+
+    #[test]
+    fn marks_reduce_the_window_by_their_share_once_a_window() {
+        let mut cc = Aimd::new(1000);
+        assert!(!cc.on_marks(&marks(1, 16)), "not in force");
+        cc.enable_ecn();
+        cc.on_ack(&ack(84, false));
+        assert_eq!(cc.window(), 100);
+        assert!(cc.on_marks(&marks(1, 100)));
+        assert_eq!(cc.window(), 50, "the estimate begins with 1");
+        assert!(!cc.on_marks(&marks(30, 50)));
+        cc.on_ack(&ack(99, false));
+        assert_eq!(cc.window(), 51, "slow start is over");
+        assert!(!cc.on_marks(&marks(1, 50)));
+        // Rounds without a mark: the estimate falls, and the window grows.
+        for _ in 0..100 {
+            cc.on_ack(&ack(50, true));
+        }
+        let before = cc.window();
+        assert!(cc.on_marks(&marks(1, 100)));
+        assert_eq!(cc.window(), before - 1);
+    }
+
+    #[test]
+    fn marks_and_losses_of_one_window_reduce_it_once() {
+        let mut cc = Aimd::new(1000);
+        cc.enable_ecn();
+        cc.on_ack(&ack(84, true));
+        cc.on_loss(&loss(10));
+        let window = cc.window();
+        assert!(!cc.on_marks(&marks(50, 100)));
+        assert_eq!(cc.window(), window);
+    }
+
+    #[test]
+    fn marks_never_reduce_the_window_below_its_least() {
+        let mut cc = Aimd::new(1000);
+        cc.enable_ecn();
+        for _ in 0..100 {
+            cc.on_marks(&marks(1000, 0));
+            assert!(cc.window() >= LEAST);
+        }
+        assert!(!cc.on_marks(&marks(1000, 0)));
+        assert_eq!(cc.window(), LEAST);
+        let mut cc = Aimd::new(2);
+        cc.enable_ecn();
+        assert!(!cc.on_marks(&marks(1, 0)));
+        assert_eq!(cc.window(), 2);
     }
 
     #[test]

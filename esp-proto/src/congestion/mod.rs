@@ -1,6 +1,7 @@
 //! Congestion control behind one event-driven trait. `docs/congestion.md` explains the design.
 
 mod aimd;
+mod dctcp;
 mod fixed;
 
 pub use aimd::Aimd;
@@ -40,6 +41,15 @@ pub struct LossEvent {
     pub in_flight: u32,
 }
 
+/// Packets newly reported as received with a congestion mark.
+#[derive(Clone, Copy, Debug)]
+pub struct MarkEvent {
+    /// Number of these packets.
+    pub marked: u32,
+    /// Packets outstanding before the acknowledgement that reports them.
+    pub in_flight: u32,
+}
+
 /// Decides how many packets may be outstanding. Windows count packets, as sequence numbers do.
 pub trait Controller: fmt::Debug + Send {
     /// Called when a data packet is sent, new or retransmitted.
@@ -48,6 +58,14 @@ pub trait Controller: fmt::Debug + Send {
     }
     /// Called when packets were acknowledged.
     fn on_ack(&mut self, event: &AckEvent);
+    /// Called when ECN comes into force, before the first packet is sent.
+    fn enable_ecn(&mut self) {}
+    /// Called when the peer reports congestion marks, before `on_ack` for the same frame. Returns
+    /// true when the window was reduced.
+    fn on_marks(&mut self, event: &MarkEvent) -> bool {
+        let _ = event;
+        false
+    }
     /// Called when packets were found lost.
     fn on_loss(&mut self, event: &LossEvent);
     /// Called when the retransmission timeout expired: everything outstanding counts as lost.

@@ -22,12 +22,13 @@ pub(crate) enum FrameReply {
 
 impl Connection {
     /// Processes a frame that is neither SYN nor SYN+ACK. `room_to_accept` is false when the
-    /// listener's accept queue is full.
+    /// listener's accept queue is full. `ce`: the frame arrived with a congestion mark.
     pub(crate) fn on_frame<S: Sink>(
         &mut self,
         cx: &mut Cx<'_>,
         frame: &EspFrame<'_>,
         room_to_accept: bool,
+        ce: bool,
         sink: &mut S,
     ) -> FrameReply {
         if frame.kind == FrameType::Rst {
@@ -60,6 +61,10 @@ impl Connection {
                     self.proven = true;
                     return FrameReply::None;
                 }
+                if self.has_unknown_field(frame) {
+                    cx.counters.rx_drop_extension += 1; // W-114
+                    return FrameReply::None;
+                }
                 self.establish(cx);
             }
             State::TimeWait => {
@@ -75,9 +80,17 @@ impl Connection {
         match frame.kind {
             FrameType::Data => {
                 self.acks.due |= frame.asks;
+                if ce {
+                    self.count_mark(cx);
+                }
                 self.on_data(cx, frame.seq, Some(frame.payload), sink);
             }
-            FrameType::Fin => self.on_data(cx, frame.seq, None, sink),
+            FrameType::Fin => {
+                if ce {
+                    self.count_mark(cx);
+                }
+                self.on_data(cx, frame.seq, None, sink);
+            }
             FrameType::Ack => cx.counters.rx_acks += 1,
             FrameType::Probe => {
                 // W-51; the length is at most the frame's.
@@ -88,6 +101,9 @@ impl Connection {
                 }
             }
             FrameType::Syn | FrameType::SynAck | FrameType::Rst | FrameType::Move => {}
+        }
+        if self.ecn.unreported() {
+            self.acks.now |= self.acks.due; // W-113
         }
         FrameReply::None
     }
@@ -121,6 +137,10 @@ impl Connection {
         let ahead = frame.ack.ahead_of(una);
         if ahead > outstanding {
             if frame.ack.is_before(una) {
+                if self.has_unknown_field(frame) {
+                    cx.counters.rx_drop_extension += 1; // W-114
+                    return false;
+                }
                 cx.counters.rx_old_acks += 1; // W-33: the rest of the frame counts
                 self.heard(cx);
                 return true;
@@ -129,6 +149,10 @@ impl Connection {
             return false;
         }
         if let Some(ext) = &frame.ext {
+            if self.has_unknown_field(frame) {
+                cx.counters.rx_drop_extension += 1; // W-114
+                return false;
+            }
             let reach = ext.sack_reach();
             if reach > 0 && u32::from(ahead) + u32::from(reach) >= u32::from(outstanding) {
                 cx.counters.rx_drop_sack_forged += 1; // W-44
@@ -152,6 +176,9 @@ impl Connection {
             {
                 cx.counters.rx_credit_ignored += 1;
             }
+        }
+        if let Some(count) = ext.ce {
+            self.take_report(cx, count);
         }
         if ext.probed.is_some_and(|len| len == self.agreed) && !self.path.verified {
             self.path.verified = true; // W-53

@@ -3,6 +3,7 @@
 //! and in the sibling modules `send`, `recv`, `recovery`, `rtt`, `congestion` and `state`.
 
 mod ack_requests;
+mod ecn;
 mod input;
 mod moves;
 mod open;
@@ -14,6 +15,7 @@ pub(crate) use moves::{MoveVerdict, Question};
 pub(crate) use open::{Opening, SynVerdict};
 
 use self::ack_requests::AckRequests;
+use self::ecn::Ecn;
 use self::moves::Mobility;
 use crate::addr::{MacAddr, Port};
 use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
@@ -176,6 +178,7 @@ pub(crate) struct Connection {
     /// The congestion window held back data at the last check.
     window_limited: bool,
     ack_requests: AckRequests,
+    ecn: Ecn,
     acks: Acks,
     path: PathProbe,
     /// A probe without data is to be sent (W-40, W-52).

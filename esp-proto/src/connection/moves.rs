@@ -413,6 +413,10 @@ impl Connection {
             .config
             .congestion
             .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW)));
+        if self.ecn.in_force() {
+            self.congestion.enable_ecn();
+            self.ecn.restart(); // W-117
+        }
         self.ack_requests = AckRequests::default();
         self.path.verified = self.agreed <= SAFE_PAYLOAD;
         self.path.pending = !self.path.verified;

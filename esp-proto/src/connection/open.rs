@@ -1,6 +1,7 @@
 //! Set-up: SYN, SYN+ACK and the acknowledgement that completes it (section 3).
 
 use super::ack_requests::AckRequests;
+use super::ecn::Ecn;
 use super::moves::Mobility;
 use super::{Acks, Connection, Cx, Key, Notes, PathProbe, Queued, Stats};
 use crate::api::{ConnId, State};
@@ -12,7 +13,7 @@ use crate::seq::Seq;
 use crate::state::Input;
 use crate::time::{Duration, Instant};
 use crate::timers::{Timer, TimerTable};
-use crate::wire::{EspFrame, FEATURE_MOVES, MAX_WINDOW, SAFE_PAYLOAD, SetUp};
+use crate::wire::{EspFrame, FEATURE_ECN, FEATURE_MOVES, MAX_WINDOW, SAFE_PAYLOAD, SetUp};
 use alloc::vec::Vec;
 
 /// First interval between SYNs; a LAN answers well within it.
@@ -153,6 +154,7 @@ impl Connection {
                 .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW))),
             window_limited: false,
             ack_requests: AckRequests::default(),
+            ecn: Ecn::new(cx.config.ecn),
             acks: Acks::default(),
             path: PathProbe::default(),
             probe: false,
@@ -161,12 +163,16 @@ impl Connection {
         }
     }
 
-    /// Applies the peer's set-up block. One feature is known (W-18, W-100).
+    /// Applies the peer's set-up block. Two features are known (W-18, W-100, W-110).
     fn learn_peer(&mut self, irs: Seq, block: &SetUp<'_>) {
         self.peer_nonce = block.nonce;
         self.agreed = self.opening.offered.min(block.max_payload); // W-19
         self.payload = self.agreed.min(SAFE_PAYLOAD); // W-53
         self.learn_rails(block);
+        self.ecn.agree(block.features & FEATURE_ECN != 0);
+        if self.ecn.in_force() {
+            self.congestion.enable_ecn();
+        }
         self.peer_ack_delay = Duration::from_micros(u64::from(block.max_ack_delay));
         self.recv = RecvSide::new(
             irs.plus(1),
@@ -180,13 +186,16 @@ impl Connection {
 
     /// Returns the block for the next SYN or SYN+ACK, with the nonce it answers (W-21).
     pub(super) fn set_up_block(&self, max_ack_delay: Duration) -> SetUp<'_> {
+        let mut features = 0;
+        if self.mobility.is_some() {
+            features |= FEATURE_MOVES;
+        }
+        if self.ecn.offered() {
+            features |= FEATURE_ECN; // W-110
+        }
         SetUp {
             max_payload: self.opening.offered,
-            features: if self.mobility.is_some() {
-                FEATURE_MOVES
-            } else {
-                0
-            },
+            features,
             nonce: self.nonce,
             peer_nonce: self.peer_nonce,
             credit: self.opening.credit,

@@ -20,8 +20,8 @@ const PATH_TRIES: u32 = 5;
 const PATH_INTERVAL_LATER: Duration = Duration::from_secs(10);
 /// Length of an extension block with CREDIT alone, in bytes.
 const CREDIT_EXT: usize = 4;
-/// Bytes of an extension block around its bitmap.
-const EXT_BESIDE_SACK: usize = 6;
+/// Maximum number of bytes of an extension block before its bitmap.
+const EXT_BESIDE_SACK: usize = 8;
 
 impl Connection {
     /// Returns true when `poll_urgent` would build a frame.
@@ -175,10 +175,12 @@ impl Connection {
             tail = ext_room(head).credit(edge).finish();
             self.acks.credit = false;
         }
-        // The data frame carries the acknowledgement (W-34).
-        self.acks.waiting = 0;
-        self.acks.due = false;
-        self.timers.stop(Timer::Ack);
+        // The data frame carries the acknowledgement (W-34), but no count of marks (W-113).
+        if !self.ecn.unreported() {
+            self.acks.waiting = 0;
+            self.acks.due = false;
+            self.timers.stop(Timer::Ack);
+        }
         self.congestion.on_sent(cx.now, self.recovery.in_flight());
         if !self.timers.is_set(Timer::Retransmit) {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx));
@@ -205,6 +207,9 @@ impl Connection {
         let mut ext = ext_room(head).credit(edge);
         if let Some(len) = self.acks.probed.take() {
             ext = ext.probed(len);
+        }
+        if let Some(count) = self.ecn.take_field() {
+            ext = ext.ce(count);
         }
         if self.recv.has_gap() {
             let mut bitmap = [0; MAX_SACK];

@@ -45,7 +45,10 @@ impl Connection {
                 }
             }
             Timer::Loss => self.detect_losses(cx),
-            Timer::Ack => self.acks.due = self.acks.waiting > 0,
+            Timer::Ack => {
+                self.acks.due = self.acks.waiting > 0;
+                self.acks.now |= self.acks.due && self.ecn.unreported(); // W-113
+            }
             Timer::Persist => {
                 self.persist_tries += 1;
                 self.unanswered(cx);

@@ -74,12 +74,12 @@ impl Endpoint {
                 }
             }
             FrameType::Move => self.on_move(raw.src, frame),
-            _ => self.on_other(key, frame, sink),
+            _ => self.on_other(key, frame, raw.ce, sink),
         }
         Ok(())
     }
 
-    fn on_other<S: Sink>(&mut self, key: Key, frame: &EspFrame<'_>, sink: &mut S) {
+    fn on_other<S: Sink>(&mut self, key: Key, frame: &EspFrame<'_>, ce: bool, sink: &mut S) {
         let Some(slot) = self.table.find(&key) else {
             return self.no_connection(key, frame);
         };
@@ -92,7 +92,7 @@ impl Endpoint {
                 .listeners
                 .get(&key.local_port)
                 .is_none_or(|l| !l.accept_full());
-        let answer = self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, sink));
+        let answer = self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, ce, sink));
         if answer == Some(FrameReply::ResetUnknown) {
             self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
         }

@@ -1,16 +1,18 @@
-//! The extension block (section 6): credit, answered probe, selective acknowledgement.
+//! The extension block (section 6): credit, answered probe, congestion marks, selective
+//! acknowledgement.
 
 use super::{WireError, put, take};
 use crate::seq::Seq;
 
 /// Maximum length of a block in bytes (W-43).
-pub const MAX_EXT: usize = 134;
+pub const MAX_EXT: usize = 136;
 /// Maximum length of a bitmap in bytes.
 pub const MAX_SACK: usize = 128;
 
 const CREDIT: u8 = 0x01;
 const PROBED: u8 = 0x02;
 const SACK: u8 = 0x04;
+const CE: u8 = 0x08;
 
 /// A parsed extension block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub struct Ext<'a> {
     pub credit: Option<Seq>,
     /// Data length of the probe being answered (W-51).
     pub probed: Option<u16>,
+    /// Number of packets received with a congestion mark, modulo 2^16 (W-112).
+    pub ce: Option<u16>,
     /// Bitmap of the packets received after the gap at `ack` (W-42); empty when absent.
     pub sack: &'a [u8],
 }
@@ -36,7 +40,7 @@ impl<'a> Ext<'a> {
             return None;
         }
         let (&[_, fields], mut rest) = take::<2>(bytes.get(..len)?)?;
-        if fields & !(CREDIT | PROBED | SACK) != 0 {
+        if fields & !(CREDIT | PROBED | SACK | CE) != 0 {
             return None;
         }
         let mut ext = Ext::default();
@@ -47,6 +51,10 @@ impl<'a> Ext<'a> {
         if fields & PROBED != 0 {
             let (probed, behind) = take::<2>(rest)?;
             (ext.probed, rest) = (Some(u16::from_be_bytes(*probed)), behind);
+        }
+        if fields & CE != 0 {
+            let (count, behind) = take::<2>(rest)?;
+            (ext.ce, rest) = (Some(u16::from_be_bytes(*count)), behind);
         }
         if fields & SACK != 0 {
             if rest.is_empty() || rest.len() > MAX_SACK {
@@ -102,11 +110,20 @@ impl<'b> ExtWriter<'b> {
         self
     }
 
-    /// Adds PROBED, which precedes the bitmap.
+    /// Adds PROBED, which precedes the count of marks and the bitmap.
     #[must_use]
     pub fn probed(mut self, len: u16) -> Self {
         self.fields |= PROBED;
         put(self.out, self.len, &len.to_be_bytes());
+        self.len += 2;
+        self
+    }
+
+    /// Adds CE, which precedes the bitmap.
+    #[must_use]
+    pub fn ce(mut self, count: u16) -> Self {
+        self.fields |= CE;
+        put(self.out, self.len, &count.to_be_bytes());
         self.len += 2;
         self
     }
@@ -138,7 +155,7 @@ impl<'b> ExtWriter<'b> {
 mod tests {
     use super::*;
 
-    const BYTES: [u8; 8] = [8, 7, 0x12, 0x34, 0x23, 0x1d, 0b0000_0101, 0b1000_0000];
+    const BYTES: [u8; 10] = [10, 15, 0x12, 0x34, 0x23, 0x1d, 0xfe, 0xdc, 5, 0x80];
 
     #[test]
     fn both_directions_on_literal_bytes() {
@@ -148,6 +165,7 @@ mod tests {
             Ext {
                 credit: Some(Seq(0x1234)),
                 probed: Some(0x231d),
+                ce: Some(0xfedc),
                 sack: &[5, 0x80]
             }
         );
@@ -155,6 +173,7 @@ mod tests {
         let len = ExtWriter::new(&mut out)
             .credit(Seq(0x1234))
             .probed(0x231d)
+            .ce(0xfedc)
             .sack(&[5, 0x80])
             .finish();
         assert_eq!(out[..len], BYTES);
@@ -171,7 +190,7 @@ mod tests {
 
     #[test]
     fn malformed_blocks_are_refused() {
-        let refused: [&[u8]; 10] = [
+        let refused: [&[u8]; 13] = [
             &[],
             &[0],
             &[1, 0],
@@ -179,7 +198,10 @@ mod tests {
             &[4, 1, 0],          // longer than the frame
             &[5, 1, 0, 0, 0],    // longer than its fields
             &[2, 4],             // SACK without a byte
-            &[2, 8],             // unknown field
+            &[2, 8],             // CE without a byte
+            &[3, 8, 0],          // CE cut off
+            &[5, 8, 0, 0, 0],    // longer than CE
+            &[2, 16],            // unknown field
             &[4, 2, 0],          // PROBED cut off
             &[7, 3, 0, 0, 0, 0], // cut off
         ];
@@ -196,6 +218,10 @@ mod tests {
         long[0] = 130;
         assert!(Ext::parse(&long).is_ok());
         (long[0], long[1]) = (135, 7);
+        assert_eq!(Ext::parse(&long), Err(WireError::Extension));
+        (long[0], long[1]) = (136, 15);
+        assert!(Ext::parse(&long).is_ok(), "every field at its longest");
+        long[0] = 137;
         assert_eq!(Ext::parse(&long), Err(WireError::Extension));
     }
 

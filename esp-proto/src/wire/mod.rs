@@ -26,7 +26,8 @@ pub use move_block::{MOVE_LEN, Move, Step};
 pub use reset::{RESET_LEN, Reset};
 pub(crate) use setup::keys_equal;
 pub use setup::{
-    FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, SetUpError, VERSION,
+    FEATURE_ECN, FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, SetUpError,
+    VERSION,
 };
 
 use crate::addr::MacAddr;

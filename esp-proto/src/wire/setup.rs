@@ -13,6 +13,8 @@ pub const MAX_KEY: usize = 32;
 pub const MAX_SETUP: usize = SETUP_LEN + MAX_KEY + 1 + 6 * MAX_RAILS;
 /// Feature bit: the connection may move to another interface (W-100).
 pub const FEATURE_MOVES: u32 = 1;
+/// Feature bit: congestion marks are counted and reported (W-110).
+pub const FEATURE_ECN: u32 = 2;
 /// Maximum number of other addresses in a set-up block (W-100).
 pub const MAX_RAILS: usize = 8;
 
@@ -21,7 +23,7 @@ pub const MAX_RAILS: usize = 8;
 pub struct SetUp<'a> {
     /// Largest payload its sender can receive, at least 64.
     pub max_payload: u16,
-    /// Feature bits: [`FEATURE_MOVES`].
+    /// Feature bits: [`FEATURE_MOVES`], [`FEATURE_ECN`].
     pub features: u32,
     /// The sender's nonce of the connection, random, never 0.
     pub nonce: u64,

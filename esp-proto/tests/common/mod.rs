@@ -85,6 +85,8 @@ pub struct OnWire {
     pub dst: MacAddr,
     pub body: Vec<u8>,
     pub looped: bool,
+    /// The congestion mark.
+    pub ce: bool,
 }
 
 impl OnWire {
@@ -133,6 +135,7 @@ impl Node {
             dst: frame.dst,
             body: &frame.body,
             looped: frame.looped,
+            ce: frame.ce,
         };
         self.ep.handle_frame(now, raw, &mut sink);
     }
@@ -232,6 +235,7 @@ impl Node {
             dst: t.dst,
             body,
             looped: t.dst == self.ep.mac(),
+            ce: false,
         })
     }
 
@@ -262,6 +266,8 @@ pub enum Wire {
     Pass,
     Drop,
     Twice,
+    /// It arrives with a congestion mark.
+    Marked,
 }
 
 type Filter = Box<dyn FnMut(&OnWire) -> Wire>;
@@ -359,14 +365,16 @@ impl Pair {
                 if self.keep_log {
                     self.log.push(frame.clone());
                 }
-                let copies = match (self.filter)(&frame) {
-                    Wire::Pass => 1,
+                let fate = (self.filter)(&frame);
+                let copies = match fate {
+                    Wire::Pass | Wire::Marked => 1,
                     Wire::Drop => 0,
                     Wire::Twice => 2,
                 };
                 for _ in 0..copies {
                     self.wire.push_back(OnWire {
                         at: self.now + self.delay,
+                        ce: fate == Wire::Marked,
                         ..frame.clone()
                     });
                 }
@@ -383,6 +391,7 @@ impl Pair {
             dst,
             body,
             looped: false,
+            ce: false,
         };
         let node = if dst == MAC_A {
             &mut self.a

@@ -32,6 +32,7 @@ fn datagram(
         dst,
         body: bytes[12..].to_vec(),
         looped: false,
+        ce: false,
     })
 }
 

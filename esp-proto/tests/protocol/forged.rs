@@ -148,6 +148,7 @@ fn frames_for_others_or_with_our_own_source_are_dropped() {
             dst,
             body: body.clone(),
             looped,
+            ce: false,
         };
         pair.b.receive(pair.now, &frame);
     };

@@ -90,6 +90,7 @@ fn an_acknowledged_half_open_connection_is_not_evicted() {
                 dst: MAC_B,
                 body: syn,
                 looped: false,
+                ce: false,
             };
             pair.b.receive(pair.now, &frame);
             pair.now = pair.now + Duration::from_millis(51);
@@ -172,6 +173,7 @@ fn resets_for_unknown_connections_are_rate_limited() {
             dst: MAC_B,
             body: outsider.build(),
             looped: false,
+            ce: false,
         };
         pair.b.receive(pair.now, &frame);
     }
@@ -202,6 +204,7 @@ fn challenges_are_limited_in_rate() {
             dst: MAC_B,
             body: syn,
             looped: false,
+            ce: false,
         };
         pair.b.receive(pair.now, &frame);
         pair.b.drain(pair.now);
@@ -270,6 +273,7 @@ fn a_connection_that_ends_before_its_event_has_no_progress() {
             dst: MAC_B,
             body,
             looped: false,
+            ce: false,
         };
         pair.b.receive(pair.now, &frame);
     }

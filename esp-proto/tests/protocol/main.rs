@@ -5,6 +5,7 @@ mod common;
 
 mod acks;
 mod close;
+mod ecn;
 mod edp;
 mod flow;
 mod forged;

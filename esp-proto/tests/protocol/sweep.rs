@@ -95,6 +95,7 @@ fn feed(targets: &mut [Pair], body: &[u8]) {
                 dst,
                 body: body.to_vec(),
                 looped: false,
+                ce: false,
             };
             let node = if dst == MAC_A {
                 &mut pair.a
@@ -109,6 +110,7 @@ fn feed(targets: &mut [Pair], body: &[u8]) {
                 dst,
                 body: &frame.body,
                 looped: false,
+                ce: false,
             };
             node.ep.handle_frame(pair.now, raw, &mut sink);
             while node.ep.poll_progress().is_some() {}
@@ -219,6 +221,7 @@ fn every_drop_is_counted_under_one_reason() {
                 dst: MAC_B,
                 body,
                 looped: false,
+                ce: false,
             };
             pair.b.receive(pair.now, &frame);
             total += 1;

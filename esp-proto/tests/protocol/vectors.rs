@@ -142,6 +142,56 @@ fn moving() -> Vec<(&'static str, Meaning)> {
     ]
 }
 
+/// Returns the vectors of congestion notification.
+fn marks() -> Vec<(&'static str, Meaning)> {
+    let (syn, _) = set_ups();
+    let answer = |seq, ack, ext| Meaning {
+        header: header(ESP, (1000, 5000), seq, ack, 0, FLAG_ACK | FLAG_EXT),
+        body: Body::Bytes(b""),
+        ext: Some(ext),
+    };
+    let with_ecn = SetUp {
+        features: FEATURE_ECN,
+        ..syn
+    };
+    vec![
+        (
+            "V-45",
+            Meaning {
+                header: header(ESP, (5000, 1000), 65535, 0, 34, FLAG_SYN),
+                body: Body::SetUp(with_ecn),
+                ext: None,
+            },
+        ),
+        (
+            "V-46",
+            answer(
+                4661,
+                0,
+                Ext {
+                    credit: Some(Seq(176)),
+                    probed: None,
+                    ce: Some(3),
+                    sack: &[0b0000_1101, 0b1000_0000],
+                },
+            ),
+        ),
+        (
+            "V-47",
+            answer(
+                4661,
+                7,
+                Ext {
+                    credit: Some(Seq(183)),
+                    probed: Some(8),
+                    ce: Some(65535),
+                    sack: &[],
+                },
+            ),
+        ),
+    ]
+}
+
 /// Returns the meaning of every vector on the page.
 fn meanings() -> BTreeMap<&'static str, Meaning> {
     let a = (5000, 1000);
@@ -210,6 +260,7 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
                 ext: Some(Ext {
                     credit: Some(Seq(176)),
                     probed: None,
+                    ce: None,
                     sack: &[0b0000_1101, 0b1000_0000],
                 }),
             },
@@ -229,6 +280,7 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
                 ext: Some(Ext {
                     credit: Some(Seq(183)),
                     probed: Some(8),
+                    ce: None,
                     sack: &[],
                 }),
             },
@@ -302,6 +354,7 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
         ),
     ]);
     all.extend(moving());
+    all.extend(marks());
     all
 }
 
@@ -344,6 +397,9 @@ impl Meaning {
             }
             if let Some(len) = ext.probed {
                 writer = writer.probed(len);
+            }
+            if let Some(count) = ext.ce {
+                writer = writer.ce(count);
             }
             let len = writer.sack(ext.sack).finish();
             bytes.extend_from_slice(&out[..len]);
@@ -447,6 +503,7 @@ fn frames_are_dropped_under_the_documented_counter() {
             dst: MAC_B,
             body: bytes,
             looped: false,
+            ce: false,
         };
         pair.b.receive(pair.now, &frame);
         let counters = pair.b.ep.counters();

@@ -322,6 +322,7 @@ impl Fabric {
             dst,
             body,
             looped: false,
+            ce: false,
         });
         serve(&mut self.sides[B], self.now);
         let after = self.counts(dst);

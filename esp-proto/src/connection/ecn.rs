@@ -1,0 +1,177 @@
+//! Explicit congestion notification: the counts of marks of one connection (W-110 to W-117).
+
+use super::{Connection, Cx};
+use crate::congestion::MarkEvent;
+use crate::wire::EspFrame;
+
+/// Increase of a count from which on it is older than the last one, not newer (W-115).
+const OLDER: u16 = 1 << 15;
+
+/// Counts of marks in both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ecn {
+    /// This side offers ECN in its set-up block.
+    offered: bool,
+    in_force: bool,
+    /// A packet has arrived with a mark.
+    marked: bool,
+    /// `received` is greater than the count sent last.
+    unreported: bool,
+    /// Packets that arrived with a mark.
+    received: u16,
+    /// The last accepted count of the peer.
+    reported: u16,
+    /// Number of the transmission from which on packets may have been marked since that count.
+    base: u64,
+}
+
+impl Ecn {
+    /// Creates the state of a connection whose endpoint offers ECN or not.
+    pub(super) fn new(offered: bool) -> Self {
+        Ecn {
+            offered,
+            ..Ecn::default()
+        }
+    }
+
+    pub(super) fn offered(&self) -> bool {
+        self.offered
+    }
+
+    pub(super) fn in_force(&self) -> bool {
+        self.in_force
+    }
+
+    /// Reads the peer's offer (W-18).
+    pub(super) fn agree(&mut self, peer_offers: bool) {
+        self.in_force = self.offered && peer_offers;
+    }
+
+    /// Returns true while a packet was counted that no acknowledgement has reported.
+    pub(super) fn unreported(&self) -> bool {
+        self.unreported
+    }
+
+    /// Counts a packet received with a mark (W-112).
+    fn count(&mut self) {
+        self.received = self.received.wrapping_add(1);
+        (self.marked, self.unreported) = (true, true);
+    }
+
+    /// Returns the count for a bare acknowledgement that is sent now, from the first mark on
+    /// (W-113).
+    pub(super) fn take_field(&mut self) -> Option<u16> {
+        self.unreported = false;
+        self.marked.then_some(self.received)
+    }
+
+    /// Reads the peer's count and returns its increase, or `None` when the count is to be ignored
+    /// (W-115). `next_tx` is the number of the next transmission.
+    fn read(&mut self, count: u16, next_tx: u64, outstanding: u16) -> Option<u16> {
+        let new = count.wrapping_sub(self.reported);
+        if new >= OLDER {
+            return Some(0);
+        }
+        if u64::from(new) > next_tx.saturating_sub(self.base) {
+            return None;
+        }
+        self.reported = count;
+        self.base = next_tx.saturating_sub(u64::from(outstanding));
+        Some(new)
+    }
+
+    /// Follows a move, after which transmissions are numbered from 0 again (W-117).
+    pub(super) fn restart(&mut self) {
+        self.base = 0;
+    }
+}
+
+impl Connection {
+    /// Returns true for a frame with a field that this connection does not know (W-114).
+    pub(super) fn has_unknown_field(&self, frame: &EspFrame<'_>) -> bool {
+        frame.ext.is_some_and(|ext| ext.ce.is_some()) && !self.ecn.in_force()
+    }
+
+    /// Counts a data frame or FIN that arrived with a mark (W-112).
+    pub(super) fn count_mark(&mut self, cx: &mut Cx<'_>) {
+        if self.ecn.in_force() {
+            self.ecn.count();
+            cx.counters.rx_ecn_marks += 1;
+        }
+    }
+
+    /// Reads the peer's count of marks before the acknowledgement is applied (W-115, W-116).
+    pub(super) fn take_report(&mut self, cx: &mut Cx<'_>, count: u16) {
+        let next_tx = self.recovery.next_tx();
+        match self.ecn.read(count, next_tx, self.send.outstanding()) {
+            Some(0) => {}
+            Some(new) => {
+                cx.counters.rx_ecn_reported += u64::from(new);
+                let reduced = self.congestion.on_marks(&MarkEvent {
+                    marked: u32::from(new),
+                    in_flight: self.recovery.in_flight(),
+                });
+                cx.counters.ecn_reductions += u64::from(reduced);
+            }
+            None => cx.counters.rx_ecn_ignored += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agreed() -> Ecn {
+        let mut ecn = Ecn::new(true);
+        ecn.agree(true);
+        ecn
+    }
+
+    #[test]
+    fn both_sides_must_offer() {
+        for (own, peer) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut ecn = Ecn::new(own);
+            ecn.agree(peer);
+            assert_eq!((ecn.offered(), ecn.in_force()), (own, own && peer));
+        }
+    }
+
+    #[test]
+    fn the_field_is_sent_from_the_first_mark_on_and_wraps() {
+        let mut ecn = agreed();
+        assert_eq!((ecn.take_field(), ecn.unreported()), (None, false));
+        ecn.count();
+        assert!(ecn.unreported());
+        assert_eq!((ecn.take_field(), ecn.unreported()), (Some(1), false));
+        assert_eq!(ecn.take_field(), Some(1), "again in every acknowledgement");
+        ecn.received = u16::MAX;
+        ecn.count();
+        assert_eq!(ecn.take_field(), Some(0));
+    }
+
+    #[test]
+    fn increases_are_taken_modulo_the_width() {
+        let mut ecn = agreed();
+        (ecn.reported, ecn.base) = (65_530, 1000);
+        assert_eq!(ecn.read(65_535, 2000, 10), Some(5));
+        assert_eq!(ecn.read(4, 2000, 10), Some(5));
+        assert_eq!(ecn.read(4, 2000, 10), Some(0), "nothing new");
+        assert_eq!(ecn.read(65_535, 2000, 10), Some(0), "overtaken");
+        assert_eq!(ecn.reported, 4, "an older count changes nothing");
+    }
+
+    #[test]
+    fn more_marks_than_packets_are_ignored() {
+        let mut ecn = agreed();
+        assert_eq!(ecn.read(11, 10, 4), None);
+        assert_eq!(ecn.reported, 0, "the genuine count is still newer");
+        assert_eq!(ecn.read(10, 10, 4), Some(10));
+        // Four outstanding then, and six sent since.
+        assert_eq!(ecn.read(21, 16, 6), None);
+        assert_eq!(ecn.read(20, 16, 6), Some(10));
+        ecn.restart();
+        assert_eq!(ecn.read(23, 2, 2), None);
+        assert_eq!(ecn.read(22, 2, 2), Some(2));
+    }
+}
