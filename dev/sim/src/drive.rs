@@ -119,7 +119,8 @@ impl World {
 
     fn hand_over(&mut self, number: usize, frame: &Frame, looped: bool) {
         self.trace(|world| trace::line(world.now, &format!("     >{number}"), &frame.bytes, None));
-        self.checker.delivered(number, &frame.bytes, frame.origin);
+        self.checker
+            .delivered(number, &frame.bytes, frame.origin, frame.ce);
         let Some((dst, rest)) = frame.bytes.split_first_chunk::<6>() else {
             return;
         };
@@ -142,6 +143,7 @@ impl World {
             dst: MacAddr(*dst),
             body,
             looped,
+            ce: frame.ce,
         };
         node.endpoint.handle_frame(self.now, frame, &mut sink);
         if let Some(problem) = sink.problem {
@@ -561,7 +563,12 @@ impl World {
         if let Some(recorded) = &mut self.recorded {
             recorded.push((self.now, number, bytes.clone()));
         }
-        let frame = Frame { bytes, origin };
+        let frame = Frame {
+            bytes,
+            origin,
+            ect: self.nodes[number].config.endpoint.ecn,
+            ce: false,
+        };
         if dst == self.nodes[number].mac {
             let at = self.now + Duration::from_micros(1);
             self.queue.push(
@@ -616,7 +623,13 @@ impl World {
                 self.drain(node);
             }
             Action::Restart(node) => self.restart(node),
-            Action::Inject(node, bytes) => self.arrive(node, Frame { bytes, origin: 0 }, false),
+            Action::Inject(node, bytes) => {
+                let frame = Frame {
+                    bytes,
+                    ..Frame::default()
+                };
+                self.arrive(node, frame, false);
+            }
             Action::Unlisten(node, port) => {
                 self.nodes[node].listeners.remove(&port);
                 self.nodes[node].endpoint.unlisten(now, port);

@@ -16,12 +16,16 @@ const BAD_LASTS: Duration = Duration::from_millis(1);
 pub const ALWAYS: u32 = 1_000_000;
 
 /// A frame in transit.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
     /// From the destination address on, without the check sequence.
     pub bytes: Vec<u8>,
     /// The sender's incarnation for the checker; 0 for none. Not visible to endpoints.
     pub origin: u64,
+    /// The sender declares the frame capable of congestion marks (ECT).
+    pub ect: bool,
+    /// A queue marked it (CE).
+    pub ce: bool,
 }
 
 /// Loss model.
@@ -74,6 +78,9 @@ pub struct LinkConfig {
     /// Frames that may wait for the wire; one more is dropped (or held back by a host, see
     /// [`crate::net`]).
     pub queue: usize,
+    /// Frames in the queue from which on an arriving frame is marked (CE) if it is capable (ECT);
+    /// `None` never marks.
+    pub mark: Option<usize>,
     /// Time from the last bit sent to arrival.
     pub delay: Duration,
     /// Random addition to the delay, uniform between zero and this; the order of frames is kept.
@@ -99,6 +106,7 @@ impl Default for LinkConfig {
         LinkConfig {
             rate: 10_000_000_000,
             queue: 1024,
+            mark: None,
             delay: Duration::from_nanos(12_500),
             jitter: Duration::ZERO,
             loss: Loss::None,
@@ -244,8 +252,22 @@ pub struct LinkStats {
     pub too_long: u64,
     /// Frames lost to a partition.
     pub cut_off: u64,
+    /// Frames marked because of the queue.
+    pub marked: u64,
+    /// Sum over the accepted frames of the frames that each found in the queue.
+    pub queue_sum: u64,
+    /// Maximum number of frames found in the queue.
+    pub queue_max: usize,
     /// Bytes sent on the wire, overhead included.
     pub wire_bytes: u64,
+}
+
+impl LinkStats {
+    /// Returns the mean number of frames that an accepted frame found in the queue.
+    pub fn mean_queue(&self) -> f64 {
+        let accepted = self.offered - self.tail_dropped;
+        self.queue_sum as f64 / accepted.max(1) as f64
+    }
 }
 
 /// Fate of a frame, for traces.
@@ -351,11 +373,23 @@ impl Link {
     }
 
     /// Sends a frame at `now`; arrivals are appended to `out`.
-    pub fn send(&mut self, now: Instant, frame: Frame, out: &mut Vec<(Instant, Frame)>) -> Fate {
+    pub fn send(
+        &mut self,
+        now: Instant,
+        mut frame: Frame,
+        out: &mut Vec<(Instant, Frame)>,
+    ) -> Fate {
         self.stats.offered += 1;
         if !self.has_room(now) {
             self.stats.tail_dropped += 1;
             return Fate::QueueFull;
+        }
+        let queued = self.queued(now);
+        self.stats.queue_sum += queued as u64;
+        self.stats.queue_max = self.stats.queue_max.max(queued);
+        if frame.ect && self.config.mark.is_some_and(|mark| queued >= mark) {
+            self.stats.marked += 1;
+            frame.ce = true;
         }
         let bits = (frame.bytes.len() + WIRE_OVERHEAD) as u64 * 8;
         let nanos =
@@ -473,7 +507,11 @@ mod tests {
         for number in 0..frames {
             let mut bytes = vec![0; 100];
             bytes[50..58].copy_from_slice(&(number as u64).to_le_bytes());
-            link.send(now, Frame { bytes, origin: 0 }, &mut out);
+            let frame = Frame {
+                bytes,
+                ..Frame::default()
+            };
+            link.send(now, frame, &mut out);
             now = now + gap;
         }
         (out, link.stats())
@@ -549,7 +587,7 @@ mod tests {
                     Instant::ZERO,
                     Frame {
                         bytes: vec![0; 1000],
-                        origin: 0,
+                        ..Frame::default()
                     },
                     &mut out,
                 )
@@ -562,6 +600,39 @@ mod tests {
         let half = link.half_empty_at(Instant::ZERO);
         assert_eq!(link.queued(half), 2);
         assert_eq!(link.stats().tail_dropped, 2);
+    }
+
+    #[test]
+    fn a_queue_marks_capable_frames_from_its_threshold_on() {
+        let send = |mark, ect| {
+            let config = LinkConfig {
+                queue: 8,
+                mark,
+                ..LinkConfig::default()
+            };
+            let (mut link, mut out) = (Link::new(config, Rng::new(1)), Vec::new());
+            for _ in 0..6 {
+                let frame = Frame {
+                    bytes: vec![0; 1000],
+                    ect,
+                    ..Frame::default()
+                };
+                link.send(Instant::ZERO, frame, &mut out);
+            }
+            let marks: Vec<bool> = out.iter().map(|(_, frame)| frame.ce).collect();
+            assert_eq!(
+                link.stats().marked,
+                marks.iter().filter(|ce| **ce).count() as u64
+            );
+            assert_eq!((link.stats().queue_sum, link.stats().queue_max), (15, 5));
+            marks
+        };
+        assert_eq!(
+            send(Some(4), true),
+            [false, false, false, false, true, true]
+        );
+        assert_eq!(send(Some(4), false), [false; 6]);
+        assert_eq!(send(None, true), [false; 6]);
     }
 
     #[test]
@@ -613,7 +684,7 @@ mod tests {
         let mut out = Vec::new();
         let frame = Frame {
             bytes: vec![0; 60],
-            origin: 0,
+            ..Frame::default()
         };
         for (at, fate) in [
             (99, Fate::Sent),

@@ -185,7 +185,7 @@ mod tests {
         }
         let to = |mac: MacAddr| Frame {
             bytes: mac.0.to_vec(),
-            origin: 0,
+            ..Frame::default()
         };
         assert_eq!(net.outputs(0, &to(mac_of(2))), 2..3);
         assert_eq!(
@@ -200,7 +200,7 @@ mod tests {
                 0,
                 &Frame {
                     bytes: vec![1],
-                    origin: 0
+                    ..Frame::default()
                 }
             ),
             0..3

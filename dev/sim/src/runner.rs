@@ -28,6 +28,8 @@ pub struct Summary {
     pub connections: u64,
     /// Packets retransmitted.
     pub retransmits: u64,
+    /// Congestion marks reported by receivers and accepted by senders.
+    pub marks: u64,
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -67,6 +69,7 @@ pub fn run_one(seed: u64) -> Result<Summary, Failure> {
             |sum, c| Summary {
                 connections: sum.connections + c.connections_opened,
                 retransmits: sum.retransmits + c.tx_retransmits,
+                marks: sum.marks + c.rx_ecn_reported,
                 ..sum
             },
         )
@@ -100,6 +103,7 @@ pub fn run_all(seeds: std::ops::Range<u64>, package_and_test: &str) -> Summary {
                             result.0.frames += one.frames;
                             result.0.connections += one.connections;
                             result.0.retransmits += one.retransmits;
+                            result.0.marks += one.marks;
                         }
                         Err(failure) => {
                             result.1.push(failure);

@@ -3,7 +3,7 @@
 use crate::link::{LinkConfig, PRESETS, Preset};
 use crate::net::{Direction, PortConfig};
 use crate::plan::{End, FlowPlan, Pause, Side, SidePlan, Write};
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 use crate::world::{Action, HostModel, NodeConfig, World};
 use esp_proto::{Duration, EdpKind, EndpointConfig, Instant, ResetReason, least_listener_capacity};
 
@@ -61,7 +61,12 @@ impl Scenario {
         let mut rng = Rng::new(seed);
         let hostile = rng.chance(100_000);
         let count = rng.range(2, 4) as usize;
-        let nodes: Vec<NodePlan> = (0..count).map(|_| node(&mut rng, hostile)).collect();
+        let mut nodes: Vec<NodePlan> = (0..count).map(|_| node(&mut rng, hostile)).collect();
+        // Draws of its own, which leave the rest of the scenario as it is.
+        let mut ecn = Rng::new(mix(seed));
+        for node in &mut nodes {
+            choose_ecn(&mut ecn, &mut node.config);
+        }
         let flows = flows(&mut rng, &nodes, hostile);
         let mut scenario = Scenario {
             seed,
@@ -202,6 +207,12 @@ fn node(rng: &mut Rng, hostile: bool) -> NodePlan {
     }
 }
 
+/// Decides whether a node offers ECN, and from which queue on its switch port marks.
+fn choose_ecn(rng: &mut Rng, config: &mut NodeConfig) {
+    config.endpoint.ecn = rng.chance(700_000);
+    config.port.down.mark = *rng.pick(&[None, Some(0), Some(1), Some(5), Some(20)]);
+}
+
 fn flows(rng: &mut Rng, nodes: &[NodePlan], hostile: bool) -> Vec<FlowPlan> {
     let count = rng.magnitude(1, 12);
     let budget = 600_000 / count;
@@ -317,6 +328,11 @@ mod tests {
         let all: Vec<Scenario> = (0..300).map(Scenario::new).collect();
         let some = |what: &dyn Fn(&Scenario) -> bool| all.iter().filter(|s| what(s)).count();
         assert!(some(&|s| s.hostile) > 5);
+        let offers = |node: &NodePlan| node.config.endpoint.ecn;
+        assert!(some(&|s| s.nodes.iter().all(offers)) > 30);
+        assert!(some(&|s| !s.nodes.iter().any(offers)) > 5);
+        let marks = |node: &NodePlan| node.config.port.down.mark.is_some();
+        assert!(some(&|s| s.nodes.iter().all(offers) && s.nodes.iter().all(marks)) > 10);
         assert!(some(&|s| !s.cuts.is_empty()) > 30);
         assert!(some(&|s| s.flows.iter().any(|f| f.crossing)) > 30);
         assert!(some(&|s| s.flows.iter().any(|f| f.from == f.to)) > 5);

@@ -42,6 +42,32 @@ fn fairness_and_incast() {
 }
 
 #[test]
+fn congestion_marks() {
+    compare("ecn.txt", &esp_sim::tables::ecn());
+}
+
+/// The purpose of marks: the port stays busy with a short queue, and drops nothing once the flows
+/// have begun.
+#[test]
+fn marks_keep_the_queue_short_and_the_port_busy() {
+    let with = |mark| {
+        Incast {
+            flows: 4,
+            mtu: 1500,
+            gbits: 1,
+            time: Duration::from_millis(200),
+            mark,
+        }
+        .measure_all()
+    };
+    let (off, on) = (with(None), with(Some(20)));
+    assert!(on.used >= 0.98 && on.jain >= 0.95, "{on:?}");
+    assert!(on.queue.0 <= 25.0 && on.queue.0 < off.queue.0, "{on:?}");
+    assert!(on.again * 10 <= off.again, "{on:?} against {off:?}");
+    assert!(on.marked > 0.0 && off.marked == 0.0, "{on:?}");
+}
+
+#[test]
 fn one_percent_of_random_loss_costs_less_than_a_third() {
     for (mtu, slow) in [
         (1500, None),
@@ -73,6 +99,7 @@ fn eight_flows_into_one_port_use_it_share_it_and_do_not_stall() {
         mtu: 1500,
         gbits: 1,
         time,
+        mark: None,
     }
     .measure_all();
     assert!(shared.used >= 0.9, "{shared:?}");
@@ -86,6 +113,7 @@ fn blocks_sent_at_one_instant_arrive_in_the_time_the_port_needs() {
         let burst = Burst {
             flows,
             bytes: 64 << 10,
+            mark: None,
         };
         let (_, last, _) = burst.measure(7);
         assert!(

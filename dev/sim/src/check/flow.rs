@@ -2,7 +2,7 @@
 //!
 //! Positions are 64 bits wide here: 0 is the SYN, 1 the first data frame.
 
-use super::frame::{ExtView, FIN, SYN, SetUpView, View};
+use super::frame::{ACK, EXT, ExtView, FIN, SYN, SetUpView, View};
 use crate::rng::mix;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -28,6 +28,13 @@ pub struct Side {
     pub forgotten: bool,
     /// Largest payload it can receive.
     pub max_payload: u16,
+    /// It offers ECN.
+    pub ecn: bool,
+    ecn_in_force: bool,
+    /// Packets that arrived with a congestion mark.
+    marks: u64,
+    /// Position of its peer's FIN.
+    peer_fin: Option<u64>,
     agreed_payload: u16,
     /// Next new position.
     next: u64,
@@ -74,6 +81,10 @@ impl Side {
             set_up_credit: set_up.credit,
             forgotten: false,
             max_payload: set_up.max_payload,
+            ecn: set_up.ecn,
+            ecn_in_force: false,
+            marks: 0,
+            peer_fin: None,
             agreed_payload: set_up.max_payload,
             next: 1,
             fin: None,
@@ -93,7 +104,7 @@ impl Side {
     /// Checks that a repeated set-up block of the incarnation is equal, except for credit, which
     /// may grow.
     pub fn repeats_set_up(&mut self, set_up: &SetUpView<'_>, isn: u16) -> Result<(), String> {
-        if isn != self.isn || set_up.max_payload != self.max_payload {
+        if isn != self.isn || set_up.max_payload != self.max_payload || set_up.ecn != self.ecn {
             return Err(format!("a repeated SYN that differs: {set_up:?}"));
         }
         if set_up.credit < self.set_up_credit {
@@ -108,19 +119,22 @@ impl Side {
     }
 
     /// Records the incarnation of the peer.
-    pub fn link(&mut self, peer_nonce: u64, credit: u16, max_payload: u16) {
+    pub fn link(&mut self, peer_nonce: u64, credit: u16, max_payload: u16, ecn: bool) {
         if self.peer_nonce != peer_nonce {
             self.peer_nonce = peer_nonce;
             (self.received, self.told_ack) = (1, 0);
+            (self.marks, self.peer_fin) = (0, None);
             self.ahead.clear();
         }
         self.edge = self.edge.max(1 + u64::from(credit));
         self.agreed_payload = self.max_payload.min(max_payload);
+        self.ecn_in_force = self.ecn && ecn;
     }
 
     /// Checks a sent frame with ACK.
     pub fn sends(&mut self, view: &View<'_>, peer: &Side, max_window: u16) -> Result<(), String> {
         self.check_ack(view, peer)?;
+        self.check_marks(view)?;
         if let Some(ext) = &view.ext {
             self.check_ext(ext, peer)?;
         }
@@ -263,6 +277,23 @@ impl Side {
         self.check_sack(ext.sack)
     }
 
+    /// Checks the count of congestion marks (W-112 to W-114).
+    fn check_marks(&self, view: &View<'_>) -> Result<(), String> {
+        let field = view.ext.and_then(|ext| ext.ce);
+        if field.is_some() && !self.ecn_in_force {
+            return Err("W-114: CE without the feature".into());
+        }
+        let bare = view.flags & !EXT == ACK && view.payload.is_empty();
+        let due = bare && self.ecn_in_force && self.marks > 0;
+        if due != field.is_some() {
+            return Err(format!("W-113: CE {field:?} after {} marks", self.marks));
+        }
+        if field.is_some_and(|count| count != self.marks as u16) {
+            return Err(format!("W-112: CE {field:?} after {} marks", self.marks));
+        }
+        Ok(())
+    }
+
     fn check_sack(&mut self, sack: &[u8]) -> Result<(), String> {
         if sack.is_empty() {
             return Ok(());
@@ -289,10 +320,21 @@ impl Side {
         Ok(())
     }
 
+    /// Returns true when both FINs are acknowledged.
+    fn has_ended(&self) -> bool {
+        self.fin.is_some_and(|fin| self.acked > fin)
+            && self.peer_fin.is_some_and(|fin| self.received > fin)
+    }
+
     /// Records a frame of its peer's incarnation that is delivered to it.
-    pub fn receives(&mut self, view: &View<'_>, peer_isn: u16) {
+    pub fn receives(&mut self, view: &View<'_>, peer_isn: u16, ce: bool) {
         if view.is_data() || view.is_fin() {
+            // W-112: not in TIME-WAIT.
+            self.marks += u64::from(ce && !self.has_ended());
             let position = unwrap(view.seq, peer_isn, self.received);
+            if view.is_fin() {
+                self.peer_fin = Some(position as u64);
+            }
             if position >= self.received as i64 {
                 self.ahead.insert(position as u64);
             }
@@ -323,6 +365,8 @@ impl Side {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::check::frame::{Forge, Rules};
+    use crate::net::mac_of;
 
     #[test]
     fn positions_unwrap_on_both_sides_of_the_wrap() {
@@ -333,6 +377,72 @@ mod tests {
                 assert_eq!(unwrap(seq, 777, about), position);
             }
         }
+    }
+
+    /// Two sides that both offer ECN, or only the first.
+    fn sides(both: bool) -> (Side, Side) {
+        let set_up = |nonce, ecn| SetUpView {
+            max_payload: 1489,
+            nonce,
+            peer_nonce: 0,
+            credit: 100,
+            max_ack_delay: 200,
+            ecn,
+            key: &[],
+        };
+        let mut here = Side::new(&set_up(1, true), 0);
+        let mut there = Side::new(&set_up(2, both), 0);
+        here.link(2, 100, 1489, both);
+        there.link(1, 100, 1489, true);
+        (here, there)
+    }
+
+    /// Judges a frame of the first side after the second has sent two packets, the second of them
+    /// marked.
+    fn judge(both: bool, flags: u8, payload: &[u8], tail: &[u8]) -> Result<(), String> {
+        let (mut here, there) = sides(both);
+        let rules = Rules {
+            esp: 0x88b5,
+            edp: 0x88b6,
+            mtu: 1500,
+        };
+        for (seq, ce) in [(1, false), (2, true)] {
+            let data = Forge {
+                seq,
+                ack: 1,
+                payload: vec![7; 40],
+                ..Forge::new(mac_of(1), 2000, mac_of(0), 1000, ACK)
+            }
+            .bytes();
+            here.receives(&View::of(&data, &rules).expect("sound"), 0, ce);
+        }
+        let frame = Forge {
+            seq: 1,
+            ack: 3,
+            payload: payload.to_vec(),
+            tail: tail.to_vec(),
+            ..Forge::new(mac_of(0), 1000, mac_of(1), 2000, flags)
+        }
+        .bytes();
+        here.sends(&View::of(&frame, &rules).expect("sound"), &there, 1024)
+    }
+
+    #[test]
+    fn each_fault_of_a_count_is_named() {
+        let fault = |verdict: Result<(), String>, rule: &str| {
+            let text = verdict.expect_err(rule);
+            assert!(text.starts_with(rule), "{text} is not {rule}");
+        };
+        let one = [4, 8, 0, 1];
+        assert_eq!(judge(true, ACK | EXT, &[], &one), Ok(()));
+        assert_eq!(judge(true, ACK, &[7; 40], &[]), Ok(()));
+        assert_eq!(judge(false, ACK | EXT, &[], &[2, 0]), Ok(()));
+        fault(judge(true, ACK | EXT, &[], &[2, 0]), "W-113");
+        fault(judge(true, ACK, &[], &[]), "W-113");
+        fault(judge(true, ACK | EXT, &[7; 40], &one), "W-113");
+        fault(judge(true, ACK | EXT, &[], &[4, 8, 0, 2]), "W-112");
+        fault(judge(true, ACK | EXT, &[], &[4, 8, 0, 0]), "W-112");
+        fault(judge(false, ACK | EXT, &[], &one), "W-114");
     }
 
     #[test]

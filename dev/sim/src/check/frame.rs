@@ -51,6 +51,8 @@ pub struct ExtView<'a> {
     pub credit: Option<u16>,
     /// PROBED.
     pub probed: Option<u16>,
+    /// CE: number of packets received with a congestion mark.
+    pub ce: Option<u16>,
     /// SACK bitmap; empty if absent.
     pub sack: &'a [u8],
 }
@@ -68,6 +70,8 @@ pub struct SetUpView<'a> {
     pub credit: u16,
     /// Microseconds.
     pub max_ack_delay: u16,
+    /// Feature ECN.
+    pub ecn: bool,
     /// Job key.
     pub key: &'a [u8],
 }
@@ -261,11 +265,12 @@ impl<'a> View<'a> {
             peer_nonce: be64(p, 16),
             credit: be16(p, 24),
             max_ack_delay: be16(p, 26),
+            ecn: p[7] & 2 != 0,
             key: p.get(28..28 + usize::from(p[1])).unwrap_or_default(),
         };
         let behind = &p[28 + set_up.key.len()..];
         // W-100: 1 to 8 addresses, if there are any.
-        let rails = match (p[7], behind) {
+        let rails = match (p[7] & !2, behind) {
             (0, []) => true,
             (1, [count, macs @ ..]) => {
                 (1..=8).contains(count)
@@ -344,6 +349,9 @@ impl<'a> View<'a> {
             if let Some(len) = ext.probed {
                 line += &format!(" probed={len}");
             }
+            if let Some(count) = ext.ce {
+                line += &format!(" ce={count}");
+            }
             if !ext.sack.is_empty() {
                 line += &format!(" sack={:02x?}", ext.sack);
             }
@@ -369,12 +377,17 @@ impl<'a> View<'a> {
 
 fn ext(bytes: &[u8]) -> Option<(ExtView<'_>, usize)> {
     let len = usize::from(*bytes.first()?);
-    if !(2..=134).contains(&len) || bytes.len() < len || bytes[1] & !7 != 0 {
+    if !(2..=136).contains(&len) || bytes.len() < len || bytes[1] & !15 != 0 {
         return None;
     }
     let (fields, mut at) = (bytes[1], 2);
     let mut view = ExtView::default();
-    for (bit, slot) in [(1, &mut view.credit), (2, &mut view.probed)] {
+    let numbers = [
+        (1, &mut view.credit),
+        (2, &mut view.probed),
+        (8, &mut view.ce),
+    ];
+    for (bit, slot) in numbers {
         if fields & bit != 0 {
             *slot = Some(be16(bytes.get(at..at + 2).filter(|_| at + 2 <= len)?, 0));
             at += 2;
@@ -505,7 +518,7 @@ mod tests {
             ..forge(ACK | EXT)
         };
         let bytes = Forge {
-            tail: vec![7, 5, 0x12, 0x34, 0x01, 0x00, 0x80],
+            tail: vec![9, 13, 0x12, 0x34, 0x00, 0x05, 0x01, 0x00, 0x80],
             ..bytes
         }
         .bytes();
@@ -513,12 +526,12 @@ mod tests {
         assert_eq!((view.seq, view.ack, view.payload), (7, 9, &[1u8, 2, 3][..]));
         let ext = view.ext.expect("extension");
         assert_eq!(
-            (ext.credit, ext.probed, ext.sack),
-            (Some(0x1234), None, &[1u8, 0, 0x80][..])
+            (ext.credit, ext.probed, ext.ce, ext.sack),
+            (Some(0x1234), None, Some(5), &[1u8, 0, 0x80][..])
         );
         assert_eq!(
             view.text(0x88b6),
-            "ESP 1000>2000 ACK seq=7 ack=9 len=3 credit=4660 sack=[01, 00, 80]"
+            "ESP 1000>2000 ACK seq=7 ack=9 len=3 credit=4660 ce=5 sack=[01, 00, 80]"
         );
         assert!(judge(&forge(SYN).with_set_up(5, 0, 10).bytes()).is_ok());
         assert!(judge(&forge(SYN | ACK).with_set_up(5, 6, 10).bytes()).is_ok());
@@ -606,6 +619,8 @@ mod tests {
             vec![3, 1, 0],
             vec![2, 4],
             vec![2, 8],
+            vec![3, 8, 0],
+            vec![2, 16],
         ] {
             fault(
                 Forge {

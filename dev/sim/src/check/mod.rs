@@ -22,6 +22,7 @@ type Key = (MacAddr, u16, MacAddr, u16);
 struct NodeRules {
     rules: Rules,
     max_window: u16,
+    ecn: bool,
 }
 
 /// Checks every frame sent in a world.
@@ -45,6 +46,7 @@ impl Checker {
         self.nodes.push(NodeRules {
             rules,
             max_window: config.max_window,
+            ecn: config.ecn,
         });
     }
 
@@ -84,7 +86,11 @@ impl Checker {
     /// Checks a frame sent by a node. Returns the mark to put on it.
     pub fn sent(&mut self, node: usize, bytes: &[u8]) -> Result<u64, String> {
         self.checked += 1;
-        let NodeRules { rules, max_window } = self.nodes[node];
+        let NodeRules {
+            rules,
+            max_window,
+            ecn,
+        } = self.nodes[node];
         let view = View::of(bytes, &rules)?;
         if node_of(view.src) != Some(node) {
             return Err(format!("source address {} of node {node}", view.src));
@@ -93,6 +99,9 @@ impl Checker {
             return Ok(0);
         }
         let key = (view.src, view.src_port, view.dst, view.dst_port);
+        if view.flags & SYN != 0 && view.set_up()?.ecn != ecn {
+            return Err(format!("W-110: feature ECN, its carrier has it: {ecn}"));
+        }
         if view.flags & SYN != 0 {
             self.opens(key, &view)?;
         }
@@ -132,7 +141,7 @@ impl Checker {
             let peer = self
                 .peer(key, set_up.peer_nonce)
                 .ok_or("W-21: a SYN+ACK to a nonce never seen")?;
-            Some((peer.nonce, peer.set_up_credit, peer.max_payload))
+            Some((peer.nonce, peer.set_up_credit, peer.max_payload, peer.ecn))
         } else {
             None
         };
@@ -148,8 +157,8 @@ impl Checker {
         }
         let side = sides.last_mut().ok_or("no side")?;
         side.repeats_set_up(&set_up, view.seq)?;
-        if let Some((nonce, credit, max_payload)) = answered {
-            side.link(nonce, credit, max_payload);
+        if let Some((nonce, credit, max_payload, ecn)) = answered {
+            side.link(nonce, credit, max_payload, ecn);
         }
         Ok(())
     }
@@ -162,8 +171,9 @@ impl Checker {
             .find(|side| side.nonce == nonce)
     }
 
-    /// Records the delivery of a frame with the mark of its sender's incarnation.
-    pub fn delivered(&mut self, node: usize, bytes: &[u8], mark: u64) {
+    /// Records the delivery of a frame with the mark of its sender's incarnation. `ce`: it arrived
+    /// with a congestion mark.
+    pub fn delivered(&mut self, node: usize, bytes: &[u8], mark: u64, ce: bool) {
         if self.frames_only || mark == 0 {
             return;
         }
@@ -195,7 +205,7 @@ impl Checker {
             s.peer_nonce == side.nonce && [0, s.nonce].contains(&side.peer_nonce)
         };
         if let Some(set_up) = set_up.filter(takes) {
-            side.link(set_up.nonce, set_up.credit, set_up.max_payload);
+            side.link(set_up.nonce, set_up.credit, set_up.max_payload, set_up.ecn);
         }
         if side.peer_nonce != mark {
             return;
@@ -211,7 +221,7 @@ impl Checker {
                 .get_mut(&reverse)
                 .and_then(|sides| sides.last_mut()),
         ) {
-            side.receives(&view, isn);
+            side.receives(&view, isn, ce);
         }
     }
 }

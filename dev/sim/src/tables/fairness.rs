@@ -5,7 +5,7 @@ use crate::link::LinkConfig;
 use crate::net::{Direction, PortConfig};
 use crate::plan::FlowPlan;
 use crate::world::{NodeConfig, World};
-use esp_proto::{Duration, Instant};
+use esp_proto::{Duration, EndpointConfig, Instant};
 use std::fmt::Write as _;
 
 /// Length of the switch port's queue in frames.
@@ -26,6 +26,8 @@ pub struct Incast {
     pub gbits: u64,
     /// Virtual time from the first byte of the last flow on.
     pub time: Duration,
+    /// Queue from which on the port marks, with ECN; `None`: without ECN.
+    pub mark: Option<usize>,
 }
 
 /// Shares of the flows.
@@ -47,9 +49,13 @@ pub struct Shared {
     pub again: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
+    /// Mean and maximum number of frames that a frame finds in the port's queue.
+    pub queue: (f64, usize),
+    /// Share of the offered frames that the port marked.
+    pub marked: f64,
 }
 
-fn world(flows: usize, mtu: u32, gbits: u64, seed: u64) -> World {
+fn world(flows: usize, mtu: u32, gbits: u64, mark: Option<usize>, seed: u64) -> World {
     let mut world = World::new(seed);
     let link = LinkConfig {
         rate: gbits * 1_000_000_000,
@@ -57,6 +63,7 @@ fn world(flows: usize, mtu: u32, gbits: u64, seed: u64) -> World {
     };
     let down = LinkConfig {
         queue: QUEUE,
+        mark,
         ..link.clone()
     };
     // A little jitter, as clocks of different machines have: without any, each frame of one flow
@@ -65,7 +72,12 @@ fn world(flows: usize, mtu: u32, gbits: u64, seed: u64) -> World {
         jitter: Duration::from_micros(2),
         ..link
     };
+    let endpoint = EndpointConfig {
+        ecn: mark.is_some(),
+        ..EndpointConfig::default()
+    };
     let config = NodeConfig {
+        endpoint,
         mtu,
         port: PortConfig { up, down },
         ..NodeConfig::default()
@@ -78,7 +90,7 @@ fn world(flows: usize, mtu: u32, gbits: u64, seed: u64) -> World {
 impl Incast {
     /// Runs it with one seed.
     pub fn measure(&self, seed: u64) -> Shared {
-        let mut world = world(self.flows, self.mtu, self.gbits, seed);
+        let mut world = world(self.flows, self.mtu, self.gbits, self.mark, seed);
         for flow in 0..self.flows {
             // Not at one instant: jobs start with some jitter.
             world.flow_plan(endless(flow + 1, 0).at(Duration::from_micros(137 * flow as u64)));
@@ -125,11 +137,13 @@ impl Incast {
             dropped: port.tail_dropped as f64 / port.offered.max(1) as f64,
             again: sum(&world, 1..=self.flows, |c| c.tx_retransmits),
             timeouts: sum(&world, 1..=self.flows, |c| c.retransmit_timeouts),
+            queue: (port.mean_queue(), port.queue_max),
+            marked: port.marked as f64 / port.offered.max(1) as f64,
         }
     }
 
-    /// Runs it with several seeds: rates and counts are means; Jain's index, extremes and stall are
-    /// the worst.
+    /// Runs it with several seeds: rates, counts and the mean queue are means; Jain's index,
+    /// extremes, stall and the longest queue are the worst.
     pub fn measure_all(&self) -> Shared {
         let mut all = Shared {
             jain: 1.0,
@@ -149,6 +163,9 @@ impl Incast {
             all.stall = all.stall.max(one.stall);
             all.again += one.again;
             all.timeouts += one.timeouts;
+            all.queue.0 += one.queue.0 / SEEDS as f64;
+            all.queue.1 = all.queue.1.max(one.queue.1);
+            all.marked += one.marked / SEEDS as f64;
         }
         (all.again, all.timeouts) = (all.again / SEEDS, all.timeouts / SEEDS);
         all
@@ -182,6 +199,8 @@ pub struct Burst {
     pub flows: usize,
     /// Bytes of a block.
     pub bytes: u64,
+    /// Queue from which on the port marks, with ECN; `None`: without ECN.
+    pub mark: Option<usize>,
 }
 
 impl Burst {
@@ -194,7 +213,7 @@ impl Burst {
 
     /// Runs it; returns when the first and the last block were complete.
     pub fn measure(&self, seed: u64) -> (Duration, Duration, World) {
-        let mut world = world(self.flows, 1500, 1, seed);
+        let mut world = world(self.flows, 1500, 1, self.mark, seed);
         for flow in 0..self.flows {
             let plan = FlowPlan::new(flow + 1, 40_000, 0, PORT).bulk(self.bytes);
             world.flow_plan(plan.passive(|side| side.rx_buffer = ROOM));
@@ -250,6 +269,7 @@ pub fn fairness() -> String {
             mtu,
             gbits,
             time: Duration::from_millis(millis),
+            mark: None,
         }
     };
     let mut rows = [1, 2, 4, 8, 16, 32].map(row(1, 1500, 500)).to_vec();
@@ -281,7 +301,13 @@ pub fn fairness() -> String {
     );
     let rows: Vec<Burst> = [64 << 10, 1 << 20]
         .into_iter()
-        .flat_map(|bytes| [2, 4, 8, 16, 32].map(|flows| Burst { flows, bytes }))
+        .flat_map(|bytes| {
+            [2, 4, 8, 16, 32].map(|flows| Burst {
+                flows,
+                bytes,
+                mark: None,
+            })
+        })
         .collect();
     out.extend(parallel(&rows, Burst::line));
     out

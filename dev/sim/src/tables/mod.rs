@@ -1,11 +1,14 @@
-//! Measurements in virtual time: goodput by loss and window, fairness of flows that share a port.
+//! Measurements in virtual time: goodput by loss and window, fairness of flows that share a port,
+//! and the effect of congestion marks.
 //!
 //! The numbers are exact, so `dev/sim/tables/*.txt` holds them as text and a test compares. They
 //! depend only on the protocol (windows, repair, congestion control), not on the machine.
 
+mod ecn;
 mod fairness;
 mod goodput;
 
+pub use ecn::ecn;
 pub use fairness::{Burst, Incast, Shared, fairness};
 pub use goodput::{Cell, Goodput, LOSSES, goodput};
 

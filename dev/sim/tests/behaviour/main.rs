@@ -1,6 +1,7 @@
 //! Behaviour of whole worlds, one module for each topic. Every test is one seed's run on virtual
 //! time and always the same; `ESP_SIM_TRACE=1` prints the frames.
 
+mod ecn;
 mod forged;
 mod rails;
 mod restart;

@@ -175,3 +175,25 @@ fn an_interface_of_another_mtu() {
     world.run_to_end(LONG);
     assert!(moves(&world) >= 12, "{}", moves(&world));
 }
+
+/// W-117: marks count on both paths.
+#[test]
+fn congestion_marks_survive_a_move() {
+    let mut world = stations(17, |config| {
+        config.endpoint.ecn = true;
+        config.port.down.rate = 1_000_000_000;
+        config.port.down.mark = Some(5);
+    });
+    world.flow_plan(FlowPlan::new(0, 5000, 2, PORT).bulk(32 * MB));
+    world.partition(0, ms(50), LONG);
+    world.run_to_end(LONG);
+    assert_eq!(moves(&world), 2);
+    let sender = |node: usize| *world.endpoint(node).counters();
+    let (before, after) = (sender(0), sender(1));
+    for counters in [before, after] {
+        assert!(counters.rx_ecn_reported > 100, "{counters:?}");
+        assert!(counters.ecn_reductions > 10, "{counters:?}");
+    }
+    // At most the first report, of packets that the old path marked.
+    assert!(after.rx_ecn_ignored <= 1, "{after:?}");
+}
