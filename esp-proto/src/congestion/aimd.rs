@@ -388,6 +388,17 @@ mod tests {
     }
 
     #[test]
+    fn marks_after_a_timeout_count_at_once() {
+        let mut cc = Aimd::new(1000);
+        cc.enable_ecn();
+        assert!(cc.on_marks(&marks(1, 100)));
+        cc.on_rto(Instant::ZERO);
+        assert_eq!(cc.window(), AFTER_RTO);
+        assert!(cc.on_marks(&marks(1, 4)));
+        assert_eq!(cc.window(), 2);
+    }
+
+    #[test]
     fn marks_and_losses_of_one_window_reduce_it_once() {
         let mut cc = Aimd::new(1000);
         cc.enable_ecn();

@@ -180,6 +180,41 @@ fn a_report_is_as_late_as_an_acknowledgement_at_most() {
     assert_eq!(pair.kinds(MAC_B, from, FrameType::Ack), 0);
 }
 
+/// W-113: a report that is due is sent before the data that waits, on request or by the timer.
+#[test]
+fn a_due_report_precedes_waiting_data() {
+    for asks in [true, false] {
+        let (mut pair, _, b) = connected();
+        let n = pair.numbers();
+        let flags = wire::FLAG_ACK | if asks { wire::FLAG_ASK } else { 0 };
+        let data = Forge::ack(n.a_next, n.b_next)
+            .flags(flags)
+            .payload(&[pattern(0)]);
+        pair.b.receive(
+            pair.now,
+            &OnWire {
+                at: pair.now,
+                src: MAC_A,
+                dst: MAC_B,
+                body: data.build(),
+                looped: false,
+                ce: true,
+            },
+        );
+        if !asks {
+            assert!(pair.b.transmit(pair.now).is_none(), "not due");
+            pair.now = pair.now + Duration::from_micros(200);
+            pair.b.ep.handle_timeout(pair.now);
+        }
+        pair.b.write(pair.now, b, 100 * 1489);
+        let first = pair.b.transmit(pair.now).unwrap();
+        assert_eq!(first.kind(), FrameType::Ack, "asks: {asks}");
+        assert_eq!(first.esp().ext.unwrap().ce, Some(1));
+        let second = pair.b.transmit(pair.now).unwrap();
+        assert_eq!(second.kind(), FrameType::Data);
+    }
+}
+
 /// W-112: packets count, frames without a sequence number do not.
 #[test]
 fn marks_of_acknowledgements_probes_and_set_up_do_not_count() {
