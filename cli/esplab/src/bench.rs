@@ -12,6 +12,7 @@ use bench::plan::{self, Bench};
 use bench::report;
 use bench::run::Rig;
 use bench::table::Style;
+use bench::worker::Carrier;
 use bench::{incast, intra, rails};
 use cli::out::{self, Failure, Verdict};
 
@@ -29,6 +30,9 @@ pub(super) struct Flags {
     /// leases, incast, rails, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
+    /// Between nodes, measure ESP over this carrier only: `raw` or `udp`. Default: both
+    #[arg(long, value_name = "CARRIER", default_value = "both")]
+    carrier: Carriers,
     /// Within a node, only messages of these sizes in bytes, separated by commas
     #[arg(long, value_name = "BYTES", value_delimiter = ',')]
     sizes: Vec<usize>,
@@ -42,6 +46,24 @@ pub(super) struct Flags {
     /// of the measured benchmarks are replaced
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "docs")]
     report: Option<PathBuf>,
+}
+
+/// Carriers to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Carriers {
+    Raw,
+    Udp,
+    Both,
+}
+
+impl Carriers {
+    fn has(self, path: bench::worker::Protocol) -> bool {
+        match path.carrier() {
+            Some(Carrier::Raw) => self != Carriers::Udp,
+            Some(Carrier::Udp) => self != Carriers::Raw,
+            None => true,
+        }
+    }
 }
 
 /// The selected benchmarks.
@@ -73,7 +95,11 @@ impl Flags {
         let rounds = |default| self.rounds.map_or(default, usize::from);
         let mut nodes = plan::plan(self.quick, &[])?;
         nodes.retain(|bench| chosen(bench.about.name));
-        nodes.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
+        for bench in &mut nodes {
+            bench.rounds = rounds(bench.rounds);
+            bench.cases.retain(|case| self.carrier.has(case.path));
+        }
+        nodes.retain(|bench| !bench.cases.is_empty());
         let mut intra: Vec<_> = intra::plan::BENCHES
             .iter()
             .filter(|about| chosen(about.name))

@@ -1,10 +1,10 @@
 //! One end of a connection over any protocol.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use esp_client::{EspListener, EspStream, MacAddr, Spin};
+use esp_client::{Client, EspListener, EspStream, MacAddr, NodeAddr, Spin};
 use p2p::Comm;
 
 use crate::worker::{Protocol, Role, Task, Wait};
@@ -34,13 +34,14 @@ pub(super) fn open(
             Ok(Box::new(tcp_end(stream, job.wait)?))
         }
         Protocol::Daemon | Protocol::Lease => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
-        Protocol::P2p => {
+        Protocol::Udp => Ok(Box::new(EspEnd(udp_stream(job, listening)?))),
+        Protocol::P2p | Protocol::P2pUdp => {
             if job.role == Role::Server {
                 listening()?;
             }
             Ok(Box::new(P2pEnd::join(job)?))
         }
-        Protocol::Raw => Err(io::Error::new(
+        Protocol::Raw | Protocol::RawUdp => Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "the bare loop has no stream",
         )),
@@ -74,11 +75,39 @@ fn esp_stream(job: &Task, listening: impl FnOnce() -> io::Result<()>) -> io::Res
     }
 }
 
+/// Connects without a daemon: the server's UDP port is that of the task.
+fn udp_stream(job: &Task, listening: impl FnOnce() -> io::Result<()>) -> io::Result<EspStream> {
+    let spin = esp_spin(job);
+    match job.role {
+        Role::Server => {
+            let client = Client::udp_at(job.port)?;
+            let mut builder = EspListener::builder();
+            if let Some(spin) = spin {
+                builder = builder.spin(spin);
+            }
+            let listener = builder.bind_at(&client, job.port)?;
+            listening()?;
+            Ok(listener.accept()?.0)
+        }
+        Role::Client => {
+            let mut builder = EspStream::builder();
+            if let Some(spin) = spin {
+                builder = builder.spin(spin);
+            }
+            let server = SocketAddr::from((Node(job.node).ip(), job.port));
+            builder.connect_at(&Client::udp()?, (NodeAddr::Udp(server), job.port))
+        }
+    }
+}
+
 /// Returns the waiting of an ESP end: the default for [`Wait::Block`]; for [`Wait::Poll`] without
 /// end, yielding if the daemon has the same core.
 fn esp_spin(job: &Task) -> Option<Spin> {
     // Over a lease no daemon has to run.
-    match (job.wait, job.own_core || job.path == Protocol::Lease) {
+    match (
+        job.wait,
+        job.own_core || matches!(job.path, Protocol::Lease | Protocol::Udp),
+    ) {
         (Wait::Block, _) => None,
         (Wait::Poll, true) => Some(Spin {
             spins: u32::MAX,
@@ -125,7 +154,10 @@ struct P2pEnd {
 impl P2pEnd {
     fn join(work: &Task) -> io::Result<P2pEnd> {
         let mut options = job::Options::from_env().map_err(io::Error::other)?;
-        options.transports = vec![job::Transport::Eth];
+        options.transports = match work.path {
+            Protocol::P2pUdp => vec![job::Transport::Udp],
+            _ => vec![job::Transport::Eth],
+        };
         let forever = Duration::from_secs(3600);
         match (work.wait, work.own_core) {
             (Wait::Block, _) => {}

@@ -27,6 +27,7 @@ pub mod page;
 pub mod plan;
 pub mod rails;
 mod raw;
+mod raw_udp;
 pub mod report;
 pub mod run;
 pub mod samples;

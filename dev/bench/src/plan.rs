@@ -61,7 +61,7 @@ impl Case {
     /// only the sizes must agree, where both have one: the bare loop is measured with both kinds of
     /// waiting, and the better one counts.
     fn comparable(&self, other: &Case) -> bool {
-        let has_size = |case: &Case| case.path != Protocol::Raw;
+        let has_size = |case: &Case| !case.path.is_bare();
         match (self.work, other.work) {
             (Work::Stream { size: mine, .. }, Work::Stream { size: theirs, .. }) => {
                 mine == theirs || !has_size(self) || !has_size(other)
@@ -121,13 +121,16 @@ impl Bench {
 }
 
 /// All protocols, in the order they are measured.
-pub const PROTOCOLS: [Protocol; 6] = [
+pub const PROTOCOLS: [Protocol; 9] = [
     Protocol::Tcp,
     Protocol::TcpNoOffload,
     Protocol::Raw,
     Protocol::Lease,
     Protocol::Daemon,
     Protocol::P2p,
+    Protocol::RawUdp,
+    Protocol::Udp,
+    Protocol::P2pUdp,
 ];
 
 /// All benchmarks between two nodes, in the order they run.
@@ -228,14 +231,18 @@ fn bench(about: &'static About, quick: bool) -> Bench {
     };
     let mut cases = Vec::new();
     for (index, lab) in labs.iter().enumerate() {
-        let mut has_raw_stream = false;
+        let mut raw_streams = Vec::new();
         for (wait, work) in works(about.name, quick) {
             for path in PROTOCOLS {
-                let is_raw_stream = path == Protocol::Raw && matches!(work, Work::Stream { .. });
-                if !fits(about.name, path, work, lab.mtu) || (is_raw_stream && has_raw_stream) {
+                let is_raw_stream = path.is_bare() && matches!(work, Work::Stream { .. });
+                if !fits(about.name, path, work, lab.mtu)
+                    || (is_raw_stream && raw_streams.contains(&path))
+                {
                     continue;
                 }
-                has_raw_stream |= is_raw_stream;
+                if is_raw_stream {
+                    raw_streams.push(path);
+                }
                 let waits = if is_raw_stream {
                     &[Wait::Block, Wait::Poll][..]
                 } else {
@@ -265,19 +272,22 @@ fn bench(about: &'static About, quick: bool) -> Bench {
 /// of losses and no messages above one frame.
 fn fits(bench: &str, path: Protocol, work: Work, mtu: u32) -> bool {
     let is_one_frame = match work {
-        Work::PingPong { size, .. } => size + 11 <= mtu as usize,
+        Work::PingPong { size, .. } => size + 41 <= mtu as usize,
         _ => true,
     };
     match bench {
         "stream" => true,
-        "pingpong" => path != Protocol::TcpNoOffload && (path != Protocol::Raw || is_one_frame),
+        "pingpong" => path != Protocol::TcpNoOffload && (!path.is_bare() || is_one_frame),
         "loss" => matches!(
             path,
-            Protocol::TcpNoOffload | Protocol::Lease | Protocol::Daemon
+            Protocol::TcpNoOffload | Protocol::Lease | Protocol::Daemon | Protocol::Udp
         ),
         "idle" => path == Protocol::Daemon,
         "leases" => matches!(path, Protocol::Lease | Protocol::Daemon),
-        _ => matches!(path, Protocol::Tcp | Protocol::Lease | Protocol::Daemon),
+        _ => matches!(
+            path,
+            Protocol::Tcp | Protocol::Lease | Protocol::Daemon | Protocol::Udp
+        ),
     }
 }
 
@@ -369,7 +379,7 @@ mod tests {
                 assert_eq!(tcp.contains(&1), !alone, "{}: {case:?}", bench.about.name);
                 let raw = match (bench.about.name, case.work) {
                     ("pingpong", Work::PingPong { size, .. }) => {
-                        usize::from(size + 11 <= lab.mtu as usize)
+                        usize::from(size + 41 <= lab.mtu as usize)
                     }
                     ("stream", _) => 2,
                     _ => 0,

@@ -5,15 +5,19 @@ use serde::Serialize;
 use crate::plan::{Bench, Case};
 use crate::samples::{Samples, median};
 use crate::table::{Column, Ratio, Style, render, rounded};
-use crate::worker::{Protocol, TaskResult, Wait, Work};
+use crate::worker::{Carrier, Protocol, TaskResult, Wait, Work};
 
 /// One line of `esplab bench --json`. Fields without meaning for a benchmark are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// Name of the benchmark.
     pub bench: &'static str,
-    /// Protocol: tcp, tcp-no-offload, raw, lease, daemon, p2p.
+    /// Protocol: tcp, tcp-no-offload, raw, lease, daemon, p2p; over the second carrier raw-udp, udp
+    /// and p2p-udp.
     pub path: &'static str,
+    /// Carrier of ESP and of the bare loop: raw or udp.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub carrier: Option<Carrier>,
     /// Waiting of the workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<Wait>,
@@ -181,10 +185,11 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
     Row {
         bench: bench.about.name,
         path: case.path.name(),
+        carrier: case.path.carrier(),
         wait: Some(case.wait),
         size: match case.work {
             // The bare loop sends whole frames, whatever the size of a write.
-            Work::Stream { .. } if case.path == Protocol::Raw => None,
+            Work::Stream { .. } if case.path.is_bare() => None,
             Work::PingPong { size, .. } | Work::Send { size, .. } | Work::Stream { size, .. } => {
                 Some(size)
             }
@@ -199,7 +204,7 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
         gbit_s: of_rounds(&|m| m.gbit_s),
         ratio_to_tcp: ratio(bench.beside(case, Protocol::Tcp), &value),
         ratio_to_tcp_no_offload: ratio(bench.beside(case, Protocol::TcpNoOffload), &value),
-        ratio_to_raw: ratio(bench.beside(case, Protocol::Raw), &value),
+        ratio_to_raw: ratio(bench.beside(case, case.path.bare()), &value),
         ratio_to_lossless: ratio(bench.without_loss(case), &value),
         cpu_us_per_frame: of_rounds(&cost),
         ratio_to_one_connection: ratio(
@@ -397,6 +402,7 @@ mod tests {
         let row = Row {
             bench: "stream",
             path: "tcp",
+            carrier: None,
             mtu: 1500,
             gbit_s: Some(1.5),
             rounds: 3,

@@ -191,7 +191,7 @@ impl Rig {
 
     fn both_workers(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
         let job = self.job(case.path, case.wait, case.work);
-        let meet = if case.path == Protocol::P2p {
+        let meet = if matches!(case.path, Protocol::P2p | Protocol::P2pUdp) {
             Some(Scratch::new()?)
         } else {
             None
@@ -209,7 +209,7 @@ impl Rig {
             },
         )?;
         let client: TaskResult = client.outcome()?;
-        if case.path == Protocol::Raw {
+        if case.path.is_bare() {
             server.end_input();
         }
         Ok(Measured::new(client, &server.outcome()?))

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ends::{self, End};
 use crate::samples::Samples;
-use crate::{hold, raw};
+use crate::{hold, raw, raw_udp};
 
 /// Protocol under test. Its name is the `path` of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,6 +26,22 @@ pub enum Protocol {
     Lease,
     /// Messages of the point-to-point layer. It uses leases where it is allowed to.
     P2p,
+    /// A bare loop over UDP sockets with segmentation offload: the limit of the second carrier.
+    RawUdp,
+    /// ESP in UDP by engines embedded in both programs, without a daemon.
+    Udp,
+    /// Messages of the point-to-point layer over ESP in UDP.
+    P2pUdp,
+}
+
+/// Carrier of ESP's packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Carrier {
+    /// Raw Ethernet.
+    Raw,
+    /// UDP.
+    Udp,
 }
 
 impl Protocol {
@@ -39,6 +55,30 @@ impl Protocol {
         self.by_daemons() || self == Protocol::Lease
     }
 
+    /// Returns true for a bare loop: no protocol, so no streams of programs.
+    pub fn is_bare(self) -> bool {
+        matches!(self, Protocol::Raw | Protocol::RawUdp)
+    }
+
+    /// Returns the bare loop to compare with.
+    pub fn bare(self) -> Protocol {
+        match self.carrier() {
+            Some(Carrier::Udp) => Protocol::RawUdp,
+            _ => Protocol::Raw,
+        }
+    }
+
+    /// Returns the carrier; none for TCP.
+    pub fn carrier(self) -> Option<Carrier> {
+        match self {
+            Protocol::Tcp | Protocol::TcpNoOffload => None,
+            Protocol::Raw | Protocol::Daemon | Protocol::Lease | Protocol::P2p => {
+                Some(Carrier::Raw)
+            }
+            Protocol::RawUdp | Protocol::Udp | Protocol::P2pUdp => Some(Carrier::Udp),
+        }
+    }
+
     /// Name in legends, with the privilege that its programs need.
     pub fn label(self) -> &'static str {
         match self {
@@ -48,6 +88,9 @@ impl Protocol {
             Protocol::Daemon => "ESP, daemon (any user)",
             Protocol::Lease => "ESP, lease (lease.allow)",
             Protocol::P2p => "p2p over leases (lease.allow)",
+            Protocol::RawUdp => "bare UDP loop (any user)",
+            Protocol::Udp => "ESP in UDP (any user, no daemon)",
+            Protocol::P2pUdp => "p2p over UDP (any user, no daemon)",
         }
     }
 
@@ -60,6 +103,9 @@ impl Protocol {
             Protocol::Daemon => "daemon",
             Protocol::Lease => "lease",
             Protocol::P2p => "p2p",
+            Protocol::RawUdp => "raw-udp",
+            Protocol::Udp => "udp",
+            Protocol::P2pUdp => "p2p-udp",
         }
     }
 }
@@ -176,6 +222,9 @@ const CHUNK: usize = 256 * 1024;
 pub fn work(task: &Task, mut say: impl FnMut(&str) -> io::Result<()>) -> io::Result<TaskResult> {
     if task.path == Protocol::Raw {
         return raw::work(task, || say(LISTENING));
+    }
+    if task.path == Protocol::RawUdp {
+        return raw_udp::work(task, || say(LISTENING));
     }
     if let Work::Hold { count } = task.work {
         return hold::work(task, count, say);

@@ -43,6 +43,7 @@
 
 mod client;
 mod server;
+pub mod udp;
 mod wire;
 
 use std::io;
