@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use btl::{Btl, Events, PeerError, Rank, SendError, Tx};
 use btl_eth::{EthBtl, EthConfig};
-use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr};
+use esp_client::{Client, EspAddr, EspListener, EspStream};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -234,8 +234,8 @@ fn plain(sockets: &[String; 2]) -> Outcome<(Plain, Plain)> {
     let listener = EspListener::builder()
         .rings(256 << 10, 256 << 10)
         .bind_at(&far, 0)?;
-    let mac = far.interface(None).ok_or("no interface")?.mac;
-    let to = EspAddr::new(MacAddr(mac), listener.port());
+    let mac = far.interface(None).ok_or("no interface")?.addr;
+    let to = EspAddr::new(mac, listener.port());
     let left = EspStream::builder()
         .rings(256 << 10, 256 << 10)
         .connect_at(&near, to)?;

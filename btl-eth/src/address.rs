@@ -10,16 +10,21 @@
 //! | 8 | incarnation of the node's daemon |
 //! | 8 | nonce of this transport |
 //! | 4 | maximum length of a message that it accepts, header and body |
-//! | … | each interface: MAC address (6), MTU (4), length of the name (1), name |
+//! | … | each interface: kind of its address (1), address, MTU (4), length of the name (1), name |
+//!
+//! An address is a MAC address (kind 0, 6 bytes), or an IPv4 address (kind 4, 4 bytes) or IPv6
+//! address (kind 6, 16 bytes) and a UDP port (2 bytes).
 //!
 //! Integers are little endian. No bytes may follow.
 
-use esp_client::MacAddr;
+use std::net::{IpAddr, SocketAddr};
+
+use esp_client::{MacAddr, NodeAddr};
 
 /// Version of the format. Others are refused.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Maximum number of interfaces. The longest address is below [`btl::MAX_ADDRESS`].
-pub const MAX_INTERFACES: usize = 16;
+pub const MAX_INTERFACES: usize = 12;
 /// Maximum length of an interface's name in bytes (Linux: IFNAMSIZ − 1).
 pub const MAX_NAME: usize = 15;
 const MAGIC: [u8; 4] = *b"EBTL";
@@ -44,9 +49,9 @@ pub struct EthAddress {
 /// An interface of the peer's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressInterface {
-    /// MAC address.
-    pub mac: MacAddr,
-    /// MTU in bytes, after the EtherType.
+    /// Address.
+    pub addr: NodeAddr,
+    /// MTU of frames in bytes, after the EtherType.
     pub mtu: u32,
     /// Name at its node, for messages to the user.
     pub name: String,
@@ -100,7 +105,7 @@ impl EthAddress {
             while !interface.name.is_char_boundary(end) {
                 end -= 1;
             }
-            bytes.extend(interface.mac.octets());
+            encode_addr(&mut bytes, interface.addr);
             bytes.extend(interface.mtu.to_le_bytes());
             bytes.push(u8::try_from(end).unwrap_or(0));
             bytes.extend(&interface.name.as_bytes()[..end]);
@@ -141,7 +146,7 @@ impl EthAddress {
             return Err(Damaged("it has no interface, or too many"));
         }
         for _ in 0..count {
-            let mac = MacAddr(rest.array().ok_or(short.clone())?);
+            let addr = decode_addr(&mut rest).ok_or(short.clone())?;
             let mtu = u32::from_le_bytes(rest.array().ok_or(short.clone())?);
             let [length] = rest.array().ok_or(short.clone())?;
             let name = rest.slice(usize::from(length)).ok_or(short.clone())?;
@@ -151,10 +156,12 @@ impl EthAddress {
             let name = name
                 .ok_or(Damaged("the name of an interface is invalid"))?
                 .to_owned();
-            if mac.is_group() || mac == MacAddr([0; 6]) {
-                return Err(Damaged("the MAC address of an interface is invalid"));
+            if addr.is_group() || addr == NodeAddr::default() {
+                return Err(Damaged("the address of an interface is invalid"));
             }
-            address.interfaces.push(AddressInterface { mac, mtu, name });
+            address
+                .interfaces
+                .push(AddressInterface { addr, mtu, name });
         }
         if rest.0.is_empty() {
             Ok(address)
@@ -162,6 +169,39 @@ impl EthAddress {
             Err(Damaged("bytes follow its end"))
         }
     }
+}
+
+fn encode_addr(bytes: &mut Vec<u8>, addr: NodeAddr) {
+    let at = match addr {
+        NodeAddr::Mac(mac) => {
+            bytes.push(0);
+            bytes.extend(mac.octets());
+            return;
+        }
+        NodeAddr::Udp(at) => at,
+    };
+    match at.ip() {
+        IpAddr::V4(ip) => {
+            bytes.push(4);
+            bytes.extend(ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            bytes.push(6);
+            bytes.extend(ip.octets());
+        }
+    }
+    bytes.extend(at.port().to_le_bytes());
+}
+
+fn decode_addr(from: &mut Reader<'_>) -> Option<NodeAddr> {
+    let ip: IpAddr = match from.array()? {
+        [0] => return Some(NodeAddr::Mac(MacAddr(from.array()?))),
+        [4] => from.array::<4>()?.into(),
+        [6] => from.array::<16>()?.into(),
+        _ => return None,
+    };
+    let port = u16::from_le_bytes(from.array()?);
+    (port != 0).then(|| NodeAddr::Udp(SocketAddr::new(ip, port)))
 }
 
 /// Reads fields from the front.
@@ -187,7 +227,11 @@ mod tests {
 
     fn address(interfaces: usize) -> EthAddress {
         let interface = |n: usize| AddressInterface {
-            mac: MacAddr([2, 0, 0, 0, 0, n as u8]),
+            addr: match n % 3 {
+                0 => MacAddr([2, 0, 0, 0, 0, n as u8]).into(),
+                1 => SocketAddr::from(([10, 1, 0, n as u8], 40000)).into(),
+                _ => SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, n as u16], 40000)).into(),
+            },
             mtu: 9000,
             name: format!("interface-{n:05}"),
         };
@@ -235,7 +279,7 @@ mod tests {
             EthAddress::decode(&bytes)
         };
         assert_eq!(changed(0, b'X'), Err(AddressError::Foreign));
-        assert_eq!(changed(4, 2), Err(AddressError::Version(2)));
+        assert_eq!(changed(4, 9), Err(AddressError::Version(9)));
         assert_eq!(
             changed(5, 0),
             Err(AddressError::Damaged("it has no interface, or too many"))
@@ -245,21 +289,21 @@ mod tests {
             Err(AddressError::Damaged("its port is below 1024"))
         );
         assert_eq!(
-            changed(44, 1),
+            changed(45, 1),
             Err(AddressError::Damaged(
-                "the MAC address of an interface is invalid"
+                "the address of an interface is invalid"
             ))
         );
         assert_eq!(
-            changed(54, 0),
+            changed(55, 0),
             Err(AddressError::Damaged("the name of an interface is invalid"))
         );
         assert_eq!(
-            changed(55, 0xff),
+            changed(56, 0xff),
             Err(AddressError::Damaged("the name of an interface is invalid"))
         );
         assert_eq!(
-            changed(55, b'\n'),
+            changed(56, b'\n'),
             Err(AddressError::Damaged("the name of an interface is invalid"))
         );
     }

@@ -7,6 +7,15 @@ use esp_client::{Client, EspError, Path};
 
 use crate::limits::choose_interfaces;
 
+/// Carrier of the packets of a transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// Raw Ethernet, by the node's daemon and its leases.
+    Raw,
+    /// UDP, by sockets of this program. Needs neither a daemon nor a privilege, and passes routers.
+    Udp,
+}
+
 /// Configuration of an [`EthBtl`](crate::EthBtl). [`EthConfig::new`] sets the defaults.
 #[derive(Clone, Debug)]
 pub struct EthConfig {
@@ -16,10 +25,13 @@ pub struct EthConfig {
     pub size: u32,
     /// Key of the job. Peers with another key are refused.
     pub job: Vec<u8>,
-    /// Socket of the node's daemon. Default: `ESP_SOCKET`, else the daemon's default.
+    /// Carrier of the packets. Default: raw Ethernet.
+    pub carrier: Carrier,
+    /// Socket of the node's daemon, for raw Ethernet. Default: `ESP_SOCKET`, else the daemon's
+    /// default.
     pub socket: PathBuf,
     /// Names of interfaces to use; `eth*` is a prefix. Default: empty, which selects all interfaces
-    /// of the daemon.
+    /// of the daemon, or over UDP those of the node.
     pub include: Vec<String>,
     /// Names of interfaces not to use, also with prefixes. Overrides `include`.
     pub exclude: Vec<String>,
@@ -48,6 +60,7 @@ impl EthConfig {
             rank,
             size,
             job: job.into(),
+            carrier: Carrier::Raw,
             socket: esp_client::socket_path(),
             include: Vec::new(),
             exclude: Vec::new(),
@@ -56,9 +69,18 @@ impl EthConfig {
             rings: 1 << 20,
             max_send: 64 << 10,
             eager: 64 << 10,
-            bandwidth: 1000,
+            bandwidth: RAW_BANDWIDTH,
             retries: 4,
         }
+    }
+
+    /// Sets the carrier, and the bandwidth that is its default.
+    pub fn set_carrier(&mut self, carrier: Carrier) {
+        self.carrier = carrier;
+        self.bandwidth = match carrier {
+            Carrier::Raw => RAW_BANDWIDTH,
+            Carrier::Udp => UDP_BANDWIDTH,
+        };
     }
 
     /// Returns the names of the interfaces that a transport would use, for owners that make one
@@ -68,6 +90,10 @@ impl EthConfig {
     /// See [`EthError`].
     pub fn interfaces(&self) -> Result<Vec<String>, EthError> {
         self.check()?;
+        if self.carrier == Carrier::Udp {
+            let all = esp_client::udp_interfaces();
+            return Ok(all.into_iter().filter(|name| self.wants(name)).collect());
+        }
         let client = Client::connect(&self.socket)?;
         Ok(choose_interfaces(self, client.interfaces())?
             .into_iter()
@@ -104,6 +130,12 @@ impl EthConfig {
         (self.include.is_empty() || listed(&self.include)) && !listed(&self.exclude)
     }
 }
+
+/// Default of [`EthConfig::bandwidth`] for raw Ethernet, in MB/s.
+const RAW_BANDWIDTH: u32 = 1000;
+/// Default of [`EthConfig::bandwidth`] for UDP, in MB/s: the device cuts the segments, so the
+/// kernel is passed once for 64 KiB.
+const UDP_BANDWIDTH: u32 = 4000;
 
 /// Minimum of [`btl::PeerInfo::max_send`] by the contract.
 pub(crate) const MIN_MAX_SEND: usize = 1024 + MAX_HEADER;

@@ -24,7 +24,7 @@ impl EthBtl {
         let address = EspAddr::new(peer.path.peer, peer.port).via(peer.path.interface.clone());
         match open.builder.begin_at(&open.client, address) {
             Ok(request) => {
-                peer.connection = Connection::Requested(request);
+                peer.connection = Connection::Requested(Box::new(request));
                 self.requested.push(rank);
             }
             Err(error) => self.attempt_failed(rank, SetupError::new(&error)),

@@ -49,7 +49,7 @@ pub mod record;
 mod send;
 mod transport;
 
-pub use config::{EthConfig, EthError};
+pub use config::{Carrier, EthConfig, EthError};
 pub use counters::Counters;
 pub use esp_client::Path;
 pub use transport::EthBtl;

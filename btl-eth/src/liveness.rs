@@ -35,7 +35,7 @@ struct Probe {
 }
 
 enum ProbeStep {
-    Requested(Connecting),
+    Requested(Box<Connecting>),
     Connecting(EspStream),
 }
 
@@ -86,7 +86,7 @@ impl EthBtl {
             let address = EspAddr::new(peer.path.peer, peer.port).via(peer.path.interface.clone());
             // After an error the next round probes this peer again.
             if let Ok(request) = liveness.builder.begin_at(&open.client, address) {
-                let step = ProbeStep::Requested(request);
+                let step = ProbeStep::Requested(Box::new(request));
                 liveness.probes.push(Probe { rank, step });
                 started += 1;
             }

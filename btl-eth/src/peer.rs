@@ -34,7 +34,7 @@ pub(crate) enum Connection {
     /// No stream. `retry_at`: when the next attempt starts by itself.
     Idle { retry_at: Option<Instant> },
     /// A stream was requested from the daemon.
-    Requested(Connecting),
+    Requested(Box<Connecting>),
     /// Stream of this side; WELCOME is awaited.
     HelloSent(Channel),
     /// Stream of the peer; CONFIRM is awaited.

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, EdpKind, EdpSocket, EspError, MacAddr, monotonic_nanos};
+use esp_client::{Client, EdpKind, EdpSocket, EspError, NodeAddr, monotonic_nanos};
 
 use crate::address::{AddressInterface, EthAddress};
 
@@ -36,8 +36,8 @@ const OVERHEAD: usize = 11 + 1;
 pub(crate) struct NodePath {
     /// Name of the own interface.
     pub(crate) interface: String,
-    /// MAC address of the node's interface.
-    pub(crate) peer: MacAddr,
+    /// Address of the node's interface.
+    pub(crate) peer: NodeAddr,
     /// Round trip of a short echo.
     pub(crate) round_trip: Duration,
     /// Description for the user.
@@ -49,7 +49,7 @@ pub(crate) struct NodePath {
 pub(crate) struct Prober {
     sockets: Vec<EdpSocket>,
     sequence: u16,
-    known: HashMap<(u64, Vec<MacAddr>), Result<NodePath, String>>,
+    known: HashMap<(u64, Vec<NodeAddr>), Result<NodePath, String>>,
 }
 
 /// A pair of interfaces under test.
@@ -85,12 +85,12 @@ impl Prober {
         address: &EthAddress,
         own_incarnation: u64,
     ) -> Result<NodePath, String> {
-        let macs = address
+        let addresses = address
             .interfaces
             .iter()
-            .map(|interface| interface.mac)
+            .map(|interface| interface.addr)
             .collect();
-        let node = (address.incarnation, macs);
+        let node = (address.incarnation, addresses);
         if let Some(known) = self.known.get(&node) {
             return known.clone();
         }
@@ -101,12 +101,15 @@ impl Prober {
 
     fn measure(&mut self, address: &EthAddress, own_incarnation: u64) -> Result<NodePath, String> {
         let same_node = address.incarnation == own_incarnation;
-        let own: Vec<MacAddr> = self.sockets.iter().map(EdpSocket::mac).collect();
+        let own: Vec<NodeAddr> = self.sockets.iter().map(EdpSocket::addr).collect();
         let mut pairs = Vec::new();
         for socket in &self.sockets {
             for peer in &address.interfaces {
-                // A MAC address of this node belongs to one interface, and to peers on this node.
-                if own.contains(&peer.mac) && (!same_node || peer.mac != socket.mac()) {
+                if !peer.addr.is_kind_of(&socket.addr()) {
+                    continue;
+                }
+                // An address of this node belongs to one interface, and to peers on this node.
+                if own.contains(&peer.addr) && (!same_node || peer.addr != socket.addr()) {
                     continue;
                 }
                 pairs.push(Pair {
@@ -121,7 +124,9 @@ impl Prober {
         }
         if pairs.is_empty() {
             return Err(
-                "its MAC addresses are those of this node, but it is on another node".into(),
+                "no address of this node is of the kind of its addresses, or its addresses are those \
+                 of this node, but it is on another node"
+                    .into(),
             );
         }
         let mut sequence = self.sequence;
@@ -150,7 +155,7 @@ fn probe_all(pairs: &mut [Pair<'_>], sequence: &mut u16, long: bool) {
             // An echo that cannot be sent has no answer.
             let _ = pair
                 .socket
-                .send_echo(pair.peer.mac, *sequence, &buffer[..length]);
+                .send_echo(pair.peer.addr, *sequence, &buffer[..length]);
         }
         let mut deadline = Instant::now() + timeout;
         while Instant::now() < deadline && pairs.iter().any(|pair| !pair.answered) {
@@ -185,7 +190,7 @@ fn receive(pairs: &mut [Pair<'_>], buffer: &mut [u8], long: bool) -> bool {
             let pair = pairs.iter_mut().find(|pair| {
                 std::ptr::eq(pair.socket, socket)
                     && (info.kind, info.src, info.sequence)
-                        == (EdpKind::EchoReply, pair.peer.mac, pair.sent.0)
+                        == (EdpKind::EchoReply, pair.peer.addr, pair.sent.0)
                     && !pair.answered
             });
             let Some(pair) = pair else { continue };
@@ -224,7 +229,7 @@ impl Pair<'_> {
             "{} to {} {}",
             self.socket.interface(),
             self.peer.name,
-            self.peer.mac
+            self.peer.addr
         )
     }
 }
@@ -259,7 +264,7 @@ fn choose(pairs: &[Pair<'_>], same_node: bool) -> Result<NodePath, String> {
     let Some((best, time)) = best.and_then(|best| Some((best, best.short?))) else {
         let tried = others.trim_start_matches("; ");
         return Err(format!(
-            "{tried}: no such node on this segment, its link is down, or no esp-daemon runs there (try esping)"
+            "{tried}: no such node, its link is down, a firewall drops the packets, or nothing answers there (try esping)"
         ));
     };
     let place = if same_node {
@@ -282,7 +287,7 @@ fn choose(pairs: &[Pair<'_>], same_node: bool) -> Result<NodePath, String> {
     let round_trip = Duration::from_nanos(time);
     Ok(NodePath {
         interface: best.socket.interface().to_owned(),
-        peer: best.peer.mac,
+        peer: best.peer.addr,
         round_trip,
         reason,
     })

@@ -11,7 +11,7 @@ use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder
 
 use crate::address::{AddressInterface, EthAddress, job_hash};
 use crate::channel::SetupError;
-use crate::config::{EthConfig, EthError, MIN_MAX_SEND};
+use crate::config::{Carrier, EthConfig, EthError, MIN_MAX_SEND};
 use crate::counters::Counters;
 use crate::limits::{choose_interfaces, daemon_error, max_send};
 use crate::liveness::Liveness;
@@ -23,6 +23,12 @@ use crate::record::Kind;
 
 /// Exclusivity of this transport, see [`PeerInfo::exclusivity`].
 pub(crate) const EXCLUSIVITY: u32 = 100;
+/// Exclusivity of raw Ethernet through the daemon, which costs two wake-ups more for each message.
+const EXCLUSIVITY_DAEMON: u32 = EXCLUSIVITY - 10;
+/// Latency of a rail over leases, in ns (docs/performance.md).
+const LEASE_LATENCY: u32 = 5_000;
+/// Latency of a rail over UDP, in ns.
+const UDP_LATENCY: u32 = 7_000;
 /// Number of calls of `progress` between two readings of the clock while a timer is set. Reading it
 /// takes longer than the rest of an empty call.
 const CALLS_PER_CLOCK: u32 = 16;
@@ -89,13 +95,16 @@ pub(crate) struct Open {
 }
 
 impl EthBtl {
-    /// Connects to the node's daemon and listens.
+    /// Connects to the node's daemon, or binds UDP sockets, and listens.
     ///
     /// # Errors
     /// See [`EthError`].
     pub fn new(config: EthConfig) -> Result<EthBtl, EthError> {
         config.check()?;
-        let (client, poller) = Client::polled_by(&config.socket, config.path)?;
+        let (client, poller) = match config.carrier {
+            Carrier::Raw => Client::polled_by(&config.socket, config.path)?,
+            Carrier::Udp => Client::polled_udp(|name| config.wants(name))?,
+        };
         let interfaces = choose_interfaces(&config, client.interfaces())?;
         let max_send = max_send(&config, &client, &interfaces[0])?;
         let prober = Prober::new(&client, &interfaces)?;
@@ -219,11 +228,18 @@ impl EthBtl {
         open.client.check().map_err(|error| error.to_string())?;
         let path = open.prober.path_to(&address, open.client.incarnation())?;
         let max_send = self.max_send.min(theirs);
-        let one_way = (path.round_trip / 2).as_nanos();
+        let measured = u32::try_from((path.round_trip / 2).as_nanos()).unwrap_or(u32::MAX);
+        // A rail through the daemon is used only without a better one. The others have the latency
+        // of a program that polls, since the echo of a lease is answered by the daemon.
+        let (latency_ns, exclusivity) = match self.config.carrier {
+            Carrier::Raw if self.uses_daemon() => (measured, EXCLUSIVITY_DAEMON),
+            Carrier::Raw => (LEASE_LATENCY, EXCLUSIVITY),
+            Carrier::Udp => (UDP_LATENCY, EXCLUSIVITY),
+        };
         let info = PeerInfo {
-            latency_ns: u32::try_from(one_way).unwrap_or(u32::MAX).max(1),
+            latency_ns: latency_ns.max(1),
             bandwidth: self.config.bandwidth.max(1),
-            exclusivity: EXCLUSIVITY,
+            exclusivity,
             eager: self.config.eager.min(max_send),
             eager_skewed: max_send,
             max_send,
@@ -284,7 +300,10 @@ impl EthBtl {
 
 impl Btl for EthBtl {
     fn name(&self) -> &'static str {
-        "eth"
+        match self.config.carrier {
+            Carrier::Raw => "eth",
+            Carrier::Udp => "udp",
+        }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -303,7 +322,7 @@ impl Btl for EthBtl {
             return Vec::new();
         };
         let interface = |info: &InterfaceInfo| AddressInterface {
-            mac: esp_client::MacAddr(info.mac),
+            addr: info.addr,
             mtu: info.mtu,
             name: info.name.clone(),
         };

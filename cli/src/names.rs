@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::fs;
 
-use esp_client::MacAddr;
+use esp_client::NodeAddr;
 use esp_client::ethers_path;
 
 /// Names by address, for output only: entries that cannot be read are left out.
 #[derive(Clone, Debug, Default)]
-pub struct Names(HashMap<MacAddr, String>);
+pub struct Names(HashMap<NodeAddr, String>);
 
 impl Names {
     /// Reads the file at [`ethers_path`]; no names if it cannot be read.
@@ -29,12 +29,12 @@ impl Names {
     }
 
     /// Returns the name of an address.
-    pub fn of(&self, mac: MacAddr) -> Option<&str> {
+    pub fn of(&self, mac: NodeAddr) -> Option<&str> {
         self.0.get(&mac).map(String::as_str)
     }
 
     /// Formats `name (address)`, or the address alone.
-    pub fn show(&self, mac: MacAddr) -> String {
+    pub fn show(&self, mac: NodeAddr) -> String {
         self.of(mac)
             .map_or_else(|| mac.to_string(), |name| format!("{name} ({mac})"))
     }
@@ -49,10 +49,10 @@ mod tests {
         let names = Names::parse(
             "02:e5:00:00:00:01 node0 # first\n#02:e5:00:00:00:02 no\nrubbish\n02:e5:00:00:00:01 other\n",
         );
-        let mac = MacAddr([2, 0xe5, 0, 0, 0, 1]);
+        let mac = NodeAddr::Mac(esp_client::MacAddr([2, 0xe5, 0, 0, 0, 1]));
         assert_eq!(names.show(mac), "node0 (02:e5:00:00:00:01)");
         assert_eq!(
-            names.show(MacAddr([2, 0xe5, 0, 0, 0, 2])),
+            names.show(esp_client::MacAddr([2, 0xe5, 0, 0, 0, 2]).into()),
             "02:e5:00:00:00:02"
         );
     }

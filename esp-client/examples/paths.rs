@@ -36,7 +36,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             .spin(spin)
             .path(paths[1])
             .bind_at(&far, port)?;
-        let to = EspAddr::new(mac.parse()?, port);
+        let to = EspAddr::new(mac.parse::<esp_client::NodeAddr>()?, port);
         let mut stream = EspStream::builder()
             .spin(spin)
             .path(paths[0])

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use esp_proto::MacAddr;
+use esp_proto::{MacAddr, NodeAddr};
 
 use crate::error::{EspError, PeerName};
 
@@ -17,14 +18,14 @@ const DEFAULT_ETHERS: &str = "/etc/ethers";
 /// Maximum length of that file, in bytes.
 const MAX_ETHERS: u64 = 1 << 20;
 
-/// Address of a listener: a MAC address, a port, and optionally the local interface to use.
+/// Address of a listener: a node's address, a port, and optionally the local interface to use.
 ///
-/// Its text form is `TARGET[%IF]:PORT` with a MAC address or a name ([`resolve`]) as TARGET, such
-/// as `02:00:00:00:00:01:5000` or `node7%eth1:5000`.
+/// Its text form is `TARGET[%IF]:PORT` with an address ([`NodeAddr`]) or a name ([`resolve`]) as
+/// TARGET, such as `02:00:00:00:00:01:5000`, `10.1.0.7:5000` or `node7%eth1:5000`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EspAddr {
-    /// MAC address.
-    pub mac: MacAddr,
+    /// Address of the node.
+    pub addr: NodeAddr,
     /// Port.
     pub port: u16,
     /// Interface of this node; `None`: chosen by [`Client::route`](crate::Client::route).
@@ -33,9 +34,9 @@ pub struct EspAddr {
 
 impl EspAddr {
     /// Returns an address without an interface.
-    pub fn new(mac: MacAddr, port: u16) -> EspAddr {
+    pub fn new(addr: impl Into<NodeAddr>, port: u16) -> EspAddr {
         EspAddr {
-            mac,
+            addr: addr.into(),
             port,
             interface: None,
         }
@@ -50,7 +51,7 @@ impl EspAddr {
 
     pub(crate) fn peer(&self) -> PeerName {
         PeerName {
-            mac: self.mac,
+            addr: self.addr,
             port: self.port,
         }
     }
@@ -59,8 +60,8 @@ impl EspAddr {
 impl fmt::Display for EspAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.interface {
-            Some(interface) => write!(f, "{}%{}:{}", self.mac, interface, self.port),
-            None => write!(f, "{}:{}", self.mac, self.port),
+            Some(interface) => write!(f, "{}%{}:{}", self.addr, interface, self.port),
+            None => write!(f, "{}:{}", self.addr, self.port),
         }
     }
 }
@@ -71,7 +72,7 @@ impl FromStr for EspAddr {
     /// Parses the text form and looks up names ([`resolve`]).
     fn from_str(text: &str) -> Result<EspAddr, EspError> {
         let no_port = || bad_address(text, "the port is missing");
-        if text.parse::<MacAddr>().is_ok() {
+        if text.parse::<NodeAddr>().is_ok() {
             return Err(no_port());
         }
         let (host, port) = text.rsplit_once(':').ok_or_else(no_port)?;
@@ -113,16 +114,25 @@ impl ToEspAddr for (MacAddr, u16) {
     }
 }
 
+impl ToEspAddr for (NodeAddr, u16) {
+    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
+        Ok(EspAddr::new(self.0, self.1))
+    }
+}
+
 impl ToEspAddr for (&str, u16) {
     fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
         let (host, port) = *self;
-        let (target, interface) = match host.split_once('%') {
+        // An IPv6 address has its own `%`, in the brackets.
+        let after = host.find(']').unwrap_or(0);
+        let percent = host[after..].find('%').map(|at| host.split_at(after + at));
+        let (target, interface) = match percent.map(|(target, rest)| (target, &rest[1..])) {
             None => (host, None),
             Some((_, "")) => return Err(bad_address(host, "the interface behind % is missing")),
             Some((target, interface)) => (target, Some(interface.to_owned())),
         };
         Ok(EspAddr {
-            mac: resolve(target)?,
+            addr: resolve(target)?,
             port,
             interface,
         })
@@ -155,18 +165,34 @@ pub fn ethers_path() -> PathBuf {
     }
 }
 
-/// Returns the MAC address of a text: the address itself, or a name in [`ethers_path`].
-pub fn resolve(target: &str) -> Result<MacAddr, EspError> {
-    if let Ok(mac) = target.parse() {
-        return Ok(mac);
+/// Returns the address of a text: the address itself, or that of a name. A name in [`ethers_path`]
+/// has an Ethernet address; any other is looked up by the system's resolver (`/etc/hosts`, DNS) and
+/// is reached by UDP.
+pub fn resolve(target: &str) -> Result<NodeAddr, EspError> {
+    if let Ok(addr) = target.parse() {
+        return Ok(addr);
     }
     if target.is_empty() || target.contains([':', '%']) || target.contains(char::is_whitespace) {
-        return Err(bad_address(
-            target,
-            "it is neither six hexadecimal bytes nor a name",
-        ));
+        return Err(bad_address(target, "it is neither an address nor a name"));
     }
     resolve_in(&ethers_path(), target)
+        .map(NodeAddr::Mac)
+        .or_else(|error| resolve_udp(target).map_err(|_| error))
+}
+
+/// Returns the UDP address of a text: an IP address, or a name that the system's resolver knows.
+pub fn resolve_udp(target: &str) -> Result<NodeAddr, EspError> {
+    if let Ok(addr @ NodeAddr::Udp(_)) = target.parse() {
+        return Ok(addr);
+    }
+    let unknown = |why: String| EspError::UnknownName {
+        name: target.to_owned(),
+        why,
+    };
+    let found = (target, esp_proto::UDP_PORT).to_socket_addrs();
+    let mut found = found.map_err(|error| unknown(error.to_string()))?;
+    let first = found.next().map(NodeAddr::Udp);
+    first.ok_or_else(|| unknown("the resolver has no address".into()))
 }
 
 /// Returns the address of a name in this file of `MAC name` lines. `#` begins a comment; the case
@@ -199,7 +225,7 @@ fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
         }
     }
     Err(unknown(format!(
-        "it is not in {}; add a line such as \"02:00:00:00:00:01 {name}\"",
+        "it is neither in {} nor known to the resolver; add a line such as \"02:00:00:00:00:01 {name}\"",
         file.display()
     )))
 }

@@ -3,16 +3,17 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use esp_proto::MacAddr;
+use esp_engine::UdpLink;
+use esp_proto::NodeAddr;
 
-use crate::control::{InterfaceInfo, Reply, Request, Status};
+use crate::control::{ErrorKind, InterfaceInfo, Reply, Request, Status};
 use crate::error::EspError;
 use crate::lease::Leases;
 use crate::path::Path;
 use crate::route::Routes;
-use crate::session::Session;
+use crate::session::{Session, Welcome};
 use crate::sync::lock;
 
 /// Environment variable with the path of the daemon's socket.
@@ -26,6 +27,13 @@ pub fn socket_path() -> PathBuf {
         Some(path) if !path.is_empty() => path.into(),
         _ => DEFAULT_SOCKET.into(),
     }
+}
+
+/// Returns the names of the interfaces over which ESP in UDP can run: those that are up and have an
+/// IP address.
+pub fn udp_interfaces() -> Vec<String> {
+    let all = UdpLink::addresses();
+    all.into_iter().map(|(name, _)| name).collect()
 }
 
 /// A program's connection to its node's daemon. Each process has one per daemon socket; clones
@@ -75,9 +83,26 @@ struct Registry {
     open: HashMap<PathBuf, Weak<Owner>>,
     /// Keeps that of [`Client::shared`] open.
     shared: Option<Client>,
+    /// That of [`Client::udp`].
+    udp: Option<Client>,
 }
 
 static REGISTRY: Mutex<Option<Registry>> = Mutex::new(None);
+
+/// Locks the registry of this process.
+fn registry() -> MutexGuard<'static, Option<Registry>> {
+    let mut registry = lock(&REGISTRY);
+    let pid = std::process::id();
+    let open = registry.get_or_insert_default();
+    if open.pid != pid {
+        // After a fork the entries are the parent's; dropping them has no effect.
+        *open = Registry {
+            pid,
+            ..Registry::default()
+        };
+    }
+    registry
+}
 
 impl Client {
     /// Returns the connection to the daemon at [`socket_path`]. The first call opens it; it stays
@@ -93,16 +118,8 @@ impl Client {
     }
 
     fn get(path: &std::path::Path, keep: bool) -> Result<Client, EspError> {
-        let mut registry = lock(&REGISTRY);
+        let mut registry = registry();
         let registry = registry.get_or_insert_default();
-        let pid = std::process::id();
-        if registry.pid != pid {
-            // After a fork the entries are the parent's; dropping them has no effect.
-            *registry = Registry {
-                pid,
-                ..Registry::default()
-            };
-        }
         let open = registry
             .open
             .get(path)
@@ -126,6 +143,71 @@ impl Client {
         // An invalid value is an error even if all streams set their path.
         Path::from_environment()?;
         Ok(Self::of(Session::open(path)?))
+    }
+
+    /// Returns the client of this process that needs no daemon and no privilege: its streams,
+    /// listeners and datagram sockets use ESP in UDP, over UDP sockets of this program. The first
+    /// call binds a free UDP port on each of the node's interfaces that is up; see
+    /// [`Client::interfaces`] for the addresses. The client stays open until the process exits.
+    ///
+    /// # Errors
+    /// The node has no interface with an IP address that is up, or a system call failed.
+    pub fn udp() -> Result<Client, EspError> {
+        let mut registry = registry();
+        let open = registry.as_mut().and_then(|registry| registry.udp.clone());
+        if let Some(client) = open.filter(|client| client.check().is_ok()) {
+            return Ok(client);
+        }
+        let client = Self::open_udp(|_| true, 0, false)?;
+        registry.get_or_insert_default().udp = Some(client.clone());
+        Ok(client)
+    }
+
+    /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, and
+    /// binds this UDP port on each interface: that of a server whose address its clients know.
+    ///
+    /// # Errors
+    /// As for [`Client::udp`]; the port is in use.
+    pub fn udp_at(port: u16) -> Result<Client, EspError> {
+        Self::open_udp(|_| true, port, false)
+    }
+
+    /// Opens a client as [`Client::udp`] does, over the interfaces that `wants` selects by name,
+    /// with a notice if it is to be polled.
+    pub(crate) fn open_udp(
+        wants: impl Fn(&str) -> bool,
+        port: u16,
+        polled: bool,
+    ) -> Result<Client, EspError> {
+        let failed = |error| EspError::resource("open a UDP socket", error);
+        let links = UdpLink::bind_all(wants, port).map_err(failed)?;
+        if links.is_empty() {
+            return Err(EspError::denied(
+                ErrorKind::NotFound,
+                "no selected interface of this node is up and has an IP address",
+            ));
+        }
+        let interface = |link: &UdpLink| InterfaceInfo {
+            name: link.name().to_owned(),
+            addr: link.addr(),
+            mtu: link.mtu(),
+            up: true,
+        };
+        let welcome = Welcome {
+            client: 0,
+            incarnation: esp_engine::random().map_err(failed)?,
+            interfaces: links.iter().map(interface).collect(),
+            leases: true,
+            standbys: false,
+        };
+        let session = Session::local(welcome, polled)?;
+        let leases = Leases::start(&session)?;
+        for link in links {
+            leases.add_udp(link)?;
+        }
+        let client = Self::of(session);
+        *lock(&client.owner.leases) = Some(leases);
+        Ok(client)
     }
 
     /// Returns the first handle of a session.
@@ -171,11 +253,13 @@ impl Client {
     pub(crate) fn leases_for(
         &self,
         path: Path,
-        peer: Option<MacAddr>,
+        peer: Option<NodeAddr>,
     ) -> Result<Option<Arc<Leases>>, EspError> {
-        let is_own = |peer: MacAddr| self.interfaces().iter().any(|own| own.mac == peer.octets());
+        let is_own = |peer: NodeAddr| self.interfaces().iter().any(|own| own.addr == peer);
         match path {
-            _ if peer.is_some_and(is_own) => Ok(None),
+            _ if self.session().is_local() => self.leases().map(Some),
+            // The daemon leases raw Ethernet only.
+            _ if peer.is_some_and(|peer| peer.is_udp() || is_own(peer)) => Ok(None),
             Path::Daemon => Ok(None),
             // Without a permission the daemon's refusal says why.
             Path::Lease => self.leases().map(Some),

@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 
 use esp_engine::shm::RegionError;
-use esp_proto::MacAddr;
+use esp_proto::NodeAddr;
 
 use crate::control;
 use crate::control::codec::DecodeError;
@@ -131,7 +131,7 @@ pub enum EspError {
     #[error(
         "no interface reaches {peer}: {tried}; check the link, or name the interface (TARGET%IF:PORT)"
     )]
-    NoPath { peer: MacAddr, tried: String },
+    NoPath { peer: NodeAddr, tried: String },
     /// The text is not an ESP address.
     #[error(
         "{text:?} is not an ESP address: {why} (like 02:00:00:00:00:01:5000 or node1%eth0:5000)"
@@ -169,13 +169,13 @@ pub enum EspError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub struct PeerName {
-    pub mac: MacAddr,
+    pub addr: NodeAddr,
     pub port: u16,
 }
 
 impl std::fmt::Display for PeerName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} port {}", self.mac, self.port)
+        write!(f, "{} port {}", self.addr, self.port)
     }
 }
 
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn io_errors_keep_the_typed_error() {
         let peer = PeerName {
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            addr: esp_proto::MacAddr([2, 0, 0, 0, 0, 1]).into(),
             port: 5000,
         };
         let error = io::Error::from(EspError::Refused(peer));

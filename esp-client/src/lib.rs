@@ -62,14 +62,14 @@ mod session;
 mod stream;
 mod sync;
 
-pub use addr::{EspAddr, ToEspAddr, ethers_path, resolve};
-pub use client::{Client, DEFAULT_SOCKET, SOCKET_VARIABLE, socket_path};
+pub use addr::{EspAddr, ToEspAddr, ethers_path, resolve, resolve_udp};
+pub use client::{Client, DEFAULT_SOCKET, SOCKET_VARIABLE, socket_path, udp_interfaces};
 pub use edp::{
     DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos,
 };
 pub use error::{EspError, PeerName};
 pub use esp_engine::shm::Spin;
-pub use esp_proto::{EdpKind, MacAddr};
+pub use esp_proto::{EdpKind, MacAddr, NodeAddr};
 pub use listener::{DEFAULT_BACKLOG, EspListener, Incoming, ListenerBuilder};
 pub use options::{DEFAULT_RING, MAX_KEY};
 pub use path::{PATH_VARIABLE, Path};

@@ -10,7 +10,7 @@ use esp_engine::shm::Spin;
 use crate::addr::EspAddr;
 use crate::blocking::Blocking;
 use crate::client::Client;
-use crate::control::{ErrorKind, Reply, Request, Rings};
+use crate::control::{ErrorKind, InterfaceInfo, Reply, Request, Rings};
 use crate::error::EspError;
 use crate::lease::LeasedListener;
 use crate::options::{DEFAULT_RING, SocketOptions, socket_options, stream_options};
@@ -106,9 +106,14 @@ impl ListenerBuilder {
             return Ok(Vec::new());
         };
         let SocketOptions { interface, key, .. } = &self.options;
-        let is_wanted = |name: &&str| interface.as_deref().is_none_or(|only| only == *name);
-        let names = client.interfaces().iter().map(|i| i.name.as_str());
-        let names = names.filter(is_wanted);
+        // Leases of the daemon are of raw Ethernet only.
+        let is_local = client.session().is_local();
+        let is_wanted = |own: &&InterfaceInfo| {
+            (is_local || !own.addr.is_udp())
+                && interface.as_deref().is_none_or(|only| only == own.name)
+        };
+        let names = client.interfaces().iter().filter(is_wanted);
+        let names = names.map(|own| own.name.as_str());
         leases.listen(names, listener, self.backlog, key, path == Path::Lease)
     }
 }

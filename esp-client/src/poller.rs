@@ -28,7 +28,8 @@ use crate::session::{ReplyNotice, Session};
 /// While the program polls, the engine makes no system call to notify it.
 pub struct Poller {
     session: Arc<Session>,
-    events: Events,
+    /// Events of the slots at the daemon, if there is one.
+    events: Option<Events>,
     /// Epoll set of all descriptors that announce events.
     all: OwnedFd,
     asleep: bool,
@@ -105,31 +106,51 @@ impl Client {
     ) -> Result<(Client, Poller), EspError> {
         // An invalid value is an error even if all streams set their path.
         Path::from_environment()?;
-        let (session, mut events) = Session::open_polled(socket.as_ref())?;
-        let client = Client::of(Arc::clone(&session));
+        let (session, events) = Session::open_polled(socket.as_ref())?;
+        let client = Client::of(session);
+        let poller = Poller::new(&client, Some(events), path)?;
+        Ok((client, poller))
+    }
+
+    /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, over
+    /// the interfaces that `wants` selects by name, and its poller.
+    pub fn polled_udp(wants: impl Fn(&str) -> bool) -> Result<(Client, Poller), EspError> {
+        let client = Client::open_udp(wants, 0, true)?;
+        let poller = Poller::new(&client, None, Path::Lease)?;
+        Ok((client, poller))
+    }
+}
+
+impl Poller {
+    /// Creates the poller of a client, with the events of its slots at the daemon.
+    fn new(client: &Client, mut events: Option<Events>, path: Path) -> Result<Poller, EspError> {
+        let session = Arc::clone(client.session());
         let failed = |error| EspError::resource("create an epoll descriptor", error);
         let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        add(&all, session.notify_fd()).map_err(failed)?;
+        if let Some(fd) = session.notify_fd() {
+            add(&all, fd).map_err(failed)?;
+        }
         if let Some(notice) = session.notice() {
             add(&all, notice.fd()).map_err(failed)?;
         }
         let fork = ForkMark::new().map_err(|error| EspError::resource("map a page", error))?;
-        events.awake();
+        if let Some(events) = &mut events {
+            events.awake();
+        }
         let lease = if client.may_lease(path) {
             Leased::new(client.leases()?.engine(), &all)
                 .map_err(|error| EspError::resource("create a timer", error))?
         } else {
             None
         };
-        let poller = Poller {
+        Ok(Poller {
             session,
             events,
             all,
             asleep: false,
             lease,
             fork,
-        };
-        Ok((client, poller))
+        })
     }
 }
 
@@ -152,7 +173,9 @@ impl Poller {
         if self.asleep {
             self.wake();
         }
-        self.events.poll(&mut found);
+        if let Some(events) = &mut self.events {
+            events.poll(&mut found);
+        }
         if let Some(lease) = &mut self.lease
             && lease.engine.is_used()
         {
@@ -172,7 +195,7 @@ impl Poller {
         }
         self.asleep = true;
         let may_sleep = self.session.notice().is_none_or(ReplyNotice::try_sleep)
-            && self.events.try_sleep()
+            && self.events.as_mut().is_none_or(Events::try_sleep)
             && self.lease.as_mut().is_none_or(Leased::try_sleep);
         if !may_sleep {
             self.wake();
@@ -190,8 +213,12 @@ impl Poller {
     #[cold]
     fn wake(&mut self) {
         self.asleep = false;
-        self.events.awake();
-        let _ = rustix::io::read(self.session.notify_fd(), &mut [0u8; 64]);
+        if let Some(events) = &mut self.events {
+            events.awake();
+        }
+        if let Some(fd) = self.session.notify_fd() {
+            let _ = rustix::io::read(fd, &mut [0u8; 64]);
+        }
         if let Some(notice) = self.session.notice() {
             notice.awake();
         }

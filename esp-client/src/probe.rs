@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use esp_proto::{EdpKind, MacAddr};
+use esp_proto::{EdpKind, NodeAddr};
 
 use crate::client::Client;
+use crate::control::InterfaceInfo;
 use crate::edp::{EdpSocket, monotonic_nanos};
 use crate::error::EspError;
 use crate::route::{Route, RouteReason};
@@ -20,8 +21,14 @@ const POLL_PERIOD: Duration = Duration::from_micros(100);
 
 /// Returns true if [`Client::route`] needs no measurement.
 #[cfg(feature = "tokio")]
-pub(crate) fn is_immediate(client: &Client, peer: MacAddr) -> bool {
-    client.interfaces().len() == 1 || client.routes().get(peer).is_some()
+pub(crate) fn is_immediate(client: &Client, peer: NodeAddr) -> bool {
+    client
+        .interfaces()
+        .iter()
+        .filter(|own| own.addr.is_kind_of(&peer))
+        .count()
+        <= 1
+        || client.routes().get(peer).is_some()
 }
 
 impl Client {
@@ -31,24 +38,33 @@ impl Client {
     ///
     /// # Errors
     /// [`EspError::NoPath`] if the peer answers over no interface.
-    pub fn route(&self, peer: MacAddr) -> Result<Route, EspError> {
+    pub fn route(&self, peer: NodeAddr) -> Result<Route, EspError> {
         let route = |interface: &str, reason| {
             Ok(Route {
                 interface: interface.to_owned(),
                 reason,
             })
         };
-        if let [only] = self.interfaces() {
-            return route(&only.name, RouteReason::Only);
+        let reaches = |own: &&InterfaceInfo| own.addr.is_kind_of(&peer);
+        let mut fit = self.interfaces().iter().filter(reaches);
+        match (fit.next(), fit.next()) {
+            (Some(only), None) => return route(&only.name, RouteReason::Only),
+            (Some(_), Some(_)) => {}
+            (None, _) => {
+                return Err(EspError::NoPath {
+                    peer,
+                    tried: "no interface has an address of this kind".into(),
+                });
+            }
         }
         if let Some(known) = self.routes().get(peer) {
             return Ok(known);
         }
         let interfaces = self.status()?.interfaces;
-        if let Some(own) = interfaces.iter().find(|own| MacAddr(own.mac) == peer) {
+        if let Some(own) = interfaces.iter().find(|own| own.addr == peer) {
             return route(&own.name, RouteReason::Local);
         }
-        let up = interfaces.iter().filter(|interface| interface.up);
+        let up = interfaces.iter().filter(reaches).filter(|own| own.up);
         let up: Vec<_> = up.map(|interface| interface.name.as_str()).collect();
         match up.as_slice() {
             [] => Err(EspError::NoPath {
@@ -73,7 +89,7 @@ struct Probe {
 }
 
 /// Measures the round trip to the peer on each of these interfaces.
-fn fastest(client: &Client, peer: MacAddr, names: &[&str]) -> Result<Route, EspError> {
+fn fastest(client: &Client, peer: NodeAddr, names: &[&str]) -> Result<Route, EspError> {
     let mut probes = Vec::with_capacity(names.len());
     for name in names {
         let socket = EdpSocket::builder()
@@ -112,7 +128,7 @@ fn fastest(client: &Client, peer: MacAddr, names: &[&str]) -> Result<Route, EspE
 }
 
 /// Sends one request on each interface and collects the answers.
-fn ask_all(probes: &mut [Probe], peer: MacAddr, round: u16) {
+fn ask_all(probes: &mut [Probe], peer: NodeAddr, round: u16) {
     let mut missing = probes.len();
     for probe in probes.iter_mut() {
         probe.sent = monotonic_nanos();

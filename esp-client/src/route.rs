@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use esp_proto::MacAddr;
+use esp_proto::NodeAddr;
 
 use crate::sync::lock;
 
@@ -67,16 +67,16 @@ impl fmt::Display for Route {
 
 /// Cache of measured routes.
 #[derive(Default)]
-pub(crate) struct Routes(Mutex<HashMap<MacAddr, (Route, Instant)>>);
+pub(crate) struct Routes(Mutex<HashMap<NodeAddr, (Route, Instant)>>);
 
 impl Routes {
-    pub(crate) fn get(&self, peer: MacAddr) -> Option<Route> {
+    pub(crate) fn get(&self, peer: NodeAddr) -> Option<Route> {
         let routes = lock(&self.0);
         let (route, since) = routes.get(&peer)?;
         (since.elapsed() < LIFETIME).then(|| route.clone())
     }
 
-    pub(crate) fn put(&self, peer: MacAddr, route: &Route) {
+    pub(crate) fn put(&self, peer: NodeAddr, route: &Route) {
         let mut routes = lock(&self.0);
         if routes.len() >= MAX_CACHED {
             routes.clear();
@@ -85,7 +85,7 @@ impl Routes {
     }
 
     /// Removes the route to a peer that did not answer on it.
-    pub(crate) fn forget(&self, peer: MacAddr) {
+    pub(crate) fn forget(&self, peer: NodeAddr) {
         lock(&self.0).remove(&peer);
     }
 }

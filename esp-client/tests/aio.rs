@@ -114,7 +114,7 @@ async fn dropped_accepts_lose_no_connection() {
     }
     daemon.let_in(2);
     let (mut stream, peer) = timeout(LONG, listener.accept()).await.unwrap().unwrap();
-    assert_eq!(peer.mac, PEER);
+    assert_eq!(peer.addr, PEER);
     stream.write_all(b"hi").await.unwrap();
     let mut answer = [0; 2];
     timeout(LONG, stream.read_exact(&mut answer))
@@ -164,7 +164,7 @@ async fn datagrams() {
         .unwrap();
     let socket = aio::EdpSocket::from_std(socket);
     for i in 0..50 {
-        socket.send_echo(PEER, i, &[1; 900]).await.unwrap();
+        socket.send_echo(PEER.into(), i, &[1; 900]).await.unwrap();
         let mut buffer = [0; 1000];
         let (n, info) = timeout(LONG, socket.recv_from(&mut buffer))
             .await

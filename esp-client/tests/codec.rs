@@ -18,7 +18,7 @@ fn stream_reply(id: u64) -> Envelope<Reply> {
         rings,
         interface: "eth0".into(),
         local_port: 40000,
-        peer: [2, 0, 0, 0, 0, 1],
+        peer: esp_client::MacAddr([2, 0, 0, 0, 0, 1]).into(),
         peer_port: 5000,
     };
     Envelope { id, body }
@@ -232,7 +232,7 @@ fn requests() -> impl Strategy<Value = Request> {
             |(local_port, peer, peer_port, key, rings)| Request::Connect {
                 interface: None,
                 local_port,
-                peer,
+                peer: esp_client::MacAddr(peer).into(),
                 peer_port,
                 key,
                 rings

@@ -31,7 +31,10 @@ fn a_node_echoes_with_sequence_and_time() {
         let mut buffer = [0; 2000];
         let (n, info) = socket.recv_from(&mut buffer).unwrap();
         assert_eq!(&buffer[..n], body);
-        assert_eq!((info.src, info.src_port, info.len), (PEER, NODE_PORT, n));
+        assert_eq!(
+            (info.src, info.src_port, info.len),
+            (PEER.into(), NODE_PORT, n)
+        );
         assert_eq!((info.kind, info.sequence), (EdpKind::EchoReply, sequence));
         assert!((before..=monotonic_nanos()).contains(&info.received_nanos));
     }
@@ -75,8 +78,8 @@ fn a_datagram_longer_than_a_frame_is_refused() {
     let daemon = FakeDaemon::start();
     let socket = EdpSocket::builder().bind_at(&daemon.client(), 0).unwrap();
     assert_eq!(
-        (socket.interface(), socket.mac(), socket.max_payload()),
-        ("eth0", OWN, 1489)
+        (socket.interface(), socket.addr(), socket.max_payload()),
+        ("eth0", OWN.into(), 1489)
     );
     socket.send_to(&[0; 1489], PEER, 9).unwrap();
     let error = socket.send_to(&[0; 1490], PEER, 9).unwrap_err();

@@ -40,7 +40,7 @@ fn reply(socket: &UnixStream, id: u64, body: Reply, fds: &[OwnedFd]) {
 fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
     let interface = esp_client::control::InterfaceInfo {
         name: "eth0".into(),
-        mac: [2; 6],
+        addr: esp_client::MacAddr([2; 6]).into(),
         mtu: 1500,
         up: true,
     };
@@ -332,7 +332,7 @@ fn memory_of_wrong_size_or_type_is_refused() {
         rings,
         interface: "eth0".into(),
         local_port: 1,
-        peer: [2; 6],
+        peer: esp_client::MacAddr([2; 6]).into(),
         peer_port: 2,
     };
     let not_memory = || vec![std::fs::File::open("/dev/null").unwrap().into()];

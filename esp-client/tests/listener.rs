@@ -41,7 +41,7 @@ fn connections_are_accepted_in_order() {
     }
     let (stream, peer) = listener.accept().unwrap();
     assert_eq!(peer, stream.peer_addr());
-    assert_eq!(peer.mac, PEER);
+    assert_eq!(peer.addr, PEER);
     let requests = daemon.requests();
     assert!(requests.contains(&Request::Listen {
         interface: None,
@@ -94,7 +94,7 @@ fn timed_out_accept_loses_no_connection() {
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(1));
     };
-    assert_eq!(stream.peer_addr().mac, PEER);
+    assert_eq!(stream.peer_addr().addr, PEER);
     assert_eq!(
         count(&daemon, |request| matches!(request, Request::Accept { .. })),
         1,

@@ -35,7 +35,7 @@ fn lost_descriptor_fails_one_call_only() {
                     Request::Hello { .. } => {
                         let link = InterfaceInfo {
                             name: "eth0".into(),
-                            mac: [2; 6],
+                            addr: esp_client::MacAddr([2; 6]).into(),
                             mtu: 1500,
                             up: true,
                         };

@@ -27,7 +27,7 @@ fn echo_then_end_of_stream() {
     let daemon = FakeDaemon::start();
     let mut stream = connect(&daemon, port::ECHO);
     assert_eq!(stream.peer_addr(), address(port::ECHO).via("eth0"));
-    assert_eq!(stream.local_addr().mac, OWN);
+    assert_eq!(stream.local_addr().addr, OWN);
     assert_eq!(stream.route().reason, RouteReason::Only);
     stream.write_all(b"hello").unwrap();
     let parts = [
@@ -145,7 +145,10 @@ fn refusals_have_distinct_errors() {
             .connect_at(&client, address(port))
             .unwrap_err()
     };
-    let peer = |port| PeerName { mac: PEER, port };
+    let peer = |port| PeerName {
+        addr: PEER.into(),
+        port,
+    };
 
     let refused = fail(port::REFUSED);
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
@@ -309,7 +312,7 @@ fn bytes_before_a_reset_are_read_first() {
     assert_eq!(
         typed(&error),
         &EspError::PeerDied(PeerName {
-            mac: PEER,
+            addr: PEER.into(),
             port: port::DIES
         })
     );
@@ -387,7 +390,7 @@ fn of_two_interfaces_the_faster_one_is_taken() {
         .connect_at(&client, address(port::ECHO).via("eth0"))
         .unwrap();
     assert_eq!(named.route().to_string(), "eth0: named by the caller");
-    assert_eq!(client.route(OWN).unwrap().reason, RouteReason::Local);
+    assert_eq!(client.route(OWN.into()).unwrap().reason, RouteReason::Local);
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::config::Network;
+
 /// The command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Parser)]
 #[command(
@@ -18,6 +20,11 @@ pub struct Args {
     #[arg(long = "interface", short = 'i', value_name = "IF")]
     pub interfaces: Vec<String>,
 
+    /// Network of ESP in UDP, such as 10.1.0.0/16 or on-link; may be repeated. Replaces `udp` of
+    /// the config
+    #[arg(long = "udp", value_name = "NETWORK")]
+    pub udp: Vec<Network>,
+
     /// Config file [default: /etc/esp/esp-daemon.toml if it exists]
     #[arg(long, short = 'c', value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -28,7 +35,7 @@ pub struct Args {
     pub socket: Option<PathBuf>,
 
     /// Check a config file, print the first error, and exit
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["interfaces", "config", "socket", "log"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["interfaces", "udp", "config", "socket", "log"])]
     pub check_config: Option<PathBuf>,
 
     /// Log filter: error, warn, info, debug, trace, or for example info,esp_daemon::session=debug

@@ -25,6 +25,16 @@ pub enum StartError {
     /// An interface is missing or unusable.
     #[error(transparent)]
     Interface(#[from] netif::InterfaceError),
+    /// No address of this node is in a configured network.
+    #[error(
+        "udp: no address of this node is in {network}; it has {}", .existing.join(", ")
+    )]
+    NoAddress {
+        /// The network.
+        network: String,
+        /// The node's addresses.
+        existing: Vec<String>,
+    },
     /// Another daemon serves the interface.
     #[error(
         "another esp-daemon ({holder}) serves {interface} for EtherType {ethertype:#06x}: stop that \

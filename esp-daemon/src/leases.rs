@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dashmap::DashMap;
 use esp_client::control::{ErrorKind, LeaseProtocol};
 use esp_engine::{ClientId, LinkId, Orphan};
-use esp_proto::{EdpKind, EndpointConfig, MacAddr, Port};
+use esp_proto::{EdpKind, EndpointConfig, NodeAddr, Port};
 use netif::{Filter, PacketSocket, RingShape, SocketOptions};
 
 use crate::accounts::Charge;
@@ -110,7 +110,7 @@ impl Drop for LeasePermit {
 pub(crate) type LeaseHoldings = (Vec<PortClaim>, Charge, Option<LeasePermit>);
 
 /// A connection as registered by its program: own port, peer, peer's port.
-pub(crate) type LeasedConnection = (Port, MacAddr, Port);
+pub(crate) type LeasedConnection = (Port, NodeAddr, Port);
 
 /// One lease. Frees ports and charges on drop; the engine must be informed before.
 pub(crate) struct Lease {
@@ -371,7 +371,7 @@ impl Leases {
             standby,
             ..
         } = *lease;
-        let gone = || Refusal::new(ErrorKind::NotFound, "the interface was removed");
+        let gone = || Refusal::new(ErrorKind::NotFound, "leases are of raw Ethernet only");
         let interface = self
             .setup
             .interfaces
@@ -548,7 +548,7 @@ mod tests {
     fn ports_of_earlier_leases_are_reserved_for_their_user() {
         let spec = LinkSpec {
             name: "eth0".into(),
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            addr: esp_proto::MacAddr([2, 0, 0, 0, 0, 1]).into(),
             mtu: 1500,
             up: true,
         };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use esp_client::control::{ErrorKind, InterfaceInfo};
-use esp_engine::LinkId;
-use esp_proto::MacAddr;
+use esp_engine::{LinkConfig, LinkId};
+use esp_proto::{MacAddr, NodeAddr};
 
 use crate::ports::Ports;
 use crate::refusal::Refusal;
@@ -16,19 +16,27 @@ pub struct LinkSpec {
     /// Name.
     pub name: String,
     /// Address.
-    pub mac: MacAddr,
+    pub addr: NodeAddr,
     /// Bytes after the EtherType.
     pub mtu: u32,
     /// Administratively up and with a carrier.
     pub up: bool,
 }
 
-impl From<&netif::Interface> for LinkSpec {
-    fn from(interface: &netif::Interface) -> LinkSpec {
+impl From<&LinkConfig> for LinkSpec {
+    fn from(link: &LinkConfig) -> LinkSpec {
+        let (interface, addr) = match link {
+            LinkConfig::Ethernet(interface) => {
+                (interface, NodeAddr::Mac(MacAddr(interface.mac.octets())))
+            }
+            LinkConfig::Udp {
+                interface, local, ..
+            } => (interface, NodeAddr::Udp(*local)),
+        };
         LinkSpec {
             name: interface.name.clone(),
-            mac: MacAddr(interface.mac.octets()),
-            mtu: interface.mtu,
+            addr,
+            mtu: addr.frame_mtu(interface.mtu),
             up: interface.up && interface.running,
         }
     }
@@ -38,7 +46,7 @@ impl From<&netif::Interface> for LinkSpec {
 #[derive(Debug)]
 pub(crate) struct Link {
     name: String,
-    mac: MacAddr,
+    addr: NodeAddr,
     mtu: AtomicU32,
     up: AtomicBool,
     /// Stream ports.
@@ -51,7 +59,7 @@ impl Link {
     pub(crate) fn new(spec: LinkSpec) -> Link {
         Link {
             name: spec.name,
-            mac: spec.mac,
+            addr: spec.addr,
             mtu: AtomicU32::new(spec.mtu),
             up: AtomicBool::new(spec.up),
             esp: Arc::default(),
@@ -76,7 +84,7 @@ impl Link {
     pub(crate) fn info(&self) -> InterfaceInfo {
         InterfaceInfo {
             name: self.name.clone(),
-            mac: self.mac.octets(),
+            addr: self.addr,
             mtu: self.mtu.load(Ordering::Relaxed),
             up: self.is_up(),
         }
@@ -141,7 +149,7 @@ mod tests {
     fn link(name: &str, up: bool) -> Link {
         Link::new(LinkSpec {
             name: name.into(),
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            addr: MacAddr([2, 0, 0, 0, 0, 1]).into(),
             mtu: 1500,
             up,
         })

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkId};
+use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkConfig, LinkId};
 use esp_proto::Port;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -19,6 +19,7 @@ use crate::life::interface::InterfaceClaim;
 use crate::life::notify;
 use crate::life::socket::{self, SocketClaim};
 use crate::limits::Limits;
+use crate::links::LinkSpec;
 use crate::node::{Node, NodeOptions};
 use crate::settings::{Settings, machine_memory};
 use crate::telemetry::Telemetry;
@@ -68,7 +69,13 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         .as_deref()
         .map(socket::group)
         .transpose()?;
-    let links = interfaces.iter().map(Into::into).collect();
+    let udp = settings.find_udp()?;
+    let ethernet = interfaces.iter().cloned().map(LinkConfig::Ethernet);
+    // Leases number the interfaces of raw Ethernet as the engine does, so these come first.
+    let all: Vec<LinkConfig> = ethernet.chain(udp).collect();
+    let links: Vec<LinkSpec> = all.iter().map(Into::into).collect();
+    let names = links.iter().map(|link| link.name.as_str());
+    let names = names.collect::<Vec<_>>().join(", ");
     let record = record::path(&settings.socket);
     // Also with leases disabled, so that their programs are refused at once.
     let before = record::load(&record);
@@ -81,7 +88,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         endpoint: settings.endpoint(),
         interfaces: interfaces.clone(),
     };
-    let mut engine = start_engine(settings, interfaces, held)?;
+    let mut engine = start_engine(settings, all, held)?;
     // Last of the steps that can fail: from now on programs find the daemon.
     let (claim, socket) =
         SocketClaim::take(&settings.socket, settings.config.socket.mode.0, group)?;
@@ -115,7 +122,6 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         tokio::spawn(notify_watchdog(Arc::clone(&node), pause));
     }
 
-    let names = settings.interfaces.join(", ");
     info!(interfaces = names, socket = %claim.path().display(), "esp-daemon {} is ready", env!("CARGO_PKG_VERSION"));
     notify::ready(&names);
     let ended = loop {
@@ -185,7 +191,7 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
 
 fn start_engine(
     settings: &Settings,
-    links: Vec<netif::Interface>,
+    links: Vec<LinkConfig>,
     held: Vec<(LinkId, RangeInclusive<Port>)>,
 ) -> Result<Running, StartError> {
     let config = EngineConfig {

@@ -1,12 +1,14 @@
 //! Effective settings from command line, environment and config file.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use esp_engine::IdleConfig;
+use esp_engine::{IdleConfig, LinkConfig};
 use esp_proto::EndpointConfig;
+use netif::IpNetwork;
 
 use crate::args::Args;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Network};
 use crate::error::StartError;
 use crate::limits::Limits;
 
@@ -17,6 +19,8 @@ pub struct Settings {
     pub config_file: Option<PathBuf>,
     /// Names of the interfaces.
     pub interfaces: Vec<String>,
+    /// Networks of ESP in UDP.
+    pub udp: Vec<Network>,
     /// Path of the control socket.
     pub socket: PathBuf,
     /// The config as read, for options without a command-line equivalent.
@@ -42,6 +46,10 @@ impl Settings {
             [] => config.interfaces.clone(),
             named => unique(named),
         };
+        let udp = match args.udp.as_slice() {
+            [] => config.udp.clone(),
+            named => named.to_vec(),
+        };
         let socket = args
             .socket
             .clone()
@@ -50,6 +58,7 @@ impl Settings {
         Ok(Settings {
             config_file,
             interfaces,
+            udp,
             socket,
             config,
         })
@@ -60,7 +69,7 @@ impl Settings {
     /// # Errors
     /// None is named, or one of them is missing or not Ethernet.
     pub fn find_interfaces(&self) -> Result<Vec<netif::Interface>, StartError> {
-        if self.interfaces.is_empty() {
+        if self.interfaces.is_empty() && self.udp.is_empty() {
             let config = self
                 .config_file
                 .clone()
@@ -80,6 +89,52 @@ impl Settings {
             Ok(found)
         };
         self.interfaces.iter().map(find).collect()
+    }
+
+    /// Returns the links of ESP in UDP: one for each address of this node in the configured
+    /// networks, named after its interface, such as `eth0/udp`.
+    ///
+    /// # Errors
+    /// A network has no address of this node.
+    pub fn find_udp(&self) -> Result<Vec<LinkConfig>, StartError> {
+        let all = netif::addresses();
+        let mut links: Vec<LinkConfig> = Vec::new();
+        for network in &self.udp {
+            let before = links.len();
+            for found in all.iter().filter(|found| is_in(found, network)) {
+                let local = SocketAddr::new(found.ip, self.config.udp_port);
+                let source = match network {
+                    Network::Prefix(prefix) => *prefix,
+                    Network::OnLink => match IpNetwork::new(found.ip, found.prefix) {
+                        Ok(own) => own,
+                        Err(_) => continue,
+                    },
+                };
+                let known = links.iter_mut().find_map(|link| match link {
+                    LinkConfig::Udp {
+                        local: own,
+                        sources,
+                        ..
+                    } if *own == local => Some(sources),
+                    _ => None,
+                });
+                match known {
+                    Some(sources) => sources.push(source),
+                    None => links.push(LinkConfig::Udp {
+                        interface: named(&found.interface, &links),
+                        local,
+                        sources: vec![source],
+                    }),
+                }
+            }
+            if links.len() == before && !all.iter().any(|found| is_in(found, network)) {
+                return Err(StartError::NoAddress {
+                    network: network.to_string(),
+                    existing: all.iter().map(|found| found.ip.to_string()).collect(),
+                });
+            }
+        }
+        Ok(links)
     }
 
     /// Returns the limits on this machine.
@@ -121,6 +176,28 @@ impl Settings {
             core: idle.core.and_then(|core| usize::try_from(core).ok()),
         }
     }
+}
+
+/// Returns true if a link serves this address for a network.
+fn is_in(found: &netif::LocalAddress, network: &Network) -> bool {
+    let link_local = matches!(found.ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    match network {
+        Network::Prefix(prefix) => prefix.contains(found.ip),
+        Network::OnLink => !found.interface.loopback && !link_local,
+    }
+}
+
+/// Returns the interface under the name of its next link.
+fn named(interface: &netif::Interface, links: &[LinkConfig]) -> netif::Interface {
+    let index = interface.index;
+    let is_same = |link: &&LinkConfig| matches!(link, LinkConfig::Udp { interface, .. } if interface.index == index);
+    let name = match links.iter().filter(is_same).count() {
+        0 => format!("{}/udp", interface.name),
+        earlier => format!("{}/udp{}", interface.name, earlier + 1),
+    };
+    let mut interface = interface.clone();
+    interface.name = name;
+    interface
 }
 
 /// Checks a config file as `--check-config` does: the file itself, and that the interfaces and the

@@ -111,7 +111,7 @@ fn stream_reply_reports_the_ring_sizes() {
         };
         assert_eq!(
             (rings, interface.as_str(), peer, peer_port),
-            (given, "net0", PEER.octets(), 9)
+            (given, "net0", PEER.into(), 9)
         );
         assert!(local_port >= 32768);
         Region::open(
@@ -210,7 +210,7 @@ fn a_moved_connection_takes_its_port_to_the_new_link() {
         slot,
         from: esp_engine::LinkId(0),
         link: esp_engine::LinkId(to),
-        peer: esp_proto::MacAddr([2, 0, 0, 0, 9, 9]),
+        peer: esp_proto::MacAddr([2, 0, 0, 0, 9, 9]).into(),
     };
     rig.engine.emit(moved(slot, 0));
     assert_eq!(
@@ -309,7 +309,7 @@ fn arguments_are_checked() {
         let request = Request::Connect {
             interface: None,
             local_port: 0,
-            peer,
+            peer: esp_proto::MacAddr(peer).into(),
             peer_port: 5,
             key,
             rings: RINGS,
@@ -475,7 +475,7 @@ fn a_connection_is_refused_when_its_program_is_at_a_limit_or_disconnected() {
                 },
             },
             port,
-            peer: PEER,
+            peer: PEER.into(),
             peer_port: 1,
         },
     };

@@ -444,7 +444,7 @@ fn programs_of_two_nodes_connect_and_see_the_end() {
     let connect = Request::Connect {
         interface: None,
         local_port: 0,
-        peer: nodes.b.interface().mac.octets(),
+        peer: esp_proto::MacAddr(nodes.b.interface().mac.octets()).into(),
         peer_port: port,
         key: vec![],
         rings: RINGS,
@@ -461,7 +461,10 @@ fn programs_of_two_nodes_connect_and_see_the_end() {
     };
     assert_eq!(
         (peer_port, peer),
-        (local_port, nodes.a.interface().mac.octets())
+        (
+            local_port,
+            esp_proto::MacAddr(nodes.a.interface().mac.octets()).into()
+        )
     );
     for program in [&mut client, &mut server] {
         eventually("established", || {
@@ -485,7 +488,7 @@ fn programs_that_die_leave_nothing_in_the_real_daemon() {
     let dir = TempDir::new();
     let a = Daemon::start(&nodes.a, dir.path(), "a", &[]);
     let b = Daemon::start(&nodes.b, dir.path(), "b", &[]);
-    let peer = nodes.b.interface().mac.octets();
+    let peer = esp_proto::MacAddr(nodes.b.interface().mac.octets()).into();
     let round = || {
         let (mut server, mut client) = (b.program(), a.program());
         let (listener, port) = server.listen(0);

@@ -120,7 +120,7 @@ fn main() {
     });
     let header = DgramHeader {
         kind: DgramKind::Data,
-        mac: [2; 6],
+        addr: esp_proto::MacAddr([2; 6]).into(),
         port: 9,
         sequence: 0,
         timestamp_ns: 0,

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use esp_proto::{CloseReason, ConnId, ConnInfo, ConnectError, ListenError, MacAddr, Port};
+use esp_proto::{CloseReason, ConnId, ConnInfo, ConnectError, ListenError, NodeAddr, Port};
 
 use crate::shm::{ClientPage, Region};
 
@@ -109,7 +109,7 @@ pub enum Command {
         /// Own port, never 0.
         local_port: Port,
         /// Peer address.
-        peer: MacAddr,
+        peer: NodeAddr,
         /// Peer port.
         peer_port: Port,
         /// Job key or empty.
@@ -199,7 +199,7 @@ pub struct Orphan {
     /// Own port.
     pub local_port: Port,
     /// Peer address.
-    pub peer: MacAddr,
+    pub peer: NodeAddr,
     /// Peer port.
     pub peer_port: Port,
     /// Nonce with which the peer accepts a reset.
@@ -228,7 +228,7 @@ pub struct Arrival {
     /// Own port.
     pub port: Port,
     /// Peer address.
-    pub peer: MacAddr,
+    pub peer: NodeAddr,
     /// Peer port.
     pub peer_port: Port,
 }
@@ -271,7 +271,7 @@ pub enum EngineEvent {
         /// The link.
         link: LinkId,
         /// Address of the peer after the move.
-        peer: MacAddr,
+        peer: NodeAddr,
     },
     /// A link went up or down, changed its MTU, or was removed.
     Link {
@@ -314,7 +314,7 @@ pub struct LinkSnapshot {
     /// Interface name.
     pub interface: String,
     /// Its address.
-    pub mac: MacAddr,
+    pub addr: NodeAddr,
     /// Its MTU.
     pub mtu: u32,
     /// Administratively up, with a carrier.

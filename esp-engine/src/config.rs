@@ -1,5 +1,6 @@
 //! Configuration of an engine, and errors of its start.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,8 +12,8 @@ use esp_proto::{EndpointConfig, Port};
 pub struct EngineConfig {
     /// Protocol constants of all links.
     pub endpoint: EndpointConfig,
-    /// The interfaces to use; [`crate::LinkId`] counts in this order.
-    pub links: Vec<netif::Interface>,
+    /// The links; [`crate::LinkId`] counts in this order.
+    pub links: Vec<LinkConfig>,
     /// Socket buffers and options.
     pub socket: netif::SocketOptions,
     /// Idle strategy.
@@ -23,6 +24,22 @@ pub struct EngineConfig {
     pub held: Vec<(crate::LinkId, RangeInclusive<Port>)>,
     /// pcap file for every frame sent and received.
     pub pcap: Option<PathBuf>,
+}
+
+/// A link of an engine.
+#[derive(Clone, Debug)]
+pub enum LinkConfig {
+    /// Raw Ethernet on an interface.
+    Ethernet(netif::Interface),
+    /// ESP in UDP.
+    Udp {
+        /// Interface that has the address. Its name is the link's, its MTU limits packets.
+        interface: netif::Interface,
+        /// Address to bind; UDP port 0: any free one.
+        local: SocketAddr,
+        /// Networks whose packets are accepted; none: all.
+        sources: Vec<netif::IpNetwork>,
+    },
 }
 
 /// Duration of a yield from which on the core is taken as contended by a thread that computes, not
@@ -67,6 +84,9 @@ pub enum EngineError {
     /// A packet socket could not be opened.
     #[error(transparent)]
     Socket(#[from] netif::OpenError),
+    /// A UDP socket could not be opened.
+    #[error(transparent)]
+    Udp(#[from] netif::UdpOpenError),
     /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {

@@ -4,7 +4,7 @@
 //! use esp_engine::{Command, Engine, EngineConfig};
 //!
 //! let config = EngineConfig {
-//!     links: netif::Interface::list(),
+//!     links: netif::Interface::list().into_iter().map(LinkConfig::Ethernet).collect(),
 //!     ..EngineConfig::default()
 //! };
 //! let (engine, handle) = Engine::new(config, Box::new(|event| println!("{event:?}")))?;
@@ -41,6 +41,8 @@ mod engine;
 #[cfg(not(loom))]
 mod handle;
 pub mod shm;
+#[cfg(not(loom))]
+mod udp;
 
 #[cfg(not(loom))]
 pub use clock::Clock;
@@ -50,10 +52,12 @@ pub use command::{
     ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
 };
 #[cfg(not(loom))]
-pub use config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, YIELD_HOGGED};
+pub use config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, LinkConfig, YIELD_HOGGED};
 #[cfg(not(loom))]
-pub use engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT};
+pub use engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT, random};
 #[cfg(not(loom))]
 pub use handle::{EngineGone, EngineHandle};
 #[cfg(not(loom))]
 pub use netif::RingShape;
+#[cfg(not(loom))]
+pub use udp::UdpLink;

@@ -169,7 +169,7 @@ fn read_exact(program: &mut Program, bytes: &mut [u8]) {
 fn header(to: MacAddr, port: u16) -> DgramHeader {
     DgramHeader {
         kind: DgramKind::Data,
-        mac: to.octets(),
+        addr: to.into(),
         port,
         sequence: 1,
         timestamp_ns: 0,
@@ -427,7 +427,7 @@ fn joined(nodes: &TwoNodes) -> (Embedded, Embedded, StreamEnd, StreamEnd) {
         slot: 0,
         link,
         local_port: 40_000,
-        peer,
+        peer: peer.into(),
         peer_port: 7000,
         key: Vec::new(),
         region,

@@ -197,7 +197,7 @@ fn a_datagram_sender_that_waits_for_room_is_woken() {
     let _receiver = b.datagrams(5001);
     let header = DgramHeader {
         kind: DgramKind::Data,
-        mac: b.mac.octets(),
+        addr: esp_proto::MacAddr(b.mac.octets()).into(),
         port: 5001,
         sequence: 0,
         timestamp_ns: 0,

@@ -22,7 +22,9 @@ fn start(node: &Node) -> Host {
     let second = node
         .run(|| Interface::by_name("rail1"))
         .expect("the second interface");
-    Host::start(node, |config| config.links.push(second))
+    Host::start(node, |config| {
+        config.links.push(esp_engine::LinkConfig::Ethernet(second));
+    })
 }
 
 /// Returns the number of moved connections, summed over both links.

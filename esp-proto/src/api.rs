@@ -1,6 +1,6 @@
 //! The types exchanged between an [`Endpoint`](crate::Endpoint) and its host.
 
-use crate::addr::{MacAddr, Port};
+use crate::addr::{NodeAddr, Port};
 use crate::congestion::Congestion;
 use crate::time::Duration;
 use alloc::boxed::Box;
@@ -21,9 +21,9 @@ pub struct ConnId {
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
     /// Source address.
-    pub src: MacAddr,
+    pub src: NodeAddr,
     /// Destination address.
-    pub dst: MacAddr,
+    pub dst: NodeAddr,
     /// All bytes from the EtherType on, including padding. A body shorter than a header is counted
     /// as a runt.
     pub body: &'a [u8],
@@ -47,7 +47,7 @@ pub type Head = [u8; HEAD_LEN];
 #[derive(Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// Destination; the endpoint's own address for a local peer (feed the frame back as `looped`).
-    pub dst: MacAddr,
+    pub dst: NodeAddr,
     /// Protocol of the frame, by which the host selects its socket.
     pub proto: Proto,
     /// Payload between prefix and tail.
@@ -105,7 +105,7 @@ pub trait Sink {
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     /// Sender.
-    pub src: MacAddr,
+    pub src: NodeAddr,
     /// Sender's port.
     pub src_port: Port,
     /// The bound port it was sent to.
@@ -150,7 +150,7 @@ pub enum Event {
         /// The listener's port.
         port: Port,
         /// Peer address.
-        peer: MacAddr,
+        peer: NodeAddr,
         /// Peer port.
         peer_port: Port,
     },
@@ -377,7 +377,7 @@ pub struct ConnInfo {
     /// Own port.
     pub local_port: Port,
     /// Peer address.
-    pub peer: MacAddr,
+    pub peer: NodeAddr,
     /// Peer port.
     pub peer_port: Port,
     /// Smoothed round-trip time, if measured.

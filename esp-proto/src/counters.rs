@@ -60,6 +60,7 @@ counters! {
     rx_drop_version: "Dropped: set-up block of another version.",
     rx_drop_key: "Dropped: set-up block with another job key.",
     rx_drop_backlog: "Dropped: SYN or its completion, because the listener's queue is full.",
+    rx_drop_answer_rate: "Dropped: SYN, because its network sends too many.",
     rx_drop_limit: "Dropped: SYN, because the connection limit is reached.",
     rx_drop_stale_setup: "Dropped: SYN or SYN+ACK of another incarnation.",
     rx_drop_duplicate_setup: "Dropped: repeated SYN or SYN+ACK (answered again).",

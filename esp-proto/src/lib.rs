@@ -97,7 +97,10 @@ mod timers;
 mod token_bucket;
 pub mod wire;
 
-pub use addr::{FIRST_EPHEMERAL_PORT, FIRST_USER_PORT, MacAddr, ParseMacError, Port};
+pub use addr::{
+    FIRST_EPHEMERAL_PORT, FIRST_USER_PORT, MacAddr, NodeAddr, ParseAddrError, ParseMacError, Port,
+    UDP_PORT,
+};
 pub use api::*;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, ListenerInfo};

@@ -4,7 +4,7 @@
 //! calls [`serve`] after frames and deadlines were handled, and transfers its own state of a
 //! connection that moved.
 
-use crate::addr::{MacAddr, Port};
+use crate::addr::{NodeAddr, Port};
 use crate::api::ConnId;
 use crate::connection::{Key, MoveVerdict};
 use crate::endpoint::{Endpoint, MoveFrame, MoveRequest};
@@ -63,7 +63,7 @@ fn ask(rails: &mut impl Rails, home: usize, conn: ConnId) {
         };
         for &peer in &question.addresses {
             let present = rail == home && peer == key.peer;
-            if !(present && question.skip_present) && peer != endpoint.mac() {
+            if !(present && question.skip_present) && peer != endpoint.addr() {
                 endpoint.push_move(Key { peer, ..key }, question.block);
             }
         }
@@ -143,7 +143,7 @@ fn has_place(
 fn relocate(
     rails: &mut impl Rails,
     (home, conn): (usize, ConnId),
-    (rail, peer): (usize, MacAddr),
+    (rail, peer): (usize, NodeAddr),
 ) -> Option<ConnId> {
     if home == rail && rails.endpoint(home)?.key_of(conn)?.peer == peer {
         return Some(conn);

@@ -52,7 +52,7 @@ impl Rig {
             .connect(
                 now,
                 9,
-                B,
+                B.into(),
                 7,
                 ConnOptions {
                     rx_capacity: ROOM,
@@ -121,8 +121,8 @@ impl Rig {
         }
         for (len, frame) in &self.wire[..self.used] {
             let raw = RxFrame {
-                src: A,
-                dst: B,
+                src: A.into(),
+                dst: B.into(),
                 body: &frame[12..*len],
                 looped: false,
                 ce: false,
@@ -137,8 +137,8 @@ impl Rig {
         let used = Rig::fill(&mut self.wire, &mut self.b, self.now);
         for (len, frame) in &self.wire[..used] {
             let raw = RxFrame {
-                src: B,
-                dst: A,
+                src: B.into(),
+                dst: A.into(),
                 body: &frame[12..*len],
                 looped: false,
                 ce: false,
@@ -197,7 +197,7 @@ fn an_idle_connection_is_small() {
     let now = Instant::from_nanos(1);
     let mut open = |range: core::ops::Range<u16>| {
         for port in range {
-            a.connect(now, port, B, 7, options()).unwrap();
+            a.connect(now, port, B.into(), 7, options()).unwrap();
         }
     };
     open(1..2);

@@ -17,13 +17,20 @@ pub enum Transport {
     Shm,
     /// InfiniBand or RoCE, by verbs.
     Ib,
-    /// Ethernet, by the node's esp-daemon.
+    /// Raw Ethernet, by the node's esp-daemon.
     Eth,
+    /// ESP in UDP, by sockets of the process. Needs no daemon and no privilege.
+    Udp,
 }
 
 impl Transport {
     /// All, the preferred one first.
-    pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Ib, Transport::Eth];
+    pub const ALL: [Transport; 4] = [
+        Transport::Shm,
+        Transport::Ib,
+        Transport::Eth,
+        Transport::Udp,
+    ];
 
     /// As in `ESP_BTL` and in reports.
     #[must_use]
@@ -32,6 +39,7 @@ impl Transport {
             Transport::Shm => "shm",
             Transport::Ib => "ib",
             Transport::Eth => "eth",
+            Transport::Udp => "udp",
         }
     }
 }
@@ -44,8 +52,8 @@ pub(crate) const MAX_RAILS: usize = 4;
 pub struct Options {
     /// Transports to use. (A message from a rank to itself needs none.)
     pub transports: Vec<Transport>,
-    /// Interfaces to use for Ethernet, by name; `eth*` matches all names with that prefix. Empty:
-    /// all that the daemon serves.
+    /// Interfaces to use for Ethernet and UDP, by name; `eth*` matches all names with that prefix.
+    /// Empty: all that the daemon serves; for UDP all that are up and have an IP address.
     pub interfaces: Vec<String>,
     /// Interfaces not to use; takes precedence over `interfaces`.
     pub not_interfaces: Vec<String>,
@@ -178,7 +186,7 @@ fn transports(list: &str) -> Result<Vec<Transport>, JoinError> {
             Some(transport) => found.push(transport),
             None if word == "self" => {}
             None => {
-                let want = "a list of self, shm, ib and eth is expected, like shm,eth";
+                let want = "a list of self, shm, ib, eth and udp is expected, like shm,eth";
                 return Err(bad("ESP_BTL", list, want));
             }
         }

@@ -1,7 +1,7 @@
 //! Creates the transports of a process.
 
 use btl::Btl;
-use btl_eth::{EthBtl, EthConfig};
+use btl_eth::{Carrier, EthBtl, EthConfig};
 use ib_btl::{IbBtl, IbConfig};
 use shm_btl::{ShmBtl, ShmConfig};
 
@@ -37,7 +37,8 @@ pub(crate) fn make(place: &TransportSetup<'_>) -> Made {
         let result = match transport {
             Transport::Shm => shm(place).map(|one| vec![one]),
             Transport::Ib => ib(place),
-            Transport::Eth => eth(place, &mut made.by_daemon),
+            Transport::Eth => eth(place, Carrier::Raw, &mut made.by_daemon),
+            Transport::Udp => eth(place, Carrier::Udp, &mut made.by_daemon),
         };
         match result {
             Ok(transports) => made.transports.extend(transports),
@@ -120,8 +121,13 @@ fn ib_config(place: &TransportSetup<'_>) -> IbConfig {
 }
 
 /// One transport for each interface, as for RDMA ports.
-fn eth(place: &TransportSetup<'_>, by_daemon: &mut bool) -> Result<Vec<Box<dyn Btl>>, String> {
+fn eth(
+    place: &TransportSetup<'_>,
+    carrier: Carrier,
+    by_daemon: &mut bool,
+) -> Result<Vec<Box<dyn Btl>>, String> {
     let mut config = EthConfig::new(place.rank, place.size, place.key.as_bytes());
+    config.set_carrier(carrier);
     config.include.clone_from(&place.options.interfaces);
     config.exclude.clone_from(&place.options.not_interfaces);
     let names = config.interfaces().map_err(|e| e.to_string())?;

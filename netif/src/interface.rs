@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use pnet::datalink::{self, NetworkInterface};
@@ -169,6 +170,35 @@ impl Interface {
             link_type,
         })
     }
+}
+
+/// An IP address of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// The interface that has it.
+    pub interface: Interface,
+    /// The address.
+    pub ip: IpAddr,
+    /// Length of its network's prefix in bits.
+    pub prefix: u8,
+}
+
+/// Returns the IP addresses of the calling thread's network namespace by interface index, those of
+/// the loopback interface included. Interfaces that vanish during the call are left out.
+pub fn addresses() -> Vec<LocalAddress> {
+    let mut all: Vec<_> = datalink::interfaces()
+        .iter()
+        .filter_map(|found| Some((Interface::read(found).ok()?, found)))
+        .flat_map(|(interface, found)| {
+            found.ips.iter().map(move |network| LocalAddress {
+                interface: interface.clone(),
+                ip: network.ip(),
+                prefix: network.prefix(),
+            })
+        })
+        .collect();
+    all.sort_by_key(|found| found.interface.index);
+    all
 }
 
 impl fmt::Display for Interface {

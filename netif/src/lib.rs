@@ -14,6 +14,7 @@
 //! | receive frames without a system call | [`RecvRing`] |
 //! | receive payload directly into the caller's buffer | [`ScatterBatch`] |
 //! | let the kernel drop frames outside a set of ports | [`Filter`] |
+//! | send and receive UDP datagrams by the hundred | [`UdpSocket`] with [`UdpRecvBatch`] and [`SendBatch`] |
 //! | share an interface among many sockets at the cost of one | [`FanoutGroup`] |
 //!
 //! A packet socket needs `CAP_NET_RAW` only when it is opened; [`OpenError::NoPermission`] says how
@@ -62,6 +63,7 @@ mod link;
 mod pcap;
 mod ring;
 mod socket;
+mod udp;
 
 pub use batch::{
     FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, ScatterBatch, ScatteredFrame, SendBatch,
@@ -69,9 +71,11 @@ pub use batch::{
 pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
 pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
 pub use frame::{Dump, EthFrame, ParseError, parse_ethernet};
-pub use interface::{Interface, InterfaceError};
+pub use interface::{Interface, InterfaceError, LocalAddress, addresses};
 pub use link::{LinkEvent, LinkMonitor};
 pub use pcap::PcapWriter;
+pub use pnet::ipnetwork::IpNetwork;
 pub use pnet::util::MacAddr;
 pub use ring::{RecvRing, RingShape, Slot};
 pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES, peer_groups};
+pub use udp::{Datagram, UdpOpenError, UdpOptions, UdpRecvBatch, UdpSocket};

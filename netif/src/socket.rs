@@ -478,7 +478,7 @@ fn address(index: u32, ethertype: u16) -> SockAddr {
 
 /// Requests a buffer above the system's limit and, where that is not allowed, as much as the limit
 /// grants.
-fn buffer_size(
+pub(crate) fn buffer_size(
     socket: &Socket,
     force: libc::c_int,
     plain: libc::c_int,

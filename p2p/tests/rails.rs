@@ -51,7 +51,11 @@ fn transfer(layers: &[P2p], length: usize) {
 #[test]
 fn long_messages_are_striped_by_declared_bandwidth() {
     let length = 8 << 20;
-    for (bandwidths, part) in [([1000, 3000], 0.25), ([1000, 1000], 0.5)] {
+    for (bandwidths, part) in [
+        ([1000, 2000], 1.0 / 3.0),
+        ([1000, 1000], 0.5),
+        ([1000, 4000], 0.0),
+    ] {
         let [narrow, wide] = bandwidths;
         let (layers, _killers) = layers(&[("narrow", narrow), ("wide", wide)]);
         transfer(&layers, length);

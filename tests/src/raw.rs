@@ -157,7 +157,7 @@ impl RawProgram {
         let request = Request::Connect {
             interface,
             local_port,
-            peer,
+            peer: esp_client::MacAddr(peer).into(),
             peer_port,
             key,
             rings,

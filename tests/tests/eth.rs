@@ -370,7 +370,7 @@ fn reachable_and_unreachable_peers_have_reasons() {
         "another job",
     );
     let elsewhere = AddressInterface {
-        mac: MacAddr([2, 9, 9, 9, 9, 9]),
+        addr: MacAddr([2, 9, 9, 9, 9, 9]).into(),
         mtu: 1500,
         name: "eth5".into(),
     };
@@ -382,7 +382,7 @@ fn reachable_and_unreachable_peers_have_reasons() {
         "no answer to an EDP echo",
     );
     let own = AddressInterface {
-        mac: MacAddr(Node(0).mac()),
+        addr: MacAddr(Node(0).mac()).into(),
         mtu: 1500,
         name: "eth0".into(),
     };
@@ -444,7 +444,7 @@ impl Impostor {
             nonce: 4711,
             max_send: 1 << 16,
             interfaces: vec![AddressInterface {
-                mac: MacAddr(Node(1).mac()),
+                addr: MacAddr(Node(1).mac()).into(),
                 mtu: 1500,
                 name: "eth0".into(),
             }],

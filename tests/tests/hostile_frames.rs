@@ -432,7 +432,7 @@ fn each_wrong_frame_is_counted_once_under_its_name() {
         .unwrap();
     assert_eq!(
         (&buffer[..len], info.src, info.len),
-        (&b"taken"[..], MacAddr(Node(2).mac()), 5)
+        (&b"taken"[..], MacAddr(Node(2).mac()).into(), 5)
     );
     live.is_intact();
 }
@@ -743,7 +743,7 @@ fn a_flood_of_forged_syns() {
         .connect_at(&here, address(0, 7000))
         .unwrap();
     let (accepted, peer) = listener.accept_timeout(PATIENCE).unwrap();
-    assert_eq!(peer.mac, MacAddr(Node(1).mac()));
+    assert_eq!(peer.addr, MacAddr(Node(1).mac()));
     send_pattern(&late, 1 << 18, 5);
     check_pattern(&accepted, 1 << 18, 5);
 }

@@ -371,20 +371,20 @@ fn corrupting_doorbells_and_records() {
 
         // Records that no datagram has.
         let mut counted = 0;
-        let record = |len: u32, kind: u8, zero: u8| {
-            let mut bytes = [0; 24];
+        let record = |len: u32, kind: u8, family: u8| {
+            let mut bytes = [0; 40];
             bytes[..4].copy_from_slice(&len.to_le_bytes());
-            (bytes[4], bytes[5]) = (kind, zero);
-            bytes[8..14].copy_from_slice(&Node(1).mac());
+            (bytes[4], bytes[5]) = (kind, family);
+            bytes[16..22].copy_from_slice(&Node(1).mac());
             bytes
         };
         let records = [
-            (record(65536, 0, 0), 24),
-            (record(1, 9, 0), 32),
-            (record(1, 0, 1), 32),
-            (record(100, 0, 0), 40),
+            (record(65536, 0, 0), 40),
+            (record(1, 9, 0), 48),
+            (record(1, 0, 1), 48),
+            (record(100, 0, 0), 56),
         ];
-        let cut_in_its_header = (record(0, 0, 0), 23);
+        let cut_in_its_header = (record(0, 0, 0), 39);
         for (bytes, written) in records.into_iter().chain([cut_in_its_header]) {
             let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
             let rings = Rings {

@@ -284,7 +284,8 @@ fn across_nodes(test: &str, launcher: Launcher) {
     let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else {
         return;
     };
-    let finished = launcher.run(&lab, 2, &[&example("job", "p2p-check")], &[]);
+    let raw = [("ESP_BTL", "self,shm,eth")];
+    let finished = launcher.run(&lab, 2, &[&example("job", "p2p-check")], &raw);
     passed(&finished, launcher);
     let used = used(&finished);
     for (from, to, together, transport) in &used {
@@ -341,6 +342,24 @@ fn transports_are_chosen_by_the_environment() {
     }
 }
 
+/// Nodes without a daemon reach each other by ESP in UDP, with the defaults.
+#[test]
+fn nodes_without_a_daemon_use_udp() {
+    let test = "nodes_without_a_daemon_use_udp";
+    for launcher in [Mpirun, Mpiexec] {
+        if !launcher.is_here(test) {
+            continue;
+        }
+        let Some(lab) = bare_lab(test, 2) else { return };
+        let finished = launcher.run(&lab, 2, &[&example("job", "p2p-check")], &[]);
+        passed(&finished, launcher);
+        for (from, to, together, transport) in used(&finished) {
+            let expected = if together { "shm" } else { "udp" };
+            assert_eq!(transport, expected, "{from} -> {to}");
+        }
+    }
+}
+
 /// One process cannot reach another: all of them hear who, where and why, and the launcher hears a
 /// failure.
 #[test]
@@ -352,7 +371,8 @@ fn a_node_without_a_daemon_is_named_by_all() {
         }
         let Some(lab) = bare_lab(test, 2) else { return };
         let _daemon = Daemon::start(&lab, 0, "");
-        let finished = launcher.run(&lab, 2, &[&example("job", "p2p-check")], &[]);
+        let raw = [("ESP_BTL", "self,shm,eth")];
+        let finished = launcher.run(&lab, 2, &[&example("job", "p2p-check")], &raw);
         assert!(!matches!(finished.code, Some(0 | 124)), "{finished:?}");
         assert!(!finished.out.contains("PASS"), "{finished:?}");
         let said = |words: &str| finished.err.contains(words);

@@ -378,10 +378,10 @@ fn the_daemon_checks_what_the_library_would_not_ask() {
         tx: 1 << 16,
         rx: 1 << 16,
     };
-    let connect = |peer, peer_port, key: &[u8]| Request::Connect {
+    let connect = |peer: [u8; 6], peer_port, key: &[u8]| Request::Connect {
         interface: None,
         local_port: 0,
-        peer,
+        peer: esp_client::MacAddr(peer).into(),
         peer_port,
         key: key.to_vec(),
         rings,

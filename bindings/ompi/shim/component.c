@@ -26,7 +26,7 @@ _Static_assert(MCA_BTL_REG_FLAG_REMOTE_READ == 2 && MCA_BTL_REG_FLAG_REMOTE_WRIT
 
 mca_btl_base_module_t esp_modules[ESP_MODULES];
 
-static char *if_include, *if_exclude, *path;
+static char *if_include, *if_exclude, *path, *carrier;
 static size_t rings = 1 << 20, backlog = 256 << 20;
 static int verbose;
 static mca_btl_base_module_error_cb_fn_t on_error;
@@ -49,6 +49,12 @@ static void register_parameters(void)
     register_parameter("if_exclude",
                        "Comma-separated names of interfaces not to use; overrides if_include", text,
                        OPAL_INFO_LVL_2, &if_exclude);
+    carrier = "auto";
+    register_parameter("carrier",
+                       "Carrier of the packets: \"raw\" is raw Ethernet by esp-daemon, \"udp\" is UDP "
+                       "without a daemon or a privilege, \"auto\" is raw if the daemon is reachable, "
+                       "else udp",
+                       text, OPAL_INFO_LVL_2, &carrier);
     path = "auto";
     register_parameter("path",
                        "Path of messages: `daemon` through the node's esp-daemon, `lease` directly "
@@ -192,6 +198,7 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         .if_include = if_include,
         .if_exclude = if_exclude,
         .path = path,
+        .carrier = carrier,
         .rings = rings,
         .max_message = esp_max_message(sends),
         .eager = sends->btl_eager_limit,

@@ -80,7 +80,7 @@ struct esp_parameters {
     uint32_t rank, size;
     const char *job;  /* unique to the job */
     const char *node; /* name of the node, for messages to the user */
-    const char *if_include, *if_exclude, *path;
+    const char *if_include, *if_exclude, *path, *carrier;
     uint64_t rings, max_message, eager, backlog;
     int yields; /* empty polls yield the processor */
     int verbose;

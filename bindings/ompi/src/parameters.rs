@@ -3,7 +3,7 @@
 use std::fmt;
 
 use btl::{Btl, MAX_HEADER};
-use btl_eth::{EthBtl, EthConfig, Path};
+use btl_eth::{Carrier, EthBtl, EthConfig, Path};
 
 use crate::endpoint::{RemoteRail, transport_size};
 
@@ -19,6 +19,8 @@ pub(crate) struct Parameters {
     pub(crate) exclude: Vec<String>,
     /// `auto`, `lease` or `daemon`.
     pub(crate) path: String,
+    /// `auto`, `raw` or `udp`.
+    pub(crate) carrier: String,
     pub(crate) rings: u64,
     /// Maximum length of a message of Open MPI.
     pub(crate) max_message: usize,
@@ -61,6 +63,18 @@ impl Parameters {
         }
     }
 
+    /// Returns the carriers to use. `auto`: raw Ethernet if the daemon is reachable, else UDP.
+    fn carriers(&self) -> Result<&'static [Carrier], String> {
+        match self.carrier.as_str() {
+            "" | "auto" => Ok(&[Carrier::Raw, Carrier::Udp]),
+            "raw" => Ok(&[Carrier::Raw]),
+            "udp" => Ok(&[Carrier::Udp]),
+            other => Err(format!(
+                "invalid btl_esp_carrier {other:?}: use auto, raw or udp"
+            )),
+        }
+    }
+
     fn config(&self) -> Result<EthConfig, String> {
         let size = transport_size(self.size)
             .ok_or_else(|| format!("jobs of {} ranks are not supported", self.size))?;
@@ -76,15 +90,32 @@ impl Parameters {
     /// Creates a transport for each interface. Returns them with the interfaces' names, and why
     /// others have none.
     pub(crate) fn transports(&self) -> (Vec<(String, EthBtl)>, Vec<String>) {
-        let interfaces = self.config().and_then(|config| {
-            let names = config.interfaces().map_err(|error| error.to_string())?;
-            Ok((config, names))
-        });
-        let (config, names) = match interfaces {
-            Ok(interfaces) => interfaces,
-            Err(error) => return (Vec::new(), vec![error]),
+        let (config, carriers) = match (self.config(), self.carriers()) {
+            (Ok(config), Ok(carriers)) => (config, carriers),
+            (Err(error), _) | (_, Err(error)) => return (Vec::new(), vec![error]),
         };
-        let (mut transports, mut errors) = (Vec::new(), Vec::new());
+        let mut errors = Vec::new();
+        for &carrier in carriers {
+            let mut config = config.clone();
+            config.set_carrier(carrier);
+            let transports = self.transports_of(&config, &mut errors);
+            if !transports.is_empty() {
+                return (transports, errors);
+            }
+        }
+        (Vec::new(), errors)
+    }
+
+    /// Creates a transport for each interface of a carrier.
+    fn transports_of(&self, config: &EthConfig, errors: &mut Vec<String>) -> Vec<(String, EthBtl)> {
+        let names = match config.interfaces() {
+            Ok(names) => names,
+            Err(error) => {
+                errors.push(error.to_string());
+                return Vec::new();
+            }
+        };
+        let mut transports = Vec::new();
         for name in names {
             let Some(own) = RemoteRail::new(self.rank, transports.len()) else {
                 break;
@@ -99,7 +130,7 @@ impl Parameters {
                 Err(error) => errors.push(format!("interface {name}: {error}")),
             }
         }
-        (transports, errors)
+        transports
     }
 
     fn transport(&self, config: EthConfig) -> Result<EthBtl, String> {

@@ -110,7 +110,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let (mut stream, peer) = listener
         .accept()
         .doing(format_args!("port {}", flags.port))?;
-    let peer = Names::load().show(peer.mac);
+    let peer = Names::load().show(peer.addr);
     let bar = bar(flags.quiet);
     let start = Instant::now();
     let result = transfer::receive(&mut stream, |bytes, at| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use esp_client::MacAddr;
+use esp_client::{MacAddr, NodeAddr};
 
 use super::report::{Found, Report};
 use super::wire::{Answer, Wire};
@@ -28,7 +28,7 @@ pub(super) fn run(
         let mut asked = Vec::new();
         for wire in wires.iter_mut() {
             asked.push(wire.now());
-            wire.info(MacAddr::BROADCAST, sequence)
+            wire.info(MacAddr::BROADCAST.into(), sequence)
                 .doing(format_args!("asking on {}", wire.interface()))?;
         }
         let time = if request + 1 == requests {
@@ -55,7 +55,7 @@ fn listen(
     time: Duration,
     interrupt: &Interrupt,
     report: &mut Report,
-    found: &mut BTreeSet<(String, MacAddr)>,
+    found: &mut BTreeSet<(String, NodeAddr)>,
 ) -> Result<(), Failure> {
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     loop {
@@ -119,7 +119,7 @@ mod tests {
             name: name.into(),
         };
         Arrival {
-            src: MacAddr([2, 0, 0, 0, 0, last]),
+            src: MacAddr([2, 0, 0, 0, 0, last]).into(),
             at: 0,
             answer: Answer::Info(info),
         }

@@ -250,9 +250,9 @@ mod tests {
     use super::super::wire::fake::{self, Fake};
     use super::*;
     use crate::names::Names;
-    use esp_client::MacAddr;
+    use esp_client::{MacAddr, NodeAddr};
 
-    const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+    const PEER: NodeAddr = NodeAddr::Mac(MacAddr([2, 0, 0, 0, 0, 9]));
 
     fn target() -> Target {
         Target {
@@ -317,7 +317,7 @@ mod tests {
                     fake::echo(PEER, &[&body.unwrap_or_default()[..19], b"x"].concat()),
                 )],
                 4 => vec![
-                    (5, fake::echo(MacAddr([2; 6]), b"")),
+                    (5, fake::echo(MacAddr([2; 6]).into(), b"")),
                     (6, fake::echo(PEER, &[77; 20])),
                     (90_000, good),
                 ],

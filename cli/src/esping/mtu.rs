@@ -162,9 +162,9 @@ mod tests {
     use super::super::wire::fake::{self, Fake};
     use super::*;
     use crate::names::Names;
-    use esp_client::{MacAddr, NodeInfo};
+    use esp_client::{MacAddr, NodeAddr, NodeInfo};
 
-    const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+    const PEER: NodeAddr = NodeAddr::Mac(MacAddr([2, 0, 0, 0, 0, 9]));
 
     fn search(
         limit: usize,

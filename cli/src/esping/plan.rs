@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use esp_client::{MacAddr, resolve};
+use esp_client::{NodeAddr, resolve};
 
 use super::flags::Flags;
 use crate::out::Failure;
@@ -40,7 +40,7 @@ pub(super) enum Mode {
 pub(super) struct Target {
     /// As typed.
     pub(super) text: String,
-    pub(super) mac: MacAddr,
+    pub(super) mac: NodeAddr,
     pub(super) interface: Option<String>,
 }
 
@@ -152,7 +152,10 @@ mod tests {
         };
         assert_eq!(
             (target.mac, target.interface.as_deref()),
-            (MacAddr([2, 0xe5, 0, 0, 0, 2]), Some("eth1"))
+            (
+                esp_client::MacAddr([2, 0xe5, 0, 0, 0, 2]).into(),
+                Some("eth1")
+            )
         );
         assert_eq!(
             (echo.count, echo.interval, echo.size),

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use esp_client::MacAddr;
+use esp_client::NodeAddr;
 use serde::Serialize;
 
 use crate::names::Names;
@@ -117,7 +117,7 @@ impl Report {
         }
     }
 
-    pub(super) fn name_of(&self, mac: MacAddr) -> Option<String> {
+    pub(super) fn name_of(&self, mac: NodeAddr) -> Option<String> {
         self.names.of(mac).map(str::to_owned)
     }
 
@@ -139,7 +139,7 @@ impl Report {
     pub(super) fn start(
         &mut self,
         target: &str,
-        mac: MacAddr,
+        mac: NodeAddr,
         interface: &str,
         size: usize,
     ) -> io::Result<()> {

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use esp_client::{Client, DatagramInfo, EdpKind, EdpSocket, MacAddr, NodeInfo, monotonic_nanos};
+use esp_client::{Client, DatagramInfo, EdpKind, EdpSocket, NodeAddr, NodeInfo, monotonic_nanos};
 
 use super::plan::Target;
 use crate::out::Failure;
@@ -20,7 +20,7 @@ pub(super) enum Answer {
 /// A received answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
-    pub(super) src: MacAddr,
+    pub(super) src: NodeAddr,
     /// Nanoseconds of the wire's clock.
     pub(super) at: u64,
     pub(super) answer: Answer,
@@ -36,9 +36,9 @@ pub(super) trait Wire {
     /// Current time in nanoseconds, by the clock of [`Arrival::at`].
     fn now(&self) -> u64;
     /// Sends an echo request.
-    fn echo(&mut self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<()>;
+    fn echo(&mut self, dst: NodeAddr, sequence: u16, body: &[u8]) -> io::Result<()>;
     /// Sends an information request.
-    fn info(&mut self, dst: MacAddr, sequence: u16) -> io::Result<()>;
+    fn info(&mut self, dst: NodeAddr, sequence: u16) -> io::Result<()>;
     /// Receives a datagram; `None` after `patience`, or if it is not an answer.
     fn hear(&mut self, patience: Duration) -> io::Result<Option<Arrival>>;
 }
@@ -110,11 +110,11 @@ impl Wire for Daemon {
         monotonic_nanos()
     }
 
-    fn echo(&mut self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<()> {
+    fn echo(&mut self, dst: NodeAddr, sequence: u16, body: &[u8]) -> io::Result<()> {
         self.socket.send_echo(dst, sequence, body).map(drop)
     }
 
-    fn info(&mut self, dst: MacAddr, sequence: u16) -> io::Result<()> {
+    fn info(&mut self, dst: NodeAddr, sequence: u16) -> io::Result<()> {
         self.socket.send_info_request(dst, sequence).map(drop)
     }
 
@@ -155,7 +155,7 @@ pub(super) mod fake {
 
     /// Converts a request (its number from 1, its body) to answers, each with its delay in
     /// microseconds.
-    type Peer = Box<dyn FnMut(MacAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)>>;
+    type Peer = Box<dyn FnMut(NodeAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)>>;
 
     pub(in crate::esping) struct Fake {
         pub(in crate::esping) now: u64,
@@ -168,7 +168,7 @@ pub(super) mod fake {
     impl Fake {
         pub(in crate::esping) fn new(
             max: usize,
-            peer: impl FnMut(MacAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)> + 'static,
+            peer: impl FnMut(NodeAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)> + 'static,
         ) -> Fake {
             Fake {
                 now: 0,
@@ -179,7 +179,7 @@ pub(super) mod fake {
             }
         }
 
-        fn ask(&mut self, dst: MacAddr, body: Option<&[u8]>) {
+        fn ask(&mut self, dst: NodeAddr, body: Option<&[u8]>) {
             self.sent += 1;
             for (after, mut answer) in (self.peer)(dst, self.sent, body) {
                 answer.at = self.now + after * 1000;
@@ -190,7 +190,7 @@ pub(super) mod fake {
     }
 
     /// The echo of a body.
-    pub(in crate::esping) fn echo(src: MacAddr, body: &[u8]) -> Arrival {
+    pub(in crate::esping) fn echo(src: NodeAddr, body: &[u8]) -> Arrival {
         Arrival {
             src,
             at: 0,
@@ -211,12 +211,12 @@ pub(super) mod fake {
             self.now
         }
 
-        fn echo(&mut self, dst: MacAddr, _sequence: u16, body: &[u8]) -> io::Result<()> {
+        fn echo(&mut self, dst: NodeAddr, _sequence: u16, body: &[u8]) -> io::Result<()> {
             self.ask(dst, Some(body));
             Ok(())
         }
 
-        fn info(&mut self, dst: MacAddr, _sequence: u16) -> io::Result<()> {
+        fn info(&mut self, dst: NodeAddr, _sequence: u16) -> io::Result<()> {
             self.ask(dst, None);
             Ok(())
         }

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io;
 use std::time::SystemTime;
 
-use esp_client::MacAddr;
 use esp_client::control::{
     ConnectionStatus, CounterStatus, EdpStatus, InterfaceInfo, ListenerStatus, Status,
 };
@@ -156,7 +155,7 @@ fn items<'a>(status: &'a Status, selection: Selection) -> Vec<Item<'a>> {
         version: &status.daemon,
         uptime_s: status.uptime_s,
     }];
-    let interface = |i: &InterfaceInfo| (MacAddr(i.mac).to_string(), i.mtu, i.up);
+    let interface = |i: &InterfaceInfo| (i.addr.to_string(), i.mtu, i.up);
     items.extend(status.interfaces.iter().map(|i| {
         let (mac, mtu, up) = interface(i);
         Item::Interface {
@@ -179,7 +178,7 @@ fn interfaces(interfaces: &[InterfaceInfo]) -> String {
         format!(
             "{} {} MTU {} {}",
             i.name,
-            MacAddr(i.mac),
+            i.addr,
             i.mtu,
             if i.up { "up" } else { "down" }
         )
@@ -283,7 +282,7 @@ mod tests {
             uptime_s: 1.5,
             interfaces: vec![InterfaceInfo {
                 name: "eth0".into(),
-                mac: [2, 0xe5, 0, 0, 0, 1],
+                addr: esp_client::MacAddr([2, 0xe5, 0, 0, 0, 1]).into(),
                 mtu: 1500,
                 up: true,
             }],

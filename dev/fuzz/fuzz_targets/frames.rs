@@ -175,7 +175,7 @@ fn connect(endpoint: &mut Endpoint, host: &mut Host, now: Instant, port: u16) ->
         key: Vec::new(),
     };
     let conn = endpoint
-        .connect(now, port, PEER, 1000, options)
+        .connect(now, port, PEER.into(), 1000, options)
         .expect("a good address");
     host.0.insert(conn, 0);
     conn
@@ -214,8 +214,8 @@ fuzz_target!(|data: &[u8]| {
             peer.handle_frame(
                 now,
                 RxFrame {
-                    src: OWN,
-                    dst: PEER,
+                    src: OWN.into(),
+                    dst: PEER.into(),
                     body: &frame,
                     looped: false,
                     ce: false,
@@ -228,8 +228,8 @@ fuzz_target!(|data: &[u8]| {
             own.handle_frame(
                 now,
                 RxFrame {
-                    src: PEER,
-                    dst: OWN,
+                    src: PEER.into(),
+                    dst: OWN.into(),
                     body: &frame,
                     looped: false,
                     ce: false,
@@ -258,8 +258,8 @@ fuzz_target!(|data: &[u8]| {
         own.handle_frame(
             now,
             RxFrame {
-                src,
-                dst,
+                src: src.into(),
+                dst: dst.into(),
                 body: &frame,
                 looped: false,
                 ce: len % 2 == 0,
@@ -272,8 +272,8 @@ fuzz_target!(|data: &[u8]| {
             own.handle_frame(
                 now,
                 RxFrame {
-                    src,
-                    dst: OWN,
+                    src: src.into(),
+                    dst: OWN.into(),
                     body: &body,
                     looped: false,
                     ce: len % 2 == 0,

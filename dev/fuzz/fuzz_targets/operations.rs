@@ -81,7 +81,7 @@ fuzz_target!(|data: &[u8]| {
             if let Ok(id) = pair
                 .a
                 .ep
-                .connect(pair.now, ports.0, MAC_B, ports.1, options)
+                .connect(pair.now, ports.0, MAC_B.into(), ports.1, options)
             {
                 pair.a.apps.insert(
                     id,

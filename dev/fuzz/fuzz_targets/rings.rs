@@ -43,7 +43,7 @@ fuzz_target!(|data: &[u8]| {
             2 => {
                 let header = DgramHeader {
                     kind: DgramKind::Data,
-                    mac: [2, 0, 0, 0, 0, choices.byte()],
+                    addr: esp_proto::MacAddr([2, 0, 0, 0, 0, choices.byte()]).into(),
                     port: choices.word(),
                     sequence: choices.word(),
                     timestamp_ns: 1,

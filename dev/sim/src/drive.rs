@@ -139,8 +139,8 @@ impl World {
             problem: None,
         };
         let frame = RxFrame {
-            src: MacAddr(*src),
-            dst: MacAddr(*dst),
+            src: MacAddr(*src).into(),
+            dst: MacAddr(*dst).into(),
             body,
             looped,
             ce: frame.ce,
@@ -314,7 +314,12 @@ impl World {
                     peer,
                     peer_port,
                 } => {
-                    self.on_incoming(number, conn, port, (peer, peer_port));
+                    self.on_incoming(
+                        number,
+                        conn,
+                        port,
+                        (peer.mac().unwrap_or_default(), peer_port),
+                    );
                 }
                 Event::PeerFinished(id) => self.on_peer_finished(number, id),
                 Event::Closed { conn, reason } => self.on_closed(number, conn, reason),
@@ -514,7 +519,7 @@ impl World {
             };
             any = true;
             let bytes = self.assemble(number, &transmit, &head);
-            self.send(number, transmit.dst, bytes);
+            self.send(number, transmit.dst.mac().unwrap_or_default(), bytes);
         }
     }
 
@@ -662,10 +667,14 @@ impl World {
         len: usize,
     ) {
         let mut head = [0u8; HEAD_LEN];
-        let built =
-            self.nodes[node]
-                .endpoint
-                .edp_header(&mut head, port, (dst, dst_port), kind, 0, len);
+        let built = self.nodes[node].endpoint.edp_header(
+            &mut head,
+            port,
+            (dst.into(), dst_port),
+            kind,
+            0,
+            len,
+        );
         let Some(transmit) = built else {
             self.fail(&format!("no header for {kind:?} of {len} bytes"))
         };
@@ -673,7 +682,7 @@ impl World {
         let mut frame = head[..prefix].to_vec();
         frame.extend((0..len).map(|at| at as u8));
         frame.extend_from_slice(&head[prefix..prefix + transmit.tail_len]);
-        self.send(node, transmit.dst, frame);
+        self.send(node, transmit.dst.mac().unwrap_or_default(), frame);
     }
 
     fn open(&mut self, flow: usize) {
@@ -704,7 +713,10 @@ impl World {
         };
         let peer = (crate::net::mac_of(peer.0), peer.1);
         let node = &mut self.nodes[own.0];
-        let id = match node.endpoint.connect(now, own.1, peer.0, peer.1, options) {
+        let id = match node
+            .endpoint
+            .connect(now, own.1, peer.0.into(), peer.1, options)
+        {
             Ok(id) => id,
             Err(error) => self.fail(&format!("connect of flow {flow}: {error}")),
         };

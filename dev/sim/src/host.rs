@@ -425,7 +425,7 @@ impl Sink for Delivery<'_> {
             bytes,
         } = d;
         self.datagrams.push(Received {
-            src,
+            src: src.mac().unwrap_or_default(),
             src_port,
             dst_port,
             sequence,

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::io;
 
-use esp_proto::{EdpKind, MacAddr};
+use esp_proto::{EdpKind, NodeAddr};
 
 use crate::edp::{DatagramInfo, NODE_PORT};
 
@@ -32,23 +32,23 @@ impl EdpSocket {
     }
 
     /// See [`crate::EdpSocket::send_to`].
-    pub async fn send_to(&self, bytes: &[u8], dst: MacAddr, dst_port: u16) -> io::Result<usize> {
+    pub async fn send_to(&self, bytes: &[u8], dst: NodeAddr, dst_port: u16) -> io::Result<usize> {
         self.send((EdpKind::Data, dst, dst_port, 0), bytes).await
     }
 
     /// See [`crate::EdpSocket::send_echo`].
-    pub async fn send_echo(&self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<usize> {
+    pub async fn send_echo(&self, dst: NodeAddr, sequence: u16, body: &[u8]) -> io::Result<usize> {
         self.send((EdpKind::EchoRequest, dst, NODE_PORT, sequence), body)
             .await
     }
 
     /// See [`crate::EdpSocket::send_info_request`].
-    pub async fn send_info_request(&self, dst: MacAddr, sequence: u16) -> io::Result<usize> {
+    pub async fn send_info_request(&self, dst: NodeAddr, sequence: u16) -> io::Result<usize> {
         self.send((EdpKind::InfoRequest, dst, NODE_PORT, sequence), &[])
             .await
     }
 
-    async fn send(&self, to: (EdpKind, MacAddr, u16, u16), bytes: &[u8]) -> io::Result<usize> {
+    async fn send(&self, to: (EdpKind, NodeAddr, u16, u16), bytes: &[u8]) -> io::Result<usize> {
         poll_fn(|cx| self.0.poll_send(cx, to, bytes)).await
     }
 

@@ -39,12 +39,12 @@ impl StreamBuilder {
     }
 
     async fn route_async(&self, client: &Client, address: &EspAddr) -> io::Result<Route> {
-        let mac = address.mac;
-        if self.named_interface(address).is_some() || probe::is_immediate(client, mac) {
+        let peer = address.addr;
+        if self.named_interface(address).is_some() || probe::is_immediate(client, peer) {
             return Ok(self.route(client, address)?);
         }
         let client = client.clone();
-        super::aside(move || client.route(mac)).await
+        super::aside(move || client.route(peer)).await
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use esp_proto::EndpointConfig;
+use esp_proto::{EndpointConfig, NodeAddr};
 use serde::{Deserialize, Serialize};
 
 use super::status::Status;
 
 /// Version of these messages; [`Request::Hello`] with another one is refused.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Maximum length of a message's JSON text, in bytes. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// Maximum length of a request's JSON text, in bytes.
@@ -82,7 +82,8 @@ pub enum Request {
     Connect {
         interface: Option<String>,
         local_port: u16,
-        peer: [u8; 6],
+        #[serde(with = "super::address")]
+        peer: NodeAddr,
         peer_port: u16,
         key: Vec<u8>,
         rings: Rings,
@@ -152,7 +153,8 @@ pub enum Request {
         lease: u64,
         /// One of the lease's ports.
         local_port: u16,
-        peer: [u8; 6],
+        #[serde(with = "super::address")]
+        peer: NodeAddr,
         peer_port: u16,
         /// Nonce that authenticates a reset to the peer; `None`: the connection has ended.
         nonce: Option<u64>,
@@ -199,7 +201,8 @@ pub enum Reply {
         rings: Rings,
         interface: String,
         local_port: u16,
-        peer: [u8; 6],
+        #[serde(with = "super::address")]
+        peer: NodeAddr,
         peer_port: u16,
     },
     /// A datagram socket. Descriptor: its region (memfd).
@@ -340,9 +343,10 @@ pub enum ErrorKind {
 pub struct InterfaceInfo {
     /// Name.
     pub name: String,
-    /// MAC address.
-    pub mac: [u8; 6],
-    /// Maximum number of bytes behind the EtherType.
+    /// Address; its kind is the carrier.
+    #[serde(with = "super::address")]
+    pub addr: NodeAddr,
+    /// Maximum number of bytes behind the EtherType; for UDP what its headers leave of them.
     pub mtu: u32,
     /// True if it has a carrier and is administratively up.
     pub up: bool,

@@ -8,6 +8,7 @@
 //!
 //! When the socket closes, the daemon releases everything the program had.
 
+mod address;
 pub mod codec;
 mod messages;
 mod status;

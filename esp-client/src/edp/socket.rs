@@ -8,13 +8,14 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::record::{DgramHeader, DgramKind, HEADER_LEN, MAX_DATAGRAM, record_len};
-use esp_engine::shm::{RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
-use esp_proto::{EdpKind, MacAddr};
+use esp_engine::shm::{Region, RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
+use esp_proto::{EdpKind, NodeAddr};
 
 use crate::blocking::{Blocking, wait_until};
 use crate::client::Client;
 use crate::control::{Reply, Request};
 use crate::error::EspError;
+use crate::lease::{LeasedDatagrams, OpenedDatagrams};
 use crate::options::{SocketOptions, socket_options};
 use crate::region::{Waiting, default_spin, open_region};
 use crate::session::Answer;
@@ -43,7 +44,7 @@ pub fn monotonic_nanos() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramInfo {
     /// Sender.
-    pub src: MacAddr,
+    pub src: NodeAddr,
     /// Sender's port; 0 for its node.
     pub src_port: u16,
     /// Data, or a node's reply to a request.
@@ -75,13 +76,22 @@ impl EdpBuilder {
 
     /// Binds this port (0: any free one) through this client.
     pub fn bind_at(&self, client: &Client, port: u16) -> Result<EdpSocket, EspError> {
+        let spin = self.options.spin.unwrap_or_else(default_spin);
+        if client.session().is_local() {
+            let SocketOptions {
+                interface, rings, ..
+            } = &self.options;
+            let opened = client
+                .leases()?
+                .bind_datagrams(interface.as_deref(), port, *rings)?;
+            return Ok(EdpSocket::leased(client, opened, spin));
+        }
         let request = Request::BindEdp {
             interface: self.options.interface.clone(),
             port,
             rings: self.options.rings,
         };
         let answer = client.session().ask(&request)?;
-        let spin = self.options.spin.unwrap_or_else(default_spin);
         EdpSocket::from_answer(client, answer, spin)
     }
 }
@@ -89,9 +99,9 @@ impl EdpBuilder {
 /// A bound datagram port of one interface.
 pub struct EdpSocket {
     client: Client,
-    slot: u16,
+    owner: Owner,
     interface: String,
-    mac: MacAddr,
+    addr: NodeAddr,
     max_payload: usize,
     port: u16,
     tx: Mutex<TxProducer>,
@@ -99,6 +109,14 @@ pub struct EdpSocket {
     waiting: Arc<Waiting>,
     spin: Spin,
     blocking: Blocking,
+}
+
+/// The engine of a datagram socket.
+enum Owner {
+    /// The daemon's, with the slot there.
+    Daemon(u16),
+    /// The embedded one.
+    Embedded(LeasedDatagrams),
 }
 
 impl EdpSocket {
@@ -128,25 +146,48 @@ impl EdpSocket {
         };
         let region = open_region(&answer.descriptors, rings)
             .inspect_err(|_| session.post(&Request::CloseEdp { slot }))?;
-        let waiting = Arc::new(Waiting::new(Arc::clone(&region)));
-        session.register(slot, &waiting);
+        let local = (interface, port);
+        let socket = Self::new(client, Owner::Daemon(slot), region, local, spin);
+        session.register(slot, &socket.waiting);
+        Ok(socket)
+    }
+
+    /// Returns a datagram socket of the embedded engine.
+    fn leased(client: &Client, opened: OpenedDatagrams, spin: Spin) -> EdpSocket {
+        let OpenedDatagrams {
+            socket,
+            region,
+            interface,
+            port,
+        } = opened;
+        let owner = Owner::Embedded(socket);
+        Self::new(client, owner, region, (interface, port), spin)
+    }
+
+    fn new(
+        client: &Client,
+        owner: Owner,
+        region: Arc<Region>,
+        (interface, port): (String, u16),
+        spin: Spin,
+    ) -> EdpSocket {
         let link = client.interface(Some(&interface));
         let mtu = link.map_or(MAX_DATAGRAM, |link| {
             usize::try_from(link.mtu).unwrap_or(MAX_DATAGRAM)
         });
-        Ok(EdpSocket {
+        EdpSocket {
             client: client.clone(),
-            slot,
-            mac: link.map(|link| MacAddr(link.mac)).unwrap_or_default(),
+            owner,
+            addr: link.map(|link| link.addr).unwrap_or_default(),
             max_payload: mtu.saturating_sub(EDP_HEADER_LEN).min(MAX_DATAGRAM),
             interface,
             port,
             tx: Mutex::new(TxProducer::new(Arc::clone(&region))),
-            rx: Mutex::new(RxConsumer::new(region)),
-            waiting,
+            rx: Mutex::new(RxConsumer::new(Arc::clone(&region))),
+            waiting: Arc::new(Waiting::new(region)),
             spin,
             blocking: Blocking::default(),
-        })
+        }
     }
 
     /// Returns the port.
@@ -159,9 +200,9 @@ impl EdpSocket {
         &self.interface
     }
 
-    /// Returns the interface's MAC address.
-    pub fn mac(&self) -> MacAddr {
-        self.mac
+    /// Returns the interface's address.
+    pub fn addr(&self) -> NodeAddr {
+        self.addr
     }
 
     /// Returns the client this socket belongs to.
@@ -206,22 +247,35 @@ impl EdpSocket {
 
     /// Sends a datagram to a port of a node. Waits only for room in the send ring; delivery is
     /// neither guaranteed nor reported.
-    pub fn send_to(&self, bytes: &[u8], dst: MacAddr, dst_port: u16) -> io::Result<usize> {
-        self.send(&header(EdpKind::Data, dst, dst_port, 0), bytes)
+    pub fn send_to(
+        &self,
+        bytes: &[u8],
+        dst: impl Into<NodeAddr>,
+        dst_port: u16,
+    ) -> io::Result<usize> {
+        self.send(&header(EdpKind::Data, dst.into(), dst_port, 0), bytes)
     }
 
     /// Sends an echo request to a node, or with the broadcast address to all nodes of the segment.
-    pub fn send_echo(&self, dst: MacAddr, sequence: u16, body: &[u8]) -> io::Result<usize> {
+    pub fn send_echo(
+        &self,
+        dst: impl Into<NodeAddr>,
+        sequence: u16,
+        body: &[u8],
+    ) -> io::Result<usize> {
         self.send(
-            &header(EdpKind::EchoRequest, dst, NODE_PORT, sequence),
+            &header(EdpKind::EchoRequest, dst.into(), NODE_PORT, sequence),
             body,
         )
     }
 
     /// Sends an information request to a node, or to all nodes of the segment. [`NodeInfo::parse`](crate::NodeInfo::parse)
     /// decodes the reply.
-    pub fn send_info_request(&self, dst: MacAddr, sequence: u16) -> io::Result<usize> {
-        self.send(&header(EdpKind::InfoRequest, dst, NODE_PORT, sequence), &[])
+    pub fn send_info_request(&self, dst: impl Into<NodeAddr>, sequence: u16) -> io::Result<usize> {
+        self.send(
+            &header(EdpKind::InfoRequest, dst.into(), NODE_PORT, sequence),
+            &[],
+        )
     }
 
     fn send(&self, header: &DgramHeader, bytes: &[u8]) -> io::Result<usize> {
@@ -230,7 +284,7 @@ impl EdpSocket {
             &self.blocking.write,
             "sending a datagram",
             || self.try_send(header, bytes),
-            |until| self.status().wait(Wake::Writable, self.spin, room, until),
+            |until| self.wait(Wake::Writable, room, until),
         )
     }
 
@@ -255,7 +309,10 @@ impl EdpSocket {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         drop(tx);
-        self.client.session().ring(self.slot);
+        match &self.owner {
+            Owner::Daemon(slot) => self.client.session().ring(*slot),
+            Owner::Embedded(socket) => socket.ring(),
+        }
         Ok(bytes.len())
     }
 
@@ -284,16 +341,25 @@ impl EdpSocket {
 
     fn wait_readable(&self, deadline: Option<Instant>) -> bool {
         let ready = || lock(&self.rx).available() > 0 || self.failure().is_some();
-        self.status()
-            .wait(Wake::Readable, self.spin, ready, deadline)
+        self.wait(Wake::Readable, ready, deadline)
+    }
+
+    fn wait(&self, what: Wake, ready: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
+        match &self.owner {
+            Owner::Daemon(_) => self.status().wait(what, self.spin, ready, deadline),
+            Owner::Embedded(socket) => socket.wait(self.spin, ready, deadline),
+        }
     }
 
     /// Returns the next datagram without waiting, or `WouldBlock`.
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
         let failure = self.failure();
+        if let Owner::Embedded(socket) = &self.owner {
+            socket.poll();
+        }
         if let Some((header, len)) = lock(&self.rx).take_record(buffer) {
             let info = DatagramInfo {
-                src: MacAddr(header.mac),
+                src: header.addr,
                 src_port: header.port,
                 kind: from_record(header.kind),
                 sequence: header.sequence,
@@ -319,7 +385,7 @@ impl EdpSocket {
     pub(crate) fn poll_send(
         &self,
         cx: &Context<'_>,
-        (kind, dst, dst_port, sequence): (EdpKind, MacAddr, u16, u16),
+        (kind, dst, dst_port, sequence): (EdpKind, NodeAddr, u16, u16),
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let header = header(kind, dst, dst_port, sequence);
@@ -343,7 +409,7 @@ impl EdpSocket {
     }
 }
 
-fn header(kind: EdpKind, mac: MacAddr, port: u16, sequence: u16) -> DgramHeader {
+fn header(kind: EdpKind, addr: NodeAddr, port: u16, sequence: u16) -> DgramHeader {
     let kind = match kind {
         EdpKind::Data => DgramKind::Data,
         EdpKind::EchoRequest => DgramKind::EchoRequest,
@@ -354,7 +420,7 @@ fn header(kind: EdpKind, mac: MacAddr, port: u16, sequence: u16) -> DgramHeader 
     };
     DgramHeader {
         kind,
-        mac: mac.octets(),
+        addr,
         port,
         sequence,
         timestamp_ns: 0,
@@ -373,9 +439,12 @@ fn from_record(kind: DgramKind) -> EdpKind {
 
 impl Drop for EdpSocket {
     fn drop(&mut self) {
-        let session = self.client.session();
-        if session.unregister(self.slot, &self.waiting) {
-            session.post(&Request::CloseEdp { slot: self.slot });
+        // The embedded engine's is closed by its own drop.
+        if let Owner::Daemon(slot) = self.owner {
+            let session = self.client.session();
+            if session.unregister(slot, &self.waiting) {
+                session.post(&Request::CloseEdp { slot });
+            }
         }
     }
 }

@@ -158,7 +158,7 @@ impl Leases {
             return Err(NotAdopted::Retry(session.unexpected("a lease")));
         };
         let ([esp, edp], spares) = sockets(descriptors, ring).map_err(NotAdopted::Retry)?;
-        if (interface.mac, first, given) != (ports.mac, port, count) {
+        if (interface.addr, first, given) != (ports.addr, port, count) {
             session.post(&Request::EndLease { lease });
             return Err(NotAdopted::Refused(EspError::denied(
                 ErrorKind::NotFound,

@@ -210,6 +210,11 @@ impl EmbeddedEngine {
         self.poll_with(poll, |_| ())
     }
 
+    /// Polls the engine as [`EmbeddedEngine::poll`] does, and receives over every link.
+    pub(crate) fn poll_all_links(&self) {
+        self.poll_with(Engine::poll_all_links, |_| ());
+    }
+
     /// Calls `poll`, and `after` with the engine still locked.
     #[inline]
     fn poll_with(

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use esp_engine::{Arrival, EngineEvent, LinkId, ListenerId};
-use esp_proto::MacAddr;
+use esp_proto::NodeAddr;
 
 /// State of a slot: which sides have released it. It is free when both have.
 #[derive(Default)]
@@ -22,7 +22,7 @@ pub(super) struct EventLog {
     /// Slots closed by the engine, whose end is not reported to the daemon.
     pub(super) closed: HashSet<u16>,
     /// Slots whose connections moved: link and peer address, not reported to the daemon.
-    pub(super) moved: Vec<(u16, LinkId, MacAddr)>,
+    pub(super) moved: Vec<(u16, LinkId, NodeAddr)>,
 }
 
 impl EventLog {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use esp_engine::shm::Spin;
-use esp_engine::{ConnPath, LINGER, LeasedLink, LinkId};
-use esp_proto::MacAddr;
+use esp_engine::{ConnPath, LINGER, LeasedLink, LinkId, UdpLink};
+use esp_proto::FIRST_USER_PORT;
 
 use super::embedded::EmbeddedEngine;
 use super::ports::{LeaseKind, LeasedPorts, Spares, sockets};
@@ -50,6 +50,29 @@ impl Leases {
             wakers: Wakers::default(),
             seen: AtomicU64::new(0),
         })
+    }
+
+    /// Adds a UDP socket of this program, all of whose ports are its own.
+    pub(crate) fn add_udp(&self, link: UdpLink) -> Result<(), EspError> {
+        let (interface, addr, mtu) = (link.name().to_owned(), link.addr(), link.mtu());
+        let link = self
+            .engine
+            .add_udp(link, self.session.welcome().incarnation)?;
+        lock(&self.table).push(Arc::new(LeasedPorts {
+            engine: Arc::clone(&self.engine),
+            id: Arc::new(AtomicU64::new(0)),
+            link,
+            interface,
+            addr,
+            mtu,
+            ports: FIRST_USER_PORT..=u16::MAX,
+            kind: LeaseKind::Range,
+            standbys: OnceLock::new(),
+            next: AtomicU32::new(0),
+            spares: Mutex::new(None),
+            lost: OnceLock::new(),
+        }));
+        Ok(())
     }
 
     /// Requests a lease and adds its sockets to the engine.
@@ -102,12 +125,16 @@ impl Leases {
             session.give_back(&answer);
             return Err(session.unexpected("a lease"));
         };
+        let Some(mac) = interface.addr.mac() else {
+            session.post(&Request::EndLease { lease });
+            return Err(session.unexpected("a lease of raw Ethernet"));
+        };
         let end = || session.post(&Request::EndLease { lease });
         let ([esp, edp], spares) = sockets(answer.descriptors, ring).inspect_err(|_| end())?;
         let last = port.saturating_add(count.saturating_sub(1));
         let leased = LeasedLink {
             interface: interface.name.clone(),
-            mac: MacAddr(interface.mac),
+            mac,
             mtu: interface.mtu,
             endpoint: protocol.endpoint(),
             incarnation: session.welcome().incarnation,
@@ -122,7 +149,7 @@ impl Leases {
             id: Arc::new(AtomicU64::new(lease)),
             link,
             interface: interface.name,
-            mac: interface.mac,
+            addr: interface.addr,
             mtu: interface.mtu,
             ports: port..=last,
             kind,
@@ -220,7 +247,7 @@ impl Leases {
         if let Some(lease) = self.id_of(path.link) {
             connection.lease = lease;
         }
-        connection.peer.mac = path.peer;
+        connection.peer.addr = path.peer;
         lock(&self.registry).opened(slot, connection, path.nonce);
     }
 
@@ -237,9 +264,9 @@ impl Leases {
 
     /// Reports connections that moved to another interface.
     pub(super) fn report_moved(&self) {
-        for (slot, link, mac) in self.engine.take_moved() {
+        for (slot, link, peer) in self.engine.take_moved() {
             if let Some(lease) = self.id_of(link) {
-                lock(&self.registry).moved(slot, lease, mac);
+                lock(&self.registry).moved(slot, lease, peer);
             }
         }
     }

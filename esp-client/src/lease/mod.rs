@@ -12,6 +12,7 @@
 //! [`progress`] is the thread that polls the engine while the program does not.
 
 mod adopt;
+mod datagrams;
 mod embedded;
 mod events;
 mod leases;
@@ -21,6 +22,7 @@ mod progress;
 mod registry;
 mod stream;
 
+pub(crate) use datagrams::{LeasedDatagrams, OpenedDatagrams};
 pub(crate) use embedded::EmbeddedEngine;
 pub(crate) use leases::Leases;
 pub(crate) use ports::FIRST_LEASED_SLOT;

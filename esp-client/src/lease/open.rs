@@ -84,7 +84,7 @@ impl Leases {
             slot,
             link,
             local_port,
-            peer: peer.mac,
+            peer: peer.addr,
             peer_port: peer.port,
             key,
             region: given,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use esp_engine::{LeasedSocket, LinkId, RingShape};
+use esp_proto::NodeAddr;
 
 use super::embedded::EmbeddedEngine;
 use crate::control::LeaseRing;
@@ -34,7 +35,7 @@ pub(crate) struct LeasedPorts {
     pub(super) id: Arc<AtomicU64>,
     pub(super) link: LinkId,
     pub(super) interface: String,
-    pub(super) mac: [u8; 6],
+    pub(super) addr: NodeAddr,
     pub(super) mtu: u32,
     pub(super) ports: RangeInclusive<u16>,
     pub(super) kind: LeaseKind,

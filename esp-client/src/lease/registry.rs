@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use esp_proto::MacAddr;
+use esp_proto::NodeAddr;
 
 use crate::control::Request;
 use crate::error::PeerName;
@@ -32,7 +32,7 @@ impl LeaseConnection {
         keeper.post(&Request::LeaseConnection {
             lease: self.lease.load(Ordering::Relaxed),
             local_port: self.local_port,
-            peer: self.peer.mac.octets(),
+            peer: self.peer.addr,
             peer_port: self.peer.port,
             nonce,
         });
@@ -74,15 +74,15 @@ impl Registry {
     }
 
     /// Reports that a connection moved to a link of this lease and a peer's address.
-    pub(super) fn moved(&mut self, slot: u16, lease: Arc<AtomicU64>, mac: MacAddr) {
+    pub(super) fn moved(&mut self, slot: u16, lease: Arc<AtomicU64>, peer: NodeAddr) {
         let Some((connection, nonce)) = self.known.get_mut(&slot) else {
             return;
         };
-        if mac != connection.peer.mac || !Arc::ptr_eq(&lease, &connection.lease) {
+        if peer != connection.peer.addr || !Arc::ptr_eq(&lease, &connection.lease) {
             // The end first, because the user may be at the limit of connections.
             connection.report(&self.keeper, None);
             connection.lease = lease;
-            connection.peer.mac = mac;
+            connection.peer.addr = peer;
             connection.report(&self.keeper, Some(*nonce));
         }
     }

@@ -127,7 +127,7 @@ impl LeasedListener {
             let Arrival {
                 handle,
                 port: local_port,
-                peer: mac,
+                peer: addr,
                 peer_port: port,
             } = arrival;
             let (region, slot) = sizes(rings, esp_proto::least_listener_capacity(self.ports.mtu))
@@ -147,7 +147,7 @@ impl LeasedListener {
                     region,
                     interface: self.ports.interface.clone(),
                     local_port,
-                    peer: PeerName { mac, port },
+                    peer: PeerName { addr, port },
                 }));
             }
             self.engine().withdraw_slot(slot);

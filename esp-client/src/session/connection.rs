@@ -1,4 +1,5 @@
-//! [`Session`]: the control connection of a program, with its thread.
+//! [`Session`]: the control connection of a program, with its thread; or the session of a program
+//! that serves itself ([`local`](super::local)).
 
 use std::collections::HashMap;
 use std::io;
@@ -11,6 +12,7 @@ use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events};
 use rustix::event::{PollFd, PollFlags};
 
 use super::handshake::{Welcome, connect_socket, is_temporary, say_hello, send_all};
+use super::local::{LOCAL, LocalPorts};
 use super::notice::ReplyNotice;
 use super::reply::{Answer, ReplyCell};
 use crate::control::codec::{DecodeError, Decoder, encode, receive};
@@ -32,10 +34,9 @@ pub(crate) trait Wakeable: Send + Sync {
 /// Control connection, shared by its thread, the client handles and all objects opened.
 pub(crate) struct Session {
     path: PathBuf,
-    socket: OwnedFd,
-    doorbell: Doorbell,
-    doorbell_fd: OwnedFd,
-    notify_fd: OwnedFd,
+    /// `None`: there is no daemon, the program serves itself.
+    daemon: Option<Daemon>,
+    ports: LocalPorts,
     welcome: Welcome,
     /// Process that opened it; a forked child must not use it.
     pid: u32,
@@ -51,7 +52,51 @@ pub(crate) struct Session {
     notice: Option<ReplyNotice>,
 }
 
+/// The connection to a daemon.
+struct Daemon {
+    socket: OwnedFd,
+    doorbell: Doorbell,
+    doorbell_fd: OwnedFd,
+    notify_fd: OwnedFd,
+}
+
 impl Session {
+    /// Creates the session of a program that serves itself over its own UDP sockets. With `polled`
+    /// it has a notice.
+    pub(crate) fn local(welcome: Welcome, polled: bool) -> Result<Arc<Session>, EspError> {
+        let notice = polled.then(ReplyNotice::new).transpose();
+        let notice = notice.map_err(|error| EspError::resource("create an eventfd", error))?;
+        let path = PathBuf::from(LOCAL);
+        Ok(Arc::new(Self::new(path, None, welcome, notice)))
+    }
+
+    fn new(
+        path: PathBuf,
+        daemon: Option<Daemon>,
+        welcome: Welcome,
+        notice: Option<ReplyNotice>,
+    ) -> Session {
+        Session {
+            path,
+            daemon,
+            ports: LocalPorts::default(),
+            welcome,
+            pid: std::process::id(),
+            next_id: AtomicU64::new(2),
+            sending: Mutex::new(()),
+            calls: Mutex::new(HashMap::new()),
+            slots: Mutex::new(HashMap::new()),
+            gone: OnceLock::new(),
+            gone_flag: AtomicBool::new(false),
+            notice,
+        }
+    }
+
+    /// Returns true if the program serves itself, without a daemon.
+    pub(crate) fn is_local(&self) -> bool {
+        self.daemon.is_none()
+    }
+
     /// Connects, introduces the program and starts the thread.
     pub(crate) fn open(path: &Path) -> Result<Arc<Session>, EspError> {
         let (session, decoder, mut events) = Self::prepare(path, None)?;
@@ -91,28 +136,19 @@ impl Session {
         let [engine, page, doorbell_fd, notify_fd] = descriptors;
         let view = EngineView::open(engine.as_fd())?;
         let page = ClientPage::open(page.as_fd())?;
-        let session = Arc::new(Session {
-            path: path.to_owned(),
+        let daemon = Daemon {
             socket,
             doorbell: Doorbell::new(Arc::clone(&page), view),
             doorbell_fd,
             notify_fd,
-            welcome,
-            pid: std::process::id(),
-            next_id: AtomicU64::new(2),
-            sending: Mutex::new(()),
-            calls: Mutex::new(HashMap::new()),
-            slots: Mutex::new(HashMap::new()),
-            gone: OnceLock::new(),
-            gone_flag: AtomicBool::new(false),
-            notice,
-        });
-        Ok((session, decoder, Events::new(page)))
+        };
+        let session = Self::new(path.to_owned(), Some(daemon), welcome, notice);
+        Ok((Arc::new(session), decoder, Events::new(page)))
     }
 
-    /// Returns the descriptor that becomes readable by an event of a slot.
-    pub(crate) fn notify_fd(&self) -> BorrowedFd<'_> {
-        self.notify_fd.as_fd()
+    /// Returns the descriptor that becomes readable by an event of a slot at the daemon.
+    pub(crate) fn notify_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.daemon.as_ref().map(|daemon| daemon.notify_fd.as_fd())
     }
 
     /// Returns the notice of a session with a poller.
@@ -152,8 +188,11 @@ impl Session {
 
     /// Returns false once the daemon has closed the socket, even if the thread has not noticed yet.
     pub(crate) fn is_alive(&self) -> bool {
+        let Some(daemon) = &self.daemon else {
+            return self.check().is_ok();
+        };
         let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        let mut fds = [PollFd::new(&self.socket, ends)];
+        let mut fds = [PollFd::new(&daemon.socket, ends)];
         let now = rustix::event::Timespec::default();
         let hung_up =
             rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(ends);
@@ -177,9 +216,11 @@ impl Session {
     /// Rings the engine's doorbell for a slot. Makes a system call only if the engine sleeps.
     #[inline]
     pub(crate) fn ring(&self, slot: u16) {
-        if self.doorbell.ring(slot) {
+        if let Some(daemon) = &self.daemon
+            && daemon.doorbell.ring(slot)
+        {
             // Fails only with a full counter, which wakes as well.
-            let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&daemon.doorbell_fd, &1u64.to_ne_bytes());
         }
     }
 
@@ -242,13 +283,17 @@ impl Session {
         if self.is_forked() {
             return Err(EspError::Forked);
         }
+        let Some(daemon) = &self.daemon else {
+            self.answer(id, request);
+            return Ok(());
+        };
         let bytes = encode(&Envelope {
             id,
             body: request.clone(),
         })
         .map_err(|_| EspError::BadArgument("a name or key of the request is too long"))?;
         let _turn = lock(&self.sending);
-        let result = send_all(&self.socket, &bytes);
+        let result = send_all(&daemon.socket, &bytes);
         result.map_err(|error| {
             let error = match error.kind() {
                 io::ErrorKind::TimedOut => self.silent("it does not read its control socket"),
@@ -264,7 +309,9 @@ impl Session {
     pub(crate) fn fail(&self, error: EspError) {
         let _ = self.gone.set(error);
         self.gone_flag.store(true, Ordering::SeqCst);
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        if let Some(daemon) = &self.daemon {
+            let _ = rustix::net::shutdown(&daemon.socket, rustix::net::Shutdown::Both);
+        }
         let calls = std::mem::take(&mut *lock(&self.calls));
         for cell in calls.into_values() {
             cell.finish(Err(self.gone_error()));
@@ -310,15 +357,31 @@ impl Session {
         }
     }
 
+    /// Answers a request of a program that serves itself.
+    fn answer(&self, id: u64, request: &Request) {
+        if let Request::CancelAccept { accept } = request {
+            lock(&self.calls).remove(accept);
+        }
+        let Some(reply) = self.ports.answer(request) else {
+            return;
+        };
+        if let Some(cell) = lock(&self.calls).remove(&id) {
+            let descriptors = Vec::new();
+            cell.finish(Ok(Answer { reply, descriptors }));
+            self.notify_poller();
+        }
+    }
+
     /// Reads replies and, without a poller, events, until the connection ends.
     fn run(&self, mut decoder: Decoder<Reply>, mut events: Option<&mut Events>) {
+        let Some(daemon) = &self.daemon else { return };
         let error = loop {
             if let Err(error) = self.deliver(&mut decoder) {
                 break error;
             }
             let mut fds = [
-                PollFd::new(&self.socket, PollFlags::IN),
-                PollFd::new(&self.notify_fd, PollFlags::IN),
+                PollFd::new(&daemon.socket, PollFlags::IN),
+                PollFd::new(&daemon.notify_fd, PollFlags::IN),
             ];
             let waited_for = if events.is_some() { 2 } else { 1 };
             match rustix::event::poll(&mut fds[..waited_for], None) {
@@ -328,13 +391,13 @@ impl Session {
             if let Some(events) = &mut events
                 && !fds[1].revents().is_empty()
             {
-                let _ = rustix::io::read(&self.notify_fd, &mut [0u8; 64]);
+                let _ = rustix::io::read(&daemon.notify_fd, &mut [0u8; 64]);
                 self.drain(events);
             }
             if fds[0].revents().is_empty() {
                 continue;
             }
-            match receive(&self.socket, &mut decoder) {
+            match receive(&daemon.socket, &mut decoder) {
                 Ok(0) => {
                     break match decoder.finish() {
                         Ok(()) => self.lost(CLOSED),

@@ -4,11 +4,12 @@
 mod call;
 mod connection;
 mod handshake;
+mod local;
 mod notice;
 mod reply;
 
 pub(crate) use call::Call;
 pub(crate) use connection::{Session, Wakeable};
-pub(crate) use handshake::DAEMON_TIMEOUT;
+pub(crate) use handshake::{DAEMON_TIMEOUT, Welcome};
 pub(crate) use notice::ReplyNotice;
 pub(crate) use reply::{Answer, ReplyCell};

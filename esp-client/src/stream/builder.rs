@@ -132,7 +132,7 @@ impl StreamBuilder {
         if self.local_port != 0 {
             return Ok(None);
         }
-        let Some(leases) = client.leases_for(path, Some(address.mac))? else {
+        let Some(leases) = client.leases_for(path, Some(address.addr))? else {
             return Ok(None);
         };
         let SocketOptions { key, rings, .. } = &self.options;
@@ -161,14 +161,14 @@ impl StreamBuilder {
                 interface: name.to_owned(),
                 reason: RouteReason::Named,
             }),
-            None => client.route(address.mac),
+            None => client.route(address.addr),
         }
     }
 
     /// Returns the connect request.
     pub(crate) fn request(&self, address: &EspAddr, route: &Route) -> Result<Request, EspError> {
         self.options.check_key()?;
-        if address.mac.is_group() {
+        if address.addr.is_group() {
             return Err(EspError::BadArgument(
                 "cannot connect a stream to a broadcast or multicast address",
             ));
@@ -179,7 +179,7 @@ impl StreamBuilder {
         Ok(Request::Connect {
             interface: Some(route.interface.clone()),
             local_port: self.local_port,
-            peer: address.mac.octets(),
+            peer: address.addr,
             peer_port: address.port,
             key: self.options.key.clone(),
             rings: self.options.rings,

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use esp_engine::shm::{Region, RxConsumer, RxView, Spin, StreamState, TxProducer, Wake};
-use esp_proto::MacAddr;
 
 use super::close_error::close_error;
 use crate::blocking::Blocking;
@@ -101,8 +100,7 @@ impl StreamRings {
             session.post(&Request::Abort { slot });
             session.post(&Request::Close { slot });
         })?;
-        let mac = MacAddr(peer);
-        let peer = PeerName { mac, port };
+        let peer = PeerName { addr: peer, port };
         let local = (interface, local_port);
         let stream = Self::new(client, (slot, None), region, local, peer, spin);
         session.register(slot, &stream.waiting);

@@ -6,8 +6,6 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esp_proto::MacAddr;
-
 use super::halves::{ReadHalf, WriteHalf};
 use super::rings::{Interest, StreamRings};
 use crate::addr::EspAddr;
@@ -55,7 +53,7 @@ impl EspStream {
             self.rings.abort_later();
         }
         if let EspError::ConnectCallTimedOut { .. } | EspError::ConnectTimedOut { .. } = error {
-            self.rings.client.routes().forget(self.rings.peer.mac);
+            self.rings.client.routes().forget(self.rings.peer.addr);
         }
     }
 
@@ -63,13 +61,13 @@ impl EspStream {
     pub fn local_addr(&self) -> EspAddr {
         let rings = &self.rings;
         let interface = rings.client.interface(Some(&rings.interface));
-        let mac = interface.map(|interface| MacAddr(interface.mac));
-        EspAddr::new(mac.unwrap_or_default(), rings.local_port).via(rings.interface.clone())
+        let addr = interface.map(|interface| interface.addr);
+        EspAddr::new(addr.unwrap_or_default(), rings.local_port).via(rings.interface.clone())
     }
 
     /// Returns the peer's address, with the interface in use.
     pub fn peer_addr(&self) -> EspAddr {
-        EspAddr::new(self.rings.peer.mac, self.rings.peer.port).via(self.rings.interface.clone())
+        EspAddr::new(self.rings.peer.addr, self.rings.peer.port).via(self.rings.interface.clone())
     }
 
     /// Returns the interface in use and the reason for its choice.

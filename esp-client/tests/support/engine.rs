@@ -313,7 +313,7 @@ impl Turn {
             let timestamp_ns = monotonic_nanos() + slower;
             let answer = DgramHeader {
                 kind,
-                mac: PEER.octets(),
+                addr: PEER.into(),
                 timestamp_ns,
                 ..header
             };

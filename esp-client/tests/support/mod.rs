@@ -18,7 +18,7 @@ use esp_client::control::codec::{Decoder, encode, receive, send};
 use esp_client::control::{
     Envelope, ErrorKind, ErrorReply, InterfaceInfo, Reply, Request, Rings, Status, VERSION,
 };
-use esp_client::{Client, EspAddr, MacAddr};
+use esp_client::{Client, EspAddr, MacAddr, NodeAddr};
 use esp_engine::shm::{ClientPage, EnginePage, Region, RingSizes};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
@@ -276,7 +276,7 @@ impl Program {
     fn interfaces(&self) -> Vec<InterfaceInfo> {
         let link = |name: &str, mac: MacAddr| InterfaceInfo {
             name: name.into(),
-            mac: mac.0,
+            addr: mac.into(),
             mtu: 1500,
             up: true,
         };
@@ -401,7 +401,7 @@ impl Program {
         self.next_slot
     }
 
-    fn open(&mut self, id: u64, rings: Rings, interface: String, peer: [u8; 6], peer_port: u16) {
+    fn open(&mut self, id: u64, rings: Rings, interface: String, peer: NodeAddr, peer_port: u16) {
         let slot = self.slot();
         let (region, fd) = Region::create(RingSizes {
             tx: rings.tx,
@@ -435,7 +435,7 @@ impl Program {
             }
             self.accepts.pop_front();
             assert!(self.listeners.contains_key(&listener));
-            self.open(id, rings, "eth0".into(), PEER.0, port::ECHO);
+            self.open(id, rings, "eth0".into(), PEER.into(), port::ECHO);
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
         }
     }

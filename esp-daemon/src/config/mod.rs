@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use values::{Bytes, Memory, Mode, Span, Uid};
+pub use values::{Bytes, Memory, Mode, Network, Span, Uid};
 
 /// Config file used when the command line names none.
 pub const DEFAULT_FILE: &str = "/etc/esp/esp-daemon.toml";
@@ -22,11 +22,16 @@ pub const DEFAULT_SOCKET: &str = "/run/esp/esp.sock";
 const MAX_FILE: u64 = 1 << 20;
 
 /// The config file.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Interfaces to use. Default: none; the command line must name one.
     pub interfaces: Vec<String>,
+    /// Networks of ESP in UDP: the node's addresses in them are served, and packets from elsewhere
+    /// are dropped. Default: none.
+    pub udp: Vec<Network>,
+    /// UDP port of this and the other nodes.
+    pub udp_port: u16,
     /// Name reported to other stations (`esping --discover`), at most 64 bytes. Default: the host
     /// name.
     pub node_name: Option<String>,
@@ -52,6 +57,28 @@ pub struct Config {
     pub metrics: Metrics,
     /// Leases: packet sockets for programs.
     pub lease: LeaseOptions,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            interfaces: Vec::new(),
+            udp: Vec::new(),
+            udp_port: esp_proto::UDP_PORT,
+            node_name: None,
+            pcap: None,
+            socket: SocketOptions::default(),
+            ethertypes: Ethertypes::default(),
+            limits: LimitOptions::default(),
+            rings: RingOptions::default(),
+            timers: Timers::default(),
+            protocol: Protocol::default(),
+            idle: Idle::default(),
+            control: Control::default(),
+            metrics: Metrics::default(),
+            lease: LeaseOptions::default(),
+        }
+    }
 }
 
 /// `[socket]`
@@ -460,6 +487,9 @@ impl Config {
     }
 
     fn check_names(&self) -> Result<(), (&'static str, String)> {
+        if self.udp_port == 0 {
+            return Err(("udp_port", "invalid UDP port 0: expected 1 to 65535".into()));
+        }
         for (at, name) in self.interfaces.iter().enumerate() {
             if name.is_empty() || name.len() > 15 {
                 return Err((

@@ -39,6 +39,52 @@ impl fmt::Display for Span {
     }
 }
 
+/// A network of ESP in UDP: a prefix such as `"10.1.0.0/16"`, or `"on-link"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// The networks of all interfaces but the loopback one.
+    OnLink,
+    /// This one.
+    Prefix(netif::IpNetwork),
+}
+
+impl FromStr for Network {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Network, String> {
+        if text == "on-link" {
+            return Ok(Network::OnLink);
+        }
+        let prefix = text.parse().map(Network::Prefix);
+        prefix.map_err(|_| {
+            format!(
+                "invalid network `{text}`: write a prefix, such as \"10.1.0.0/16\", or \"on-link\""
+            )
+        })
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Network::OnLink => f.write_str("on-link"),
+            Network::Prefix(prefix) => prefix.fmt(f),
+        }
+    }
+}
+
+impl Serialize for Network {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Network {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Network, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
 /// A number of bytes, written as a number or as a string with KiB, MiB or GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);

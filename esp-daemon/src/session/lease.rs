@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use esp_client::control::{ErrorKind, LeaseRing, Reply};
 use esp_engine::{ClientId, Command, LinkId, ListenerId};
-use esp_proto::{MacAddr, Port};
+use esp_proto::Port;
 use netif::RingShape;
 
 use super::requests::in_use;
@@ -203,11 +203,11 @@ impl Session {
         &self,
         client: &Client,
         lease: u64,
-        connection: (Port, [u8; 6], Port),
+        connection: LeasedConnection,
         nonce: Option<u64>,
     ) -> Result<(), Refusal> {
         let lease = self.node.leases.of(client.id, lease).ok_or_else(no_lease)?;
-        let connection: LeasedConnection = (connection.0, MacAddr(connection.1), connection.2);
+
         if !lease.ports.contains(&connection.0) {
             return Err(no_lease());
         }

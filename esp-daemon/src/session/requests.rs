@@ -6,7 +6,7 @@ use std::sync::Arc;
 use esp_client::control::{ErrorKind, Reply, Request, Rings};
 use esp_engine::shm::{Region, RingSizes};
 use esp_engine::{ClientId, Command, Slot};
-use esp_proto::{FIRST_USER_PORT, MacAddr, Port};
+use esp_proto::{FIRST_USER_PORT, NodeAddr, Port};
 
 use super::accept::Listening;
 use super::{ReplyWithFds, Session};
@@ -68,7 +68,7 @@ impl Session {
                 key,
                 rings,
             } => {
-                let to = (MacAddr(peer), peer_port);
+                let to = (peer, peer_port);
                 self.connect(client, interface.as_deref(), local_port, to, key, rings)
                     .await
             }
@@ -207,13 +207,13 @@ impl Session {
         client: &Arc<Client>,
         interface: Option<&str>,
         local_port: Port,
-        (peer, peer_port): (MacAddr, Port),
+        (peer, peer_port): (NodeAddr, Port),
         key: Vec<u8>,
         rings: Rings,
     ) -> Result<ReplyWithFds, Refusal> {
         self.check_port(local_port)?;
         check_key(&key)?;
-        if peer.is_group() || peer == MacAddr::default() {
+        if peer.is_group() || peer == NodeAddr::default() {
             return Err(Refusal::bad_argument(format!(
                 "{peer} is not a unicast address"
             )));
@@ -408,7 +408,7 @@ impl Session {
 pub(super) fn stream_reply(
     interface: &str,
     local_port: Port,
-    (peer, peer_port): (MacAddr, Port),
+    (peer, peer_port): (NodeAddr, Port),
     (slot, sizes, descriptor): (Slot, RingSizes, OwnedFd),
 ) -> ReplyWithFds {
     let reply = Reply::Stream {
@@ -416,7 +416,7 @@ pub(super) fn stream_reply(
         rings: granted(sizes),
         interface: interface.to_owned(),
         local_port,
-        peer: peer.octets(),
+        peer,
         peer_port,
     };
     (reply, vec![descriptor])

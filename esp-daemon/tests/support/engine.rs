@@ -133,7 +133,7 @@ impl FakeEngine {
         let arrival = Arrival {
             handle: handle(0, conn),
             port,
-            peer: PEER,
+            peer: PEER.into(),
             peer_port,
         };
         self.emit(EngineEvent::Incoming { listener, arrival });
@@ -360,7 +360,7 @@ impl Books {
     fn snapshot(&self) -> Snapshot {
         let link = |name: &str, number: u16| LinkSnapshot {
             interface: name.into(),
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            addr: MacAddr([2, 0, 0, 0, 0, 1]).into(),
             mtu: 1500,
             up: true,
             counters: vec![("rx_frames", "frames received", 5 + u64::from(number))],
@@ -408,7 +408,7 @@ fn info(local_port: Port) -> ConnInfo {
     ConnInfo {
         state: State::Established,
         local_port,
-        peer: PEER,
+        peer: PEER.into(),
         peer_port: 9,
         srtt: Some(Duration::from_micros(30)),
         rttvar: Duration::from_micros(5),

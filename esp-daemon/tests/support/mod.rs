@@ -91,7 +91,7 @@ impl Rig {
         let engine = FakeEngine::start(events_tx);
         let link = |name: &str, last| LinkSpec {
             name: name.into(),
-            mac: MacAddr([2, 0, 0, 0, 0, last]),
+            addr: MacAddr([2, 0, 0, 0, 0, last]).into(),
             mtu: 1500,
             up: true,
         };

@@ -228,7 +228,7 @@ pub fn connect(local_port: u16) -> Request {
 }
 
 pub fn connect_to(local_port: u16, peer_port: u16) -> Request {
-    let peer = super::engine::PEER.octets();
+    let peer = super::engine::PEER.into();
     Request::Connect {
         interface: None,
         local_port,

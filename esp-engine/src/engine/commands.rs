@@ -192,7 +192,8 @@ impl Engine {
                 return Err(error);
             }
             link.listeners.insert(port, listener);
-            link.standby = false;
+            // A UDP link of an embedded engine is polled once it has a connection.
+            link.standby &= link.endpoint.addr().is_udp();
             done.push(index);
         }
         self.listeners.insert(
@@ -249,6 +250,7 @@ impl Engine {
             region,
         );
         joined.status.set_state(state);
+        link.standby = false;
         link.insert_stream(Stream::Joined(joined));
         true
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use esp_proto::{Datagram, EdpKind, Instant, MacAddr, Port};
+use esp_proto::{Datagram, EdpKind, Instant, Port};
 
 use super::link::Link;
 use super::streams::Owner;
@@ -45,7 +45,7 @@ impl Datagrams {
     pub(super) fn deliver(&mut self, datagram: &Datagram<'_>, now: Instant) -> bool {
         let header = DgramHeader {
             kind: to_record(datagram.kind),
-            mac: datagram.src.octets(),
+            addr: datagram.src,
             port: datagram.src_port,
             sequence: datagram.sequence,
             timestamp_ns: now.as_nanos(),
@@ -112,7 +112,7 @@ impl Link {
                     .edp_header(
                         head,
                         port,
-                        (MacAddr(header.mac), header.port),
+                        (header.addr, header.port),
                         kind,
                         header.sequence,
                         bytes.len(),

@@ -8,18 +8,19 @@
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use esp_proto::{EndpointConfig, Instant, MacAddr, Port};
+use esp_proto::{EndpointConfig, Instant, MacAddr, NodeAddr, Port};
 use netif::{PacketSocket, RecvRing, RingShape};
 
+use super::carrier::{Carrier, Sockets, Source};
 use super::clients::Object;
-use super::link::{Link, Sockets};
+use super::link::Link;
 use super::posted::{Posted, posted_of};
-use super::receive::Source;
 use super::streams::joined_mut;
 use super::{EMBEDDED_SIDE_INTERVAL, Engine, RX_BATCH, entropy};
 use crate::command::{ConnHandle, LinkId, Slot};
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
+use crate::udp::UdpLink;
 
 /// Pause between polls after which all received frames are taken before timers run.
 const PAUSE: esp_proto::Duration = esp_proto::Duration::from_millis(2);
@@ -64,7 +65,7 @@ pub struct ConnPath {
     /// Link that it runs over.
     pub link: LinkId,
     /// Address of the peer on that link.
-    pub peer: MacAddr,
+    pub peer: NodeAddr,
     /// Nonce with which the peer accepts a reset (W-57), never 0.
     pub nonce: u64,
 }
@@ -104,8 +105,48 @@ impl Engine {
         } = leased;
         let sockets = (esp.take_over()?, edp.take_over()?);
         let interface = netif::Interface::described(interface, mac.octets(), mtu);
-        let mut link = Link::new(interface, endpoint, sockets, None, seed, incarnation);
+        let carrier = Carrier::ethernet(sockets, mtu);
+        let addr = NodeAddr::Mac(mac);
+        let mut link = Link::new(
+            (interface, addr),
+            endpoint,
+            carrier,
+            None,
+            seed,
+            incarnation,
+        );
         (link.ports, link.standby) = (ports, standby);
+        self.add_link(link)
+    }
+
+    /// Adds a link over a UDP socket of this program.
+    ///
+    /// # Errors
+    /// A system call failed, or there are 65536 links.
+    pub fn add_udp(
+        &mut self,
+        link: UdpLink,
+        endpoint: EndpointConfig,
+        incarnation: u64,
+    ) -> Result<LinkId, EngineError> {
+        let mut seed = [0u8; 32];
+        entropy(&mut seed)?;
+        let addr = link.addr();
+        let UdpLink { interface, socket } = link;
+        let carrier = Carrier::udp(socket, Vec::new());
+        let mut link = Link::new(
+            (interface, addr),
+            endpoint,
+            carrier,
+            None,
+            seed,
+            incarnation,
+        );
+        link.standby = true;
+        self.add_link(link)
+    }
+
+    fn add_link(&mut self, link: Link) -> Result<LinkId, EngineError> {
         let index = self.links.add(link);
         let number = u16::try_from(index).map_err(|_| EngineError::NoLinks)?;
         if let Some(link) = self.links.get(index) {
@@ -151,10 +192,9 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let index = usize::from(link.0);
         let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
-        let sockets = (
-            esp.bind_like(found.esp_socket())?,
-            edp.bind_like(found.edp_socket())?,
-        );
+        let bound = found.carrier.packet_sockets();
+        let [old_esp, old_edp] = bound.ok_or(EngineError::NoLinks)?;
+        let sockets = (esp.bind_like(old_esp)?, edp.bind_like(old_edp)?);
         self.take_sockets(index, sockets)
     }
 
@@ -204,6 +244,13 @@ impl Engine {
     /// Runs one poll iteration: commands, received frames, doorbells, timers, transmission. Returns
     /// true if there was work.
     pub fn poll(&mut self) -> bool {
+        self.poll_posted(None)
+    }
+
+    /// Runs one poll iteration that receives over every link, also those without a connection.
+    /// Returns true if there was work.
+    pub fn poll_all_links(&mut self) -> bool {
+        self.waiter.want_side();
         self.poll_posted(None)
     }
 

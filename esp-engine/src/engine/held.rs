@@ -53,12 +53,13 @@ impl Link {
 
     /// Attaches a filter that keeps the frames of held ports from the engine's socket.
     fn attach_filter(&self) -> Result<(), HoldError> {
+        let Some([esp, _]) = self.carrier.packet_sockets() else {
+            return Err(HoldError::Filter("the link is not raw Ethernet".into()));
+        };
         let ethertype = self.endpoint.config().esp_ethertype;
         let filter = Filter::except_ports(ethertype, self.held.iter().cloned())
             .map_err(|error| HoldError::Filter(error.to_string()))?;
-        self.esp
-            .socket
-            .attach_filter(&filter)
+        esp.attach_filter(&filter)
             .map_err(|error| HoldError::Filter(error.to_string()))
     }
 }

@@ -7,26 +7,21 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
-use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, Port};
-use netif::{Interface, PacketSocket, PcapWriter, RecvBatch, SendBatch};
+use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, NodeAddr, Port};
+use netif::{Interface, PacketSocket, PcapWriter, SendBatch, UdpSocket};
 
+use super::carrier::{Carrier, Sockets};
 use super::datagrams::Datagrams;
-use super::receive::Source;
 use super::stats::LinkStats;
 use super::streams::Stream;
-use super::{RX_BATCH, TX_BATCH};
+use super::{TX_BATCH, UDP_TX_BATCH};
 use crate::command::ListenerId;
-use crate::config::EngineError;
+use crate::config::{EngineError, LinkConfig};
 use crate::shm::Region;
 
-/// Bytes of a frame besides its payload, rounded up.
-const FRAME_OVERHEAD: usize = 32;
 /// Maximum number of queued frames to the own address. Further ones are dropped, and retransmitted
 /// by the protocol.
 const LOOP_QUEUE: usize = 1024;
-
-/// The sockets of a link: for streams and for datagrams.
-pub(super) type Sockets = (Source, Source);
 
 /// One interface of the engine.
 pub(super) struct Link {
@@ -42,9 +37,7 @@ pub(super) struct Link {
     pub(super) unfinished: VecDeque<Port>,
     pub(super) listeners: HashMap<Port, ListenerId>,
     pub(super) stats: LinkStats,
-    pub(super) esp: Source,
-    pub(super) edp: Source,
-    pub(super) rx: RecvBatch,
+    pub(super) carrier: Carrier,
     pub(super) tx: SendBatch,
     /// Time since which the device has refused the first frame of `tx`.
     pub(super) tx_stuck: Option<Instant>,
@@ -60,6 +53,7 @@ pub(super) struct Link {
     /// Ports whose frames are received: all, but over leased sockets only those of the lease.
     pub(super) ports: RangeInclusive<Port>,
     /// No connection runs here yet: it is polled at long intervals, and when epoll reports frames.
+    /// So begin the spare links of a lease, and the UDP links of an embedded engine.
     pub(super) standby: bool,
     /// Ports leased to other processes, one entry for each lease.
     pub(super) held: Vec<RangeInclusive<Port>>,
@@ -69,15 +63,35 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn open(
-        interface: Interface,
+        link: LinkConfig,
         config: EndpointConfig,
         socket: &netif::SocketOptions,
         pcap: Option<&Path>,
         seed: [u8; 32],
         incarnation: u64,
     ) -> Result<Link, EngineError> {
-        let esp = PacketSocket::open(&interface, config.esp_ethertype, socket)?;
-        let edp = PacketSocket::open(&interface, config.edp_ethertype, socket)?;
+        let (interface, carrier, addr) = match link {
+            LinkConfig::Ethernet(interface) => {
+                let esp = PacketSocket::open(&interface, config.esp_ethertype, socket)?;
+                let edp = PacketSocket::open(&interface, config.edp_ethertype, socket)?;
+                let carrier = Carrier::ethernet((esp.into(), edp.into()), interface.mtu);
+                let addr = NodeAddr::Mac(MacAddr(interface.mac.octets()));
+                (interface, carrier, addr)
+            }
+            LinkConfig::Udp {
+                interface,
+                local,
+                sources,
+            } => {
+                let options = netif::UdpOptions {
+                    receive_buffer: socket.receive_buffer,
+                    send_buffer: socket.send_buffer,
+                };
+                let socket = UdpSocket::bind(local, &options)?;
+                let addr = NodeAddr::Udp(socket.local_addr());
+                (interface, Carrier::udp(socket, sources), addr)
+            }
+        };
         let pcap = match pcap {
             None => None,
             Some(path) => {
@@ -88,28 +102,34 @@ impl Link {
             }
         };
         Ok(Link::new(
-            interface,
+            (interface, addr),
             config,
-            (esp.into(), edp.into()),
+            carrier,
             pcap,
             seed,
             incarnation,
         ))
     }
 
-    /// Creates a link over open sockets.
+    /// Creates a link over open sockets. `addr` is their address.
     pub(super) fn new(
-        interface: Interface,
-        config: EndpointConfig,
-        (esp, edp): Sockets,
+        (interface, addr): (Interface, NodeAddr),
+        mut config: EndpointConfig,
+        carrier: Carrier,
         pcap: Option<PcapWriter<BufWriter<File>>>,
         seed: [u8; 32],
         incarnation: u64,
     ) -> Link {
-        let mac = MacAddr(interface.mac.octets());
-        let frame = usize::try_from(interface.mtu).unwrap_or(65535) + FRAME_OVERHEAD;
+        let mtu = addr.frame_mtu(interface.mtu);
+        // The socket sends ECT(0) (W-111); Ethernet has no such field.
+        config.ecn = addr.is_udp();
+        let batch = if addr.is_udp() {
+            UDP_TX_BATCH
+        } else {
+            TX_BATCH
+        };
         Link {
-            endpoint: Endpoint::new(config, mac, interface.mtu, seed, incarnation),
+            endpoint: Endpoint::new(config, addr, mtu, seed, incarnation),
             streams: Vec::new(),
             datagrams: HashMap::new(),
             delayed_wakes: VecDeque::new(),
@@ -117,10 +137,8 @@ impl Link {
             unfinished: VecDeque::new(),
             listeners: HashMap::new(),
             stats: LinkStats::default(),
-            esp,
-            edp,
-            rx: RecvBatch::new(RX_BATCH, frame),
-            tx: SendBatch::new(TX_BATCH),
+            carrier,
+            tx: SendBatch::new(batch),
             tx_stuck: None,
             owned: Vec::new(),
             spare_buffers: Vec::new(),
@@ -136,22 +154,13 @@ impl Link {
         }
     }
 
-    pub(super) fn esp_socket(&self) -> &PacketSocket {
-        &self.esp.socket
+    pub(super) fn replace_sockets(&mut self, sockets: Sockets) {
+        self.carrier.replace_sockets(sockets);
     }
 
-    pub(super) fn edp_socket(&self) -> &PacketSocket {
-        &self.edp.socket
-    }
-
-    pub(super) fn replace_sockets(&mut self, (esp, edp): Sockets) {
-        self.esp = esp;
-        self.edp = edp;
-    }
-
-    /// Returns whether the link is up, its MTU, and whether its interface was removed.
+    /// Returns whether the link is up, its MTU for frames, and whether its interface was removed.
     pub(super) fn condition(&self) -> (bool, u32, bool) {
-        (self.up, self.interface.mtu, self.gone)
+        (self.up, self.endpoint.mtu(), self.gone)
     }
 
     /// Queues a frame to the own address, given as parts from the destination address on.
@@ -199,8 +208,8 @@ impl Link {
 
     fn set_mtu(&mut self, now: Instant, mtu: u32) {
         self.interface.mtu = mtu;
-        let frame = usize::try_from(mtu).unwrap_or(65535) + FRAME_OVERHEAD;
-        self.rx = RecvBatch::new(RX_BATCH, frame);
+        self.carrier.set_mtu(mtu);
+        let mtu = self.endpoint.addr().frame_mtu(mtu);
         self.endpoint.set_mtu(now, mtu);
     }
 
@@ -211,7 +220,10 @@ impl Link {
         if self.gone {
             return false;
         }
-        let Ok(runs) = self.esp.socket.link_runs() else {
+        let Some([esp, _]) = self.carrier.packet_sockets() else {
+            return false;
+        };
+        let Ok(runs) = esp.link_runs() else {
             return false;
         };
         let Interface {
@@ -235,7 +247,8 @@ impl Link {
     /// interface may be in another namespace) a lowered MTU is detected here.
     #[cold]
     pub(super) fn check_mtu(&mut self, now: Instant) {
-        if let Ok(mtu) = self.esp.socket.mtu_of(&self.interface.name)
+        if let Some([esp, _]) = self.carrier.packet_sockets()
+            && let Ok(mtu) = esp.mtu_of(&self.interface.name)
             && mtu != self.interface.mtu
         {
             self.set_mtu(now, mtu);

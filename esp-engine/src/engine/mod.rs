@@ -6,6 +6,7 @@
 //! [`RECORDS_PER_DOORBELL`] datagrams per socket; one visit per stream. The endpoint bounds its own
 //! timers.
 
+mod carrier;
 mod clients;
 mod commands;
 mod datagrams;
@@ -53,6 +54,9 @@ pub const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 const RX_BATCH: usize = 64;
 /// Maximum number of frames in one `sendmmsg`. Measured: the gain ends between 16 and 32.
 const TX_BATCH: usize = 32;
+/// [`TX_BATCH`] of the UDP carrier: as many full packets at an MTU of 1500 as one segmented buffer
+/// holds, 64 KiB.
+const UDP_TX_BATCH: usize = 44;
 /// Maximum number of batches transmitted per link before frames are received again.
 const TX_BATCHES: usize = 4;
 /// Maximum number of commands executed in one iteration.
@@ -129,11 +133,11 @@ impl Engine {
             pcap,
         } = config;
         let (mut engine, handle) = Engine::empty(idle, events)?;
-        for interface in links {
+        for link in links {
             let mut seed = [0u8; 32];
             entropy(&mut seed)?;
             let link = Link::open(
-                interface,
+                link,
                 endpoint.clone(),
                 &socket,
                 pcap.as_deref(),
@@ -170,9 +174,7 @@ impl Engine {
         idle: crate::config::IdleConfig,
         events: EventSink,
     ) -> Result<(Engine, EngineHandle), EngineError> {
-        let mut random = [0u8; 8];
-        entropy(&mut random)?;
-        let incarnation = u64::from_le_bytes(random) | 1;
+        let incarnation = random()?;
         let (page, page_fd) =
             EnginePage::create().map_err(EngineError::system("create the engine's page"))?;
         let (handle, inbox) = handle::channel(page_fd, incarnation)
@@ -402,6 +404,16 @@ impl Engine {
         }
         self.clients.daemon_gone();
     }
+}
+
+/// Returns an unpredictable number that is not 0, such as an incarnation.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn random() -> Result<u64, EngineError> {
+    let mut random = [0u8; 8];
+    entropy(&mut random)?;
+    Ok(u64::from_le_bytes(random) | 1)
 }
 
 fn entropy(buffer: &mut [u8]) -> Result<(), EngineError> {

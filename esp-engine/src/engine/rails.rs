@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use esp_proto::rails::Rails;
-use esp_proto::{ConnId, Endpoint, Instant, MacAddr, Port};
+use esp_proto::{ConnId, Endpoint, Instant, MacAddr, NodeAddr, Port};
 
 use super::Engine;
 use super::clients::{Clients, Object};
@@ -28,18 +28,24 @@ impl Engine {
     /// Sets the links to which connections of each endpoint can move: those that receive frames for
     /// all of its ports.
     pub(super) fn update_rails(&mut self) {
-        let ports_of = |link: &Link| (link.endpoint.mac(), link.ports.clone());
+        let ports_of = |link: &Link| Some((link.endpoint.addr().mac()?, link.ports.clone()));
         let all: Vec<_> = self
             .links
             .iter()
             .filter(|link| !link.condition().2)
-            .map(ports_of)
+            .filter_map(ports_of)
             .collect();
         self.has_rails = false;
         for link in self.links.iter_mut() {
-            let (own, ports) = (link.endpoint.mac(), link.ports.clone());
+            let (own, ports) = (link.endpoint.addr(), link.ports.clone());
+            // ESP in UDP does not move (W-125): IP finds other paths.
+            if own.is_udp() {
+                continue;
+            }
             let fits = |(mac, theirs): &&(MacAddr, RangeInclusive<Port>)| {
-                *mac != own && theirs.contains(ports.start()) && theirs.contains(ports.end())
+                own != NodeAddr::Mac(*mac)
+                    && theirs.contains(ports.start())
+                    && theirs.contains(ports.end())
             };
             let mut others: Vec<MacAddr> = all.iter().filter(fits).map(|(mac, _)| *mac).collect();
             others.dedup();

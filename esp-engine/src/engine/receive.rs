@@ -2,52 +2,16 @@
 //! to itself.
 
 use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io::BufWriter;
 
-use esp_proto::{Endpoint, Instant, MacAddr, RxFrame};
-use netif::{FrameKind, PacketSocket, PcapWriter, RawFrame, RecvBatch, RecvRing};
+use esp_proto::{Endpoint, Instant, MacAddr, NodeAddr, RxFrame};
+use netif::{Datagram, FrameKind, PcapWriter, RawFrame};
 
 use super::RX_BATCH;
+use super::carrier::Carrier;
 use super::link::Link;
 use super::posted::Posted;
 use super::streams::LinkSink;
-
-/// A socket, and its receive ring.
-pub(super) struct Source {
-    pub(super) socket: PacketSocket,
-    /// Ring that receives the frames, if any.
-    pub(super) ring: Option<RecvRing>,
-}
-
-impl From<PacketSocket> for Source {
-    fn from(socket: PacketSocket) -> Source {
-        Source { socket, ring: None }
-    }
-}
-
-impl Source {
-    /// Takes one batch of frames. Returns their number.
-    fn receive(
-        &mut self,
-        batch: &mut RecvBatch,
-        take: impl FnMut(RawFrame<'_>),
-    ) -> io::Result<usize> {
-        match &mut self.ring {
-            Some(ring) => ring.receive(&self.socket, batch, RX_BATCH, take),
-            None => {
-                let count = self.socket.recv_batch(batch)?;
-                batch.frames().for_each(take);
-                Ok(count)
-            }
-        }
-    }
-
-    /// Clears the pending error of a socket with a ring and returns true if there was one. Such a
-    /// socket is not read while its ring is empty, so the error would end each sleep at once.
-    fn take_error(&self) -> bool {
-        self.ring.is_some() && self.socket.take_error().is_some()
-    }
-}
 
 /// The parts of a link that handle a received frame: all but sockets and batches, which own the
 /// frame.
@@ -81,11 +45,24 @@ impl Intake<'_, '_> {
             return;
         }
         let frame = RxFrame {
-            src: MacAddr(parsed.src.octets()),
-            dst: MacAddr(parsed.dst.octets()),
+            src: NodeAddr::Mac(MacAddr(parsed.src.octets())),
+            dst: NodeAddr::Mac(MacAddr(parsed.dst.octets())),
             body: parsed.body,
             looped: false,
             ce: false,
+        };
+        self.endpoint.handle_frame(self.now, frame, &mut self.sink);
+    }
+
+    /// Takes a packet of the UDP carrier. The kernel has checked its destination: the socket is
+    /// bound to the endpoint's address.
+    fn take_datagram(&mut self, datagram: &Datagram<'_>) {
+        let frame = RxFrame {
+            src: NodeAddr::Udp(datagram.src),
+            dst: self.endpoint.addr(),
+            body: datagram.bytes,
+            looped: false,
+            ce: datagram.ce,
         };
         self.endpoint.handle_frame(self.now, frame, &mut self.sink);
     }
@@ -93,9 +70,7 @@ impl Intake<'_, '_> {
 
 /// A link's parts by their role in reception: the sources of frames, and their handler.
 struct Parts<'a, 'b> {
-    esp: &'a mut Source,
-    edp: &'a mut Source,
-    rx: &'a mut RecvBatch,
+    carrier: &'a mut Carrier,
     intake: Intake<'a, 'b>,
 }
 
@@ -120,9 +95,7 @@ impl Link {
             pcap: self.pcap.as_mut(),
         };
         Parts {
-            esp: &mut self.esp,
-            edp: &mut self.edp,
-            rx: &mut self.rx,
+            carrier: &mut self.carrier,
             intake,
         }
     }
@@ -145,7 +118,7 @@ impl Link {
     /// Passes frames that were sent to the own address to the endpoint, at most one receive batch.
     /// Returns true if there were any.
     pub(super) fn receive_loopback(&mut self, now: Instant) -> bool {
-        let mac = self.endpoint.mac();
+        let own = self.endpoint.addr();
         let mut any = false;
         for _ in 0..RX_BATCH {
             let Some(frame) = self.looped.pop_front() else {
@@ -153,8 +126,8 @@ impl Link {
             };
             any = true;
             let looped = RxFrame {
-                src: mac,
-                dst: mac,
+                src: own,
+                dst: own,
                 body: frame.get(12..).unwrap_or_default(),
                 looped: true,
                 ce: false,
@@ -169,25 +142,45 @@ impl Link {
     /// Clears and counts the sockets' pending errors.
     #[cold]
     pub(super) fn take_errors(&mut self) {
-        for source in [&self.esp, &self.edp] {
-            self.stats.rx_errors += u64::from(source.take_error());
-        }
+        self.stats.rx_errors += self.carrier.take_errors();
     }
 }
 
 impl Parts<'_, '_> {
     /// Takes one batch of frames. Returns true if there were any.
     fn receive(&mut self, stream: bool) -> bool {
-        let source = if stream { &mut self.esp } else { &mut self.edp };
-        match source.receive(self.rx, |frame| self.intake.take(frame)) {
+        let Parts { carrier, intake } = self;
+        let received = match carrier {
+            Carrier::Ethernet { esp, edp, rx } => {
+                let source = if stream { esp } else { edp };
+                source.receive(rx, |frame| intake.take(frame))
+            }
+            // One socket has both protocols.
+            Carrier::Udp { .. } if !stream => Ok(0),
+            Carrier::Udp {
+                socket,
+                rx,
+                sources,
+            } => socket.recv_batch(rx).inspect(|_| {
+                for datagram in rx.datagrams() {
+                    let from = datagram.src.ip();
+                    if sources.is_empty() || sources.iter().any(|all| all.contains(from)) {
+                        intake.take_datagram(&datagram);
+                    } else {
+                        intake.sink.stats.rx_source += 1;
+                    }
+                }
+            }),
+        };
+        match received {
             Ok(0) => false,
             Ok(_) => {
-                self.intake.sink.stats.rx_batches += 1;
+                intake.sink.stats.rx_batches += 1;
                 true
             }
             Err(_) => {
                 // The socket reports once that its link went down; the link event follows.
-                self.intake.sink.stats.rx_errors += 1;
+                intake.sink.stats.rx_errors += 1;
                 false
             }
         }

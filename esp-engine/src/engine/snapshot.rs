@@ -31,7 +31,7 @@ impl Engine {
         let (up, mtu, _) = link.condition();
         let mut counters: Vec<_> = link.endpoint.counters().iter().collect();
         counters.extend(link.stats.list());
-        let dropped = link.esp.socket.statistics().map_or(0, |s| s.dropped);
+        let dropped = link.carrier.dropped();
         counters.push((
             "socket_rx_dropped",
             "frames the kernel dropped, the socket being full",
@@ -44,7 +44,7 @@ impl Engine {
         ));
         LinkSnapshot {
             interface: link.interface.name.clone(),
-            mac: link.endpoint.mac(),
+            addr: link.endpoint.addr(),
             mtu,
             up,
             counters,

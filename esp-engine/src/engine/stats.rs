@@ -38,6 +38,7 @@ counters! {
     rx_unparsable: "frames without a whole Ethernet header",
     rx_truncated: "frames longer than the MTU",
     rx_vlan: "frames of a VLAN",
+    rx_source: "packets of UDP from networks that are not served",
     rx_errors: "receive calls that failed",
     tx_errors: "send calls that failed",
     tx_blocked: "send calls the kernel took only in part",

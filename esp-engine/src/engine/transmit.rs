@@ -2,8 +2,9 @@
 
 use std::ptr::NonNull;
 
-use esp_proto::{HEAD_LEN, Instant, MacAddr, PREFIX_LEN, Payload, Transmit};
+use esp_proto::{HEAD_LEN, Instant, NodeAddr, PREFIX_LEN, Payload, Transmit};
 
+use super::carrier::destination;
 use super::link::Link;
 use super::streams::joined_mut;
 use super::{RX_BATCH, SEND_PATIENCE, TX_BATCHES};
@@ -90,7 +91,7 @@ impl Link {
     pub(super) fn enqueue_owned(
         &mut self,
         prefix: usize,
-        dst: MacAddr,
+        dst: NodeAddr,
         bytes: Vec<u8>,
         tail_len: usize,
     ) {
@@ -115,14 +116,15 @@ impl Link {
     fn enqueue_located(
         &mut self,
         prefix: usize,
-        dst: MacAddr,
+        dst: NodeAddr,
         (pointer, len): (NonNull<u8>, usize),
         tail_len: usize,
     ) -> bool {
-        if dst == self.endpoint.mac() {
+        if dst == self.endpoint.addr() {
             self.enqueue_loopback(prefix, pointer, len, tail_len);
             return false;
         }
+        self.tx.set_destination(destination(dst));
         if len == 0 {
             self.tx.push_inline(prefix + tail_len);
         } else if len <= INLINE && prefix + len + tail_len <= HEAD_LEN {
@@ -172,7 +174,7 @@ impl Link {
             self.tap_batch();
         }
         let rejected = self.tx.rejected();
-        let sent = match self.esp.socket.send_batch(&mut self.tx) {
+        let sent = match self.carrier.send(&mut self.tx) {
             Ok(sent) => {
                 self.stats.tx_batches += 1;
                 sent

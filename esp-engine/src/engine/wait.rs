@@ -82,11 +82,14 @@ impl Waiter {
     pub(super) fn add_link(&mut self, index: usize, link: &Link) -> io::Result<()> {
         if link.standby {
             // Always in the set, and polled with the datagram sockets: frames are rare.
-            self.add(link.esp_socket().as_fd(), EDP | index as u64)?;
+            self.add(link.carrier.stream_fd(), EDP | index as u64)?;
         } else if self.armed {
-            self.add(link.esp_socket().as_fd(), ESP | index as u64)?;
+            self.add(link.carrier.stream_fd(), ESP | index as u64)?;
         }
-        self.add(link.edp_socket().as_fd(), EDP | index as u64)
+        match link.carrier.datagram_fd() {
+            Some(datagrams) => self.add(datagrams, EDP | index as u64),
+            None => Ok(()),
+        }
     }
 
     /// Adds the streams' sockets to the set, before a sleep.
@@ -96,7 +99,7 @@ impl Waiter {
             self.armed = true;
             for (index, link) in links.numbered().filter(|(_, link)| !link.standby) {
                 // It was in the set before. If this fails, the sleep ends at its time limit.
-                let _ = self.add(link.esp_socket().as_fd(), ESP | index as u64);
+                let _ = self.add(link.carrier.stream_fd(), ESP | index as u64);
             }
         }
     }
@@ -107,7 +110,7 @@ impl Waiter {
         if self.armed && !self.watched && now.since(self.last_sleep) > DISARM_AFTER {
             self.armed = false;
             for (_, link) in links.numbered().filter(|(_, link)| !link.standby) {
-                let _ = epoll::delete(&self.set, link.esp_socket().as_fd());
+                let _ = epoll::delete(&self.set, link.carrier.stream_fd());
             }
         }
     }
@@ -128,8 +131,10 @@ impl Waiter {
     }
 
     pub(super) fn remove_link(&mut self, link: &Link) {
-        let _ = epoll::delete(&self.set, link.esp_socket().as_fd());
-        let _ = epoll::delete(&self.set, link.edp_socket().as_fd());
+        let _ = epoll::delete(&self.set, link.carrier.stream_fd());
+        if let Some(datagrams) = link.carrier.datagram_fd() {
+            let _ = epoll::delete(&self.set, datagrams);
+        }
     }
 
     /// Adds a doorbell, edge-triggered: each write ends a sleep, and the descriptor is never read.

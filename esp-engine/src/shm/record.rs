@@ -5,23 +5,33 @@
 //! offset  size  field (little endian)
 //!      0     4  length of the bytes after the header, at most 65535
 //!      4     1  kind: 0 data, 1 echo request, 2 echo reply, 3 info request, 4 info reply
-//!      5     1  0
+//!      5     1  kind of the peer's address: 0 Ethernet, 4 IPv4, 6 IPv6
 //!      6     2  sequence
-//!      8     6  peer's address
-//!     14     2  peer's port
-//!     16     8  time of receipt in nanoseconds; in a record to send: free for the program
-//!     24        the bytes
+//!      8     8  time of receipt in nanoseconds; in a record to send: free for the program
+//!     16    16  peer's address, zeros behind a shorter one
+//!     32     4  scope of an IPv6 address
+//!     36     2  peer's UDP port; 0 for Ethernet
+//!     38     2  peer's port
+//!     40        the bytes
 //! ```
 //!
 //! A record is published whole or not at all; one that does not fit is dropped, as datagrams may
 //! be. The FIN mark has no meaning in these rings.
 
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use esp_proto::{MacAddr, NodeAddr};
+
 use super::{Corruption, RxConsumer, RxProducer, TxConsumer, TxProducer, Word};
 
 /// Bytes of a record's header.
-pub const HEADER_LEN: usize = 24;
+pub const HEADER_LEN: usize = 40;
 /// Maximum bytes of a datagram in a record. (A link carries less: its MTU.)
 pub const MAX_DATAGRAM: usize = 65535;
+
+const ETHERNET: u8 = 0;
+const IPV4: u8 = 4;
+const IPV6: u8 = 6;
 
 /// Kind of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,8 +54,8 @@ pub enum DgramKind {
 pub struct DgramHeader {
     /// Kind of the datagram.
     pub kind: DgramKind,
-    /// Ethernet address: sender of a received one, receiver of one to send.
-    pub mac: [u8; 6],
+    /// Address: sender of a received one, receiver of one to send.
+    pub addr: NodeAddr,
     /// Port at that address.
     pub port: u16,
     /// Running number of the sender.
@@ -66,33 +76,34 @@ impl DgramHeader {
         bytes[0..4].copy_from_slice(&len.to_le_bytes());
         bytes[4] = self.kind as u8;
         bytes[6..8].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[8..14].copy_from_slice(&self.mac);
-        bytes[14..16].copy_from_slice(&self.port.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.timestamp_ns.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.timestamp_ns.to_le_bytes());
+        match self.addr {
+            NodeAddr::Mac(mac) => {
+                bytes[5] = ETHERNET;
+                bytes[16..22].copy_from_slice(&mac.0);
+            }
+            NodeAddr::Udp(SocketAddr::V4(at)) => {
+                bytes[5] = IPV4;
+                bytes[16..20].copy_from_slice(&at.ip().octets());
+                bytes[36..38].copy_from_slice(&at.port().to_le_bytes());
+            }
+            NodeAddr::Udp(SocketAddr::V6(at)) => {
+                bytes[5] = IPV6;
+                bytes[16..32].copy_from_slice(&at.ip().octets());
+                bytes[32..36].copy_from_slice(&at.scope_id().to_le_bytes());
+                bytes[36..38].copy_from_slice(&at.port().to_le_bytes());
+            }
+        }
+        bytes[38..40].copy_from_slice(&self.port.to_le_bytes());
         bytes
     }
 
     /// Returns the header and the length, or what is wrong.
     fn decode(bytes: &[u8; HEADER_LEN]) -> Result<(DgramHeader, usize), &'static str> {
-        let [
-            l0,
-            l1,
-            l2,
-            l3,
-            kind,
-            zero,
-            s0,
-            s1,
-            m0,
-            m1,
-            m2,
-            m3,
-            m4,
-            m5,
-            p0,
-            p1,
-            timestamp @ ..,
-        ] = *bytes;
+        let (fixed, addr) = (&bytes[..16], &bytes[16..]);
+        let [l0, l1, l2, l3, kind, family, s0, s1] =
+            fixed.first_chunk().copied().unwrap_or_default();
+        let timestamp = fixed.last_chunk().copied().unwrap_or_default();
         let kind = match kind {
             0 => DgramKind::Data,
             1 => DgramKind::EchoRequest,
@@ -105,17 +116,39 @@ impl DgramHeader {
         if len > MAX_DATAGRAM {
             return Err("record longer than a datagram can be");
         }
-        if zero != 0 {
-            return Err("reserved byte of a record is not 0");
-        }
+        let addr = decode_addr(family, addr)?;
         let header = DgramHeader {
             kind,
-            mac: [m0, m1, m2, m3, m4, m5],
-            port: u16::from_le_bytes([p0, p1]),
+            addr,
+            port: u16::from_le_bytes([bytes[38], bytes[39]]),
             sequence: u16::from_le_bytes([s0, s1]),
             timestamp_ns: u64::from_le_bytes(timestamp),
         };
         Ok((header, len))
+    }
+}
+
+/// Returns the address in bytes 16 to 37 of a header.
+fn decode_addr(family: u8, bytes: &[u8]) -> Result<NodeAddr, &'static str> {
+    const CUT: &str = "record cut off in its address";
+    let (ip, rest) = bytes.split_first_chunk::<16>().ok_or(CUT)?;
+    let [c0, c1, c2, c3, u0, u1] = *rest.first_chunk().ok_or(CUT)?;
+    let udp_port = u16::from_le_bytes([u0, u1]);
+    match family {
+        ETHERNET => {
+            let mac = ip.first_chunk().copied().ok_or(CUT)?;
+            Ok(NodeAddr::Mac(MacAddr(mac)))
+        }
+        IPV4 => {
+            let ip: [u8; 4] = ip.first_chunk().copied().ok_or(CUT)?;
+            Ok(NodeAddr::Udp(SocketAddr::new(ip.into(), udp_port)))
+        }
+        IPV6 => {
+            let scope = u32::from_le_bytes([c0, c1, c2, c3]);
+            let at = SocketAddrV6::new(Ipv6Addr::from(*ip), udp_port, 0, scope);
+            Ok(NodeAddr::Udp(at.into()))
+        }
+        _ => Err("record with an unknown kind of address"),
     }
 }
 

@@ -49,7 +49,7 @@ impl Host {
         let interface = node.interface();
         let mac = MacAddr(interface.mac.octets());
         let mut config = EngineConfig {
-            links: vec![interface],
+            links: vec![esp_engine::LinkConfig::Ethernet(interface)],
             ..Default::default()
         };
         tweak(&mut config);
@@ -151,7 +151,7 @@ impl Host {
             slot,
             link: LinkId(0),
             local_port: 40000 + slot,
-            peer,
+            peer: peer.into(),
             peer_port,
             key: Vec::new(),
             region,

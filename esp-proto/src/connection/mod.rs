@@ -17,7 +17,7 @@ pub(crate) use open::{Opening, SynVerdict};
 use self::ack_requests::AckRequests;
 use self::ecn::Ecn;
 use self::moves::Mobility;
-use crate::addr::{MacAddr, Port};
+use crate::addr::{MacAddr, NodeAddr, Port};
 use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
 use crate::congestion::Controller;
 use crate::counters::Counters;
@@ -32,6 +32,7 @@ use crate::timers::{Timer, TimerTable};
 use crate::token_bucket::TokenBucket;
 use alloc::boxed::Box;
 use core::hash::{Hash, Hasher};
+use core::net::IpAddr;
 
 /// Minimum number of times that a FIN is repeated within a TIME-WAIT, so that it arrives while the
 /// peer still has the connection (W-47).
@@ -41,14 +42,30 @@ const FIN_TRIES: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) local_port: Port,
-    pub(crate) peer: MacAddr,
+    pub(crate) peer: NodeAddr,
     pub(crate) peer_port: Port,
 }
 
 impl Hash for Key {
-    /// Hashed as one word, so that the lookup for each frame costs one multiplication.
+    /// Hashed as one word, so that the lookup for each frame costs one multiplication; an IPv6
+    /// address adds a second one.
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let [a, b, c, d, e, f] = self.peer.0;
+        let [a, b, c, d, e, f] = match self.peer {
+            NodeAddr::Mac(mac) => mac.0,
+            NodeAddr::Udp(at) => {
+                let [e, f] = at.port().to_be_bytes();
+                match at.ip() {
+                    IpAddr::V4(ip) => {
+                        let [a, b, c, d] = ip.octets();
+                        [a, b, c, d, e, f]
+                    }
+                    IpAddr::V6(ip) => {
+                        state.write_u128(ip.to_bits());
+                        [0, 0, 0, 0, e, f]
+                    }
+                }
+            }
+        };
         let [p, q] = self.local_port.to_be_bytes();
         let [r, s] = self.peer_port.to_be_bytes();
         state.write_u128(u128::from_be_bytes([
@@ -65,7 +82,7 @@ pub(crate) struct Cx<'a> {
     pub(crate) pool: &'a mut Pool,
     pub(crate) challenges: &'a mut TokenBucket,
     /// The endpoint's own address.
-    pub(crate) own: MacAddr,
+    pub(crate) own: NodeAddr,
     /// Largest payload of the interface.
     pub(crate) max_payload: u16,
     /// Addresses of the node's other interfaces.

@@ -6,7 +6,7 @@
 
 use super::ack_requests::AckRequests;
 use super::{Acks, Connection, Cx, PathProbe};
-use crate::addr::MacAddr;
+use crate::addr::{MacAddr, NodeAddr};
 use crate::api::{CloseReason, ResetReason, State};
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
@@ -15,7 +15,7 @@ use crate::seq::Seq;
 use crate::state::Input;
 use crate::time::Duration;
 use crate::timers::Timer;
-use crate::wire::{MAX_SETUP, MAX_WINDOW, Move, SAFE_PAYLOAD, SetUp, Step};
+use crate::wire::{MAX_SETUP, MAX_WINDOW, Move, SetUp, Step};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -49,7 +49,7 @@ pub(crate) struct Mobility {
     own: Box<[u8]>,
     /// The peer's addresses, beginning with that of the set-up. Empty until the peer has agreed to
     /// moves.
-    peer: Vec<MacAddr>,
+    peer: Vec<NodeAddr>,
     /// Largest payload agreed on at set-up.
     base: u16,
     /// This side's epochs are odd (W-104).
@@ -72,7 +72,7 @@ pub(crate) struct Mobility {
 pub(crate) struct Question {
     pub(crate) block: Move,
     /// Addresses at which the peer may be reachable.
-    pub(crate) addresses: Vec<MacAddr>,
+    pub(crate) addresses: Vec<NodeAddr>,
     /// The current path need not be asked.
     pub(crate) skip_present: bool,
 }
@@ -103,8 +103,8 @@ pub(crate) enum MoveVerdict {
 impl Mobility {
     /// Returns the move state to offer in a set-up block, if the node has other addresses and the
     /// block has room (W-100).
-    pub(super) fn offer(cx: &Cx<'_>, peer: MacAddr) -> Option<Box<Mobility>> {
-        let remote = peer != cx.own && !cx.rails.contains(&peer);
+    pub(super) fn offer(cx: &Cx<'_>, peer: NodeAddr) -> Option<Box<Mobility>> {
+        let remote = peer != cx.own && peer.mac().is_some_and(|mac| !cx.rails.contains(&mac));
         if cx.rails.is_empty() || !remote || usize::from(cx.max_payload) < MAX_SETUP {
             return None;
         }
@@ -153,7 +153,7 @@ impl Connection {
             .as_chunks::<6>()
             .0
             .iter()
-            .map(|mac| MacAddr(*mac));
+            .map(|mac| NodeAddr::Mac(MacAddr(*mac)));
         mobility.peer = core::iter::once(self.key.peer).chain(named).collect();
         mobility.base = self.agreed;
         mobility.odd = self.nonce > block.nonce;
@@ -314,7 +314,7 @@ impl Connection {
     }
 
     /// Judges a MOVE from `src` (W-102, W-104). `here` is true if it came on the current path.
-    pub(crate) fn judge_move(&self, block: &Move, src: MacAddr, here: bool) -> MoveVerdict {
+    pub(crate) fn judge_move(&self, block: &Move, src: NodeAddr, here: bool) -> MoveVerdict {
         let Some(mobility) = &self.mobility else {
             return MoveVerdict::Unknown;
         };
@@ -396,7 +396,7 @@ impl Connection {
         mobility.moves += 1;
         cx.counters.connections_moved += 1;
         self.agreed = mobility.base.min(cx.max_payload).min(block.max_payload);
-        self.payload = self.agreed.min(SAFE_PAYLOAD); // W-53
+        self.payload = self.agreed.min(self.key.peer.safe_payload()); // W-53
         self.stop_sending();
         self.timers.stop(Timer::Move);
         self.timers.stop(Timer::PeerDead);
@@ -418,7 +418,7 @@ impl Connection {
             self.ecn.restart(); // W-117
         }
         self.ack_requests = AckRequests::default();
-        self.path.verified = self.agreed <= SAFE_PAYLOAD;
+        self.path.verified = self.agreed <= self.key.peer.safe_payload();
         self.path.pending = !self.path.verified;
         self.acks.now = true;
         self.notes.progress = true;

@@ -13,7 +13,7 @@ use crate::seq::Seq;
 use crate::state::Input;
 use crate::time::{Duration, Instant};
 use crate::timers::{Timer, TimerTable};
-use crate::wire::{EspFrame, FEATURE_ECN, FEATURE_MOVES, MAX_WINDOW, SAFE_PAYLOAD, SetUp};
+use crate::wire::{EspFrame, FEATURE_ECN, FEATURE_MOVES, MAX_WINDOW, SetUp};
 use alloc::vec::Vec;
 
 /// First interval between SYNs; a LAN answers well within it.
@@ -138,7 +138,7 @@ impl Connection {
             fate: None,
             timers,
             agreed: opening.offered,
-            payload: opening.offered.min(SAFE_PAYLOAD),
+            payload: opening.offered.min(key.peer.safe_payload()),
             opening,
             nonce,
             peer_nonce: 0,
@@ -146,7 +146,7 @@ impl Connection {
             peer_ack_delay: Duration::ZERO,
             send: SendSide::new(iss.plus(1)),
             recovery: Recovery::new(),
-            recv: RecvSide::new(Seq(0), 0, SAFE_PAYLOAD, 0),
+            recv: RecvSide::new(Seq(0), 0, key.peer.safe_payload(), 0),
             rtt: Rtt::new(),
             congestion: cx
                 .config
@@ -167,7 +167,7 @@ impl Connection {
     fn learn_peer(&mut self, irs: Seq, block: &SetUp<'_>) {
         self.peer_nonce = block.nonce;
         self.agreed = self.opening.offered.min(block.max_payload); // W-19
-        self.payload = self.agreed.min(SAFE_PAYLOAD); // W-53
+        self.payload = self.agreed.min(self.key.peer.safe_payload()); // W-53
         self.learn_rails(block);
         self.ecn.agree(block.features & FEATURE_ECN != 0);
         if self.ecn.in_force() {
@@ -323,7 +323,7 @@ impl Connection {
         self.timers.stop(Timer::Syn);
         self.timers.stop(Timer::Connect);
         self.heard(cx);
-        self.path.verified = self.agreed <= SAFE_PAYLOAD;
+        self.path.verified = self.agreed <= self.key.peer.safe_payload();
         self.path.pending = !self.path.verified;
         self.notes.established = true;
         cx.counters.connections_opened += 1;

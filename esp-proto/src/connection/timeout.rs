@@ -28,7 +28,9 @@ impl Connection {
 
     fn on_timer(&mut self, cx: &mut Cx<'_>, timer: Timer) {
         match timer {
-            Timer::Syn => self.opening.pending = true, // W-25
+            // W-25. The answer to a UDP address that is not validated is repeated only with the
+            // request (W-123).
+            Timer::Syn => self.opening.pending = !(self.passive && self.key.peer.is_udp()),
             Timer::Connect => {
                 cx.counters.half_open_expired += u64::from(self.passive);
                 // The peer may believe that it is connected, so it is reset.

@@ -1,7 +1,7 @@
 //! Calls of the application: connect, write, consume, close.
 
 use super::Endpoint;
-use crate::addr::{MacAddr, Port};
+use crate::addr::{NodeAddr, Port};
 use crate::api::{CloseReason, ConnId, ConnOptions, ConnectError, ResetReason, State};
 use crate::connection::{Connection, Fate, Key};
 use crate::time::Instant;
@@ -17,7 +17,7 @@ impl Endpoint {
         &mut self,
         now: Instant,
         local_port: Port,
-        peer: MacAddr,
+        peer: NodeAddr,
         peer_port: Port,
         options: ConnOptions,
     ) -> Result<ConnId, ConnectError> {
@@ -30,7 +30,7 @@ impl Endpoint {
         if local_port == 0
             || peer_port == 0
             || peer.is_group()
-            || (peer == self.mac && local_port == peer_port)
+            || (peer == self.addr && local_port == peer_port)
         {
             return Err(ConnectError::BadAddress);
         }

@@ -1,14 +1,14 @@
 //! Datagrams (section 9).
 
 use super::Endpoint;
-use crate::addr::{MacAddr, Port};
+use crate::addr::{NodeAddr, Port};
 use crate::api::{
     Datagram, EdpKind, Head, ListenError, PREFIX_LEN, Payload, Proto, RxFrame, Sink, Transmit,
 };
 use crate::seq::Seq;
 use crate::wire::{
-    ControlType, EdpFrame, FLAG_CTL, Header, InfoReply, MIN_FRAME, VERSION, emit_prefix,
-    max_payload, put,
+    ControlType, EdpFrame, FLAG_CTL, HEADER_LEN, Header, InfoReply, MIN_FRAME, MIN_UDP_REQUEST,
+    VERSION, emit_prefix, max_payload, put,
 };
 use alloc::boxed::Box;
 use alloc::vec;
@@ -25,7 +25,7 @@ pub(super) fn receive<S: Sink>(
     if raw.dst.is_group() && !request {
         endpoint.counters.rx_drop_broadcast += 1; // W-72
     } else if header.dst_port == 0 && request {
-        answer(endpoint, raw.src, header, frame);
+        answer(endpoint, raw, header, frame);
     } else if frame.kind == EdpKind::PortReply {
         super::held_ports::on_reply(endpoint, raw.src, header.dst_port, frame.body);
     } else if frame.kind == EdpKind::PortQuery {
@@ -50,7 +50,8 @@ pub(super) fn receive<S: Sink>(
 }
 
 /// Answers an echo or info request (W-70, W-71).
-fn answer(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, frame: &EdpFrame<'_>) {
+fn answer(endpoint: &mut Endpoint, raw: &RxFrame<'_>, header: &Header, frame: &EdpFrame<'_>) {
+    let (peer, received) = (raw.src, raw.body.len());
     let payload = match frame.kind {
         EdpKind::EchoRequest => {
             let mut reply = vec![0u8; frame.body.len() + 1].into_boxed_slice();
@@ -60,7 +61,11 @@ fn answer(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, frame: &EdpFr
         }
         _ => info_reply(endpoint),
     };
-    if payload.len() > usize::from(max_payload(endpoint.mtu)) {
+    // W-123: never more than the address sent.
+    let unpaid = peer.is_udp() && HEADER_LEN + payload.len() > received;
+    if unpaid {
+        endpoint.counters.rx_drop_edp_reply_long += 1;
+    } else if payload.len() > usize::from(max_payload(endpoint.mtu)) {
         endpoint.counters.rx_drop_edp_reply_long += 1; // W-75
     } else if endpoint.push_edp(peer, header.src_port, header.seq.0, payload) {
         endpoint.counters.rx_edp_requests += 1;
@@ -118,7 +123,7 @@ impl Endpoint {
         &mut self,
         head: &mut Head,
         src_port: Port,
-        (dst, dst_port): (MacAddr, Port),
+        (dst, dst_port): (NodeAddr, Port),
         kind: EdpKind,
         request_sequence: u16,
         len: usize,
@@ -133,7 +138,7 @@ impl Endpoint {
             | EdpKind::PortQuery
             | EdpKind::PortReply => return None,
         };
-        let group = dst.is_group() && !(request && dst == MacAddr::BROADCAST);
+        let group = dst.is_group() && !(request && dst == NodeAddr::BROADCAST);
         let total = len.checked_add(usize::from(request))?;
         if group || (!request && dst_port == 0) || total > usize::from(max_payload(self.mtu)) {
             return None;
@@ -153,12 +158,16 @@ impl Endpoint {
             len: u16::try_from(total).ok()?,
             flags: if request { FLAG_CTL } else { 0 },
         };
-        emit_prefix(head, dst, self.mac, &header);
+        emit_prefix(head, dst, self.addr, &header);
         if let Some(control) = kind.control_type() {
             put(head, PREFIX_LEN, &[control as u8]);
         }
         let start = kind.prefix_len();
-        let tail_len = MIN_FRAME.saturating_sub(start + len);
+        let least = match kind {
+            EdpKind::InfoRequest if dst.is_udp() => MIN_UDP_REQUEST + 12,
+            _ => MIN_FRAME,
+        };
+        let tail_len = least.saturating_sub(start + len);
         if let Some(tail) = head.get_mut(start..start + tail_len) {
             tail.fill(0); // W-04
         }

@@ -3,7 +3,7 @@
 
 use super::Endpoint;
 use super::transmit::Control;
-use crate::addr::{MacAddr, Port};
+use crate::addr::{NodeAddr, Port};
 use crate::api::ResetReason;
 use crate::connection::Key;
 use crate::seq::Seq;
@@ -16,7 +16,7 @@ const FREE: u8 = 0;
 const HELD: u8 = 1;
 
 /// Answers a port query (W-76).
-pub(super) fn on_query(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, body: &[u8]) {
+pub(super) fn on_query(endpoint: &mut Endpoint, peer: NodeAddr, header: &Header, body: &[u8]) {
     let [high, low] = *body else { return };
     let port = Port::from_be_bytes([high, low]);
     let state = if endpoint.is_held(port) { HELD } else { FREE };
@@ -30,7 +30,7 @@ pub(super) fn on_query(endpoint: &mut Endpoint, peer: MacAddr, header: &Header, 
 
 /// Processes a PORT_REPLY (W-77). An unsolicited reply, and FREE, have no effect: the node itself
 /// answers frames for a free port.
-pub(super) fn on_reply(endpoint: &mut Endpoint, peer: MacAddr, local_port: Port, body: &[u8]) {
+pub(super) fn on_reply(endpoint: &mut Endpoint, peer: NodeAddr, local_port: Port, body: &[u8]) {
     let [high, low, state] = *body else { return };
     let key = Key {
         local_port,
@@ -54,7 +54,7 @@ impl Endpoint {
     /// Returns false, without effect, when a connection of this port with another node is alive
     /// here.
     pub fn hold(&mut self, port: Port) -> bool {
-        let mac = self.mac;
+        let mac = self.addr;
         if port == 0
             || self
                 .table
@@ -83,7 +83,7 @@ impl Endpoint {
         &mut self,
         now: Instant,
         local_port: Port,
-        (peer, peer_port): (MacAddr, Port),
+        (peer, peer_port): (NodeAddr, Port),
         nonce: u64,
         reason: ResetReason,
     ) {

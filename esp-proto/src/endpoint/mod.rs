@@ -10,13 +10,14 @@ macro_rules! cx {
             counters: &mut $endpoint.counters,
             pool: &mut $endpoint.pool,
             challenges: &mut $endpoint.challenges,
-            own: $endpoint.mac,
+            own: $endpoint.addr,
             max_payload: crate::wire::max_payload($endpoint.mtu),
             rails: &$endpoint.rails,
         }
     };
 }
 
+mod answers;
 mod calls;
 mod edp;
 mod held_ports;
@@ -26,7 +27,7 @@ mod receive;
 mod table;
 mod transmit;
 
-use crate::addr::{MacAddr, Port};
+use crate::addr::{MacAddr, NodeAddr, Port};
 use crate::api::{ConnId, ConnInfo, EndpointConfig, Event, Progress, State};
 use crate::connection::{Connection, Cx, Fate};
 use crate::counters::Counters;
@@ -36,6 +37,7 @@ use crate::timers::DeadlineHeap;
 use crate::token_bucket::TokenBucket;
 use crate::wire::MAX_NAME;
 use alloc::collections::{BTreeSet, VecDeque};
+use answers::AnswerLimits;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use listen::Listener;
@@ -86,7 +88,7 @@ const CHALLENGE_RATE: (u32, u32) = (1_000, 64);
 /// Nothing is allocated for a frame that arrives in order, nor for one that is sent.
 pub struct Endpoint {
     config: EndpointConfig,
-    mac: MacAddr,
+    addr: NodeAddr,
     mtu: u32,
     incarnation: u64,
     now: Instant,
@@ -118,6 +120,7 @@ pub struct Endpoint {
     deadlines: DeadlineHeap,
     pool: Pool,
     resets: TokenBucket,
+    answers: AnswerLimits,
     challenges: TokenBucket,
     counters: Counters,
 }
@@ -132,7 +135,7 @@ enum Touched {
 impl core::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Endpoint")
-            .field("mac", &self.mac)
+            .field("addr", &self.addr)
             .field("mtu", &self.mtu)
             .field("connections", &self.table.len())
             .finish_non_exhaustive()
@@ -147,7 +150,7 @@ impl Endpoint {
     /// should differ at every start.
     pub fn new(
         mut config: EndpointConfig,
-        mac: MacAddr,
+        addr: impl Into<NodeAddr>,
         mtu: u32,
         seed: [u8; 32],
         incarnation: u64,
@@ -160,13 +163,14 @@ impl Endpoint {
             .unwrap_or(0);
         config.node_name.truncate(cut);
         Endpoint {
-            mac,
+            addr: addr.into(),
             mtu,
             incarnation,
             now: Instant::ZERO,
             rng,
             table: Table::new(config.max_connections, hasher.clone()),
             moved_keys: MovedKeys::new(hasher.clone()),
+            answers: AnswerLimits::new(hasher.clone()),
             listeners: HashMap::with_hasher(hasher),
             rails: alloc::vec::Vec::new(),
             moves: VecDeque::new(),
@@ -303,7 +307,7 @@ impl Endpoint {
     }
 
     /// Returns the address of the connection's peer; `None` if there is no such connection.
-    pub fn peer_of(&self, conn: ConnId) -> Option<MacAddr> {
+    pub fn peer_of(&self, conn: ConnId) -> Option<NodeAddr> {
         self.table.get(conn).map(|c| c.key.peer)
     }
 
@@ -326,9 +330,9 @@ impl Endpoint {
         &self.counters
     }
 
-    /// Returns the interface's address.
-    pub fn mac(&self) -> MacAddr {
-        self.mac
+    /// Returns the endpoint's own address.
+    pub fn addr(&self) -> NodeAddr {
+        self.addr
     }
 
     /// Returns the interface's MTU.

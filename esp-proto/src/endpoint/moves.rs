@@ -2,7 +2,7 @@
 
 use super::transmit::Control;
 use super::{Endpoint, Touched};
-use crate::addr::{MacAddr, Port};
+use crate::addr::{MacAddr, NodeAddr, Port};
 use crate::api::{CloseReason, ConnId, Event, ResetReason, State};
 use crate::connection::{Connection, Key, MoveVerdict, Question};
 use crate::seq::Seq;
@@ -20,7 +20,7 @@ const MOVES_WAITING: usize = 1024;
 /// A received MOVE, for whichever endpoint has the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MoveFrame {
-    pub(crate) src: MacAddr,
+    pub(crate) src: NodeAddr,
     pub(crate) local_port: Port,
     pub(crate) peer_port: Port,
     pub(crate) seq: Seq,
@@ -92,7 +92,9 @@ impl Endpoint {
     /// nodes then offer to move there (W-100). With none, and for connections opened before,
     /// nothing changes. The host must call [`serve`](crate::rails::serve).
     pub fn set_rails(&mut self, others: &[MacAddr]) {
-        let fit = |mac: &&MacAddr| !mac.is_group() && **mac != self.mac && mac.0 != [0; 6];
+        let fit = |mac: &&MacAddr| {
+            !mac.is_group() && NodeAddr::Mac(**mac) != self.addr && mac.0 != [0; 6]
+        };
         self.rails = others.iter().filter(fit).take(MAX_RAILS).copied().collect();
     }
 
@@ -128,7 +130,7 @@ impl Endpoint {
     }
 
     /// Processes a received MOVE.
-    pub(super) fn on_move(&mut self, src: MacAddr, frame: &EspFrame<'_>) {
+    pub(super) fn on_move(&mut self, src: NodeAddr, frame: &EspFrame<'_>) {
         let block = match Move::parse(frame.payload) {
             Ok(block) => block,
             Err(error) => return self.counters.wire(error),
@@ -186,7 +188,7 @@ impl Endpoint {
         let free = taken.is_none_or(|conn| conn.state == State::TimeWait);
         free && !self.table.is_full()
             && !self.held.contains(&key.local_port)
-            && key.peer != self.mac
+            && key.peer != self.addr
     }
 
     pub(crate) fn key_of(&self, id: ConnId) -> Option<Key> {
@@ -222,7 +224,11 @@ impl Endpoint {
     /// where it stopped. The caller has checked [`has_place`].
     ///
     /// [`has_place`]: Self::has_place
-    pub(crate) fn adopt_connection(&mut self, detached: Detached, peer: MacAddr) -> Option<ConnId> {
+    pub(crate) fn adopt_connection(
+        &mut self,
+        detached: Detached,
+        peer: NodeAddr,
+    ) -> Option<ConnId> {
         let Detached { mut conn, events } = detached;
         conn.key.peer = peer;
         if let Some(slot) = self.table.find(&conn.key) {

@@ -5,7 +5,9 @@ use crate::api::{CloseReason, ResetReason, RxFrame, Sink, State};
 use crate::connection::{Connection, Fate, FrameReply, Key, SynVerdict};
 use crate::seq::Seq;
 use crate::time::Instant;
-use crate::wire::{EspFrame, FrameType, Header, SetUp, SetUpError, VERSION, WireError, keys_equal};
+use crate::wire::{
+    EspFrame, FrameType, Header, MIN_PACKET, SetUp, SetUpError, VERSION, WireError, keys_equal,
+};
 
 impl Endpoint {
     /// Processes a received frame. `sink` receives its contents before this returns. Any frame
@@ -21,14 +23,17 @@ impl Endpoint {
 
     fn route<S: Sink>(&mut self, frame: &RxFrame<'_>, sink: &mut S) -> Result<(), WireError> {
         let (header, rest) = Header::parse(frame.body)?;
+        if frame.src.is_udp() && frame.body.len() < MIN_PACKET {
+            return Err(WireError::Runt); // W-120
+        }
         let esp = header.packet_type == self.config.esp_ethertype;
         if !esp && header.packet_type != self.config.edp_ethertype {
             self.counters.rx_drop_ethertype += 1;
-        } else if frame.src == self.mac && !frame.looped {
+        } else if frame.src == self.addr && !frame.looped {
             self.counters.rx_drop_echo += 1; // W-06
         } else if frame.src.is_group() {
             self.counters.rx_drop_source_group += 1; // W-07
-        } else if frame.dst != self.mac && (esp || frame.dst != crate::MacAddr::BROADCAST) {
+        } else if frame.dst != self.addr && (esp || frame.dst != crate::NodeAddr::BROADCAST) {
             self.counters.rx_drop_destination += 1; // W-07
         } else if esp {
             let parsed = EspFrame::parse(&header, rest)?;
@@ -184,6 +189,10 @@ impl Endpoint {
                 self.counters.rx_drop_backlog += 1; // W-24
                 return;
             }
+        }
+        if !self.answers.take(&key.peer, self.now) {
+            self.counters.rx_drop_answer_rate += 1; // W-123
+            return;
         }
         let Some(id) = self.table.next_id() else {
             self.counters.rx_drop_limit += 1;

@@ -1,7 +1,7 @@
 //! Selection of the next frame to send, and frames that belong to no connection.
 
 use super::Endpoint;
-use crate::addr::{MacAddr, Port};
+use crate::addr::{NodeAddr, Port};
 use crate::api::{ConnId, Head, PREFIX_LEN, Payload, Proto, ResetReason, Transmit};
 use crate::connection::Key;
 use crate::seq::Seq;
@@ -33,7 +33,7 @@ pub(super) enum Control {
         block: Move,
     },
     Edp {
-        dst: MacAddr,
+        dst: NodeAddr,
         dst_port: Port,
         src_port: Port,
         sequence: u16,
@@ -122,7 +122,8 @@ impl Endpoint {
         nonce: u64,
         reason: ResetReason,
     ) {
-        if self.control.len() >= ANSWERS_WAITING || !self.resets.take(self.now) {
+        let limited = !self.resets.take(self.now) || !self.answers.take(&key.peer, self.now);
+        if self.control.len() >= ANSWERS_WAITING || limited {
             self.counters.tx_reset_limited += 1;
             return;
         }
@@ -160,15 +161,16 @@ impl Endpoint {
         });
     }
 
-    /// Queues the reply to an EDP request. Returns false when too many are waiting (W-73).
+    /// Queues the reply to an EDP request. Returns false when too many are waiting (W-73), or were
+    /// sent to the address's network (W-123).
     pub(super) fn push_edp(
         &mut self,
-        dst: MacAddr,
+        dst: NodeAddr,
         dst_port: Port,
         sequence: u16,
         payload: Box<[u8]>,
     ) -> bool {
-        let room = self.control.len() < ANSWERS_WAITING;
+        let room = self.control.len() < ANSWERS_WAITING && self.answers.take(&dst, self.now);
         if room {
             self.control.push_back(Control::Edp {
                 dst,
@@ -223,7 +225,7 @@ impl Endpoint {
                         FLAG_RST
                     },
                 };
-                emit_prefix(head, key.peer, self.mac, &header);
+                emit_prefix(head, key.peer, self.addr, &header);
                 let len = head
                     .get_mut(PREFIX_LEN..)
                     .map_or(0, |tail| reset.emit(tail));
@@ -246,7 +248,7 @@ impl Endpoint {
                     len: MOVE_LEN as u16,
                     flags: FLAG_SYN | FLAG_PRB,
                 };
-                emit_prefix(head, key.peer, self.mac, &header);
+                emit_prefix(head, key.peer, self.addr, &header);
                 let len = head
                     .get_mut(PREFIX_LEN..)
                     .map_or(0, |tail| block.emit(tail));
@@ -275,7 +277,7 @@ impl Endpoint {
                     len: u16::try_from(payload.len()).unwrap_or(0),
                     flags: FLAG_CTL,
                 };
-                emit_prefix(head, dst, self.mac, &header);
+                emit_prefix(head, dst, self.addr, &header);
                 let tail_len = pad(head, payload.len(), 0);
                 Transmit {
                     dst,

@@ -30,13 +30,19 @@ pub use setup::{
     VERSION,
 };
 
-use crate::addr::MacAddr;
+use crate::addr::NodeAddr;
 use crate::api::{Head, PREFIX_LEN};
 
 /// Minimum length of an Ethernet frame without its check sequence (W-04).
 pub const MIN_FRAME: usize = 60;
+/// Minimum length of a packet in UDP (W-120): that of a frame without its addresses.
+pub const MIN_PACKET: usize = MIN_FRAME - 12;
+/// Minimum length of an information request in UDP (W-123): no reply is longer.
+pub const MIN_UDP_REQUEST: usize = HEADER_LEN + 1 + 16 + MAX_NAME + 34;
 /// Payload that needs no path verification (W-53): fits an MTU of 1500.
 pub const SAFE_PAYLOAD: u16 = 1489;
+/// Payload in UDP that needs no path verification (W-124): fits the smallest MTU of IPv6, 1280.
+pub const SAFE_UDP_PAYLOAD: u16 = 1280 - 40 - 8 - HEADER_LEN as u16;
 /// Smallest valid `max payload` of a set-up block (W-22).
 pub const MIN_MAX_PAYLOAD: u16 = 64;
 /// Maximum number of outstanding packets, and maximum distance of a credit edge (W-31, W-39).
@@ -103,10 +109,10 @@ pub(crate) fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
     }
 }
 
-/// Writes the Ethernet addresses and the header.
-pub(crate) fn emit_prefix(head: &mut Head, dst: MacAddr, src: MacAddr, header: &Header) {
-    let [d0, d1, d2, d3, d4, d5] = dst.0;
-    let [s0, s1, s2, s3, s4, s5] = src.0;
+/// Writes the Ethernet addresses (zeros for another carrier) and the header.
+pub(crate) fn emit_prefix(head: &mut Head, dst: NodeAddr, src: NodeAddr, header: &Header) {
+    let [d0, d1, d2, d3, d4, d5] = dst.mac().unwrap_or_default().0;
+    let [s0, s1, s2, s3, s4, s5] = src.mac().unwrap_or_default().0;
     let [t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12] = header.emit();
     let prefix: [u8; PREFIX_LEN] = [
         d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9,

@@ -131,8 +131,8 @@ impl Node {
             datagrams: &mut self.datagrams,
         };
         let raw = RxFrame {
-            src: frame.src,
-            dst: frame.dst,
+            src: frame.src.into(),
+            dst: frame.dst.into(),
             body: &frame.body,
             looped: frame.looped,
             ce: frame.ce,
@@ -226,15 +226,15 @@ impl Node {
             "within the MTU: {}",
             bytes.len()
         );
-        assert_eq!(bytes[6..12], self.ep.mac().0);
-        assert_eq!(bytes[..6], t.dst.0);
+        assert_eq!(bytes[6..12], self.ep.addr().mac().unwrap().0);
+        assert_eq!(bytes[..6], t.dst.mac().unwrap().0);
         let body = bytes[12..].to_vec();
         Some(OnWire {
             at: now,
-            src: self.ep.mac(),
-            dst: t.dst,
+            src: self.ep.addr().mac().unwrap(),
+            dst: t.dst.mac().unwrap(),
             body,
-            looped: t.dst == self.ep.mac(),
+            looped: t.dst == self.ep.addr(),
             ce: false,
         })
     }
@@ -345,7 +345,7 @@ impl Pair {
         let id = self
             .a
             .ep
-            .connect(self.now, port, MAC_B, peer_port, options)
+            .connect(self.now, port, MAC_B.into(), peer_port, options)
             .unwrap();
         self.a.apps.insert(
             id,

@@ -12,13 +12,17 @@ fn datagram(
     payload: &[u8],
 ) -> Option<OnWire> {
     let mut head: Head = [0x5a; HEAD_LEN];
-    let t = pair
-        .a
-        .ep
-        .edp_header(&mut head, ports.0, (dst, ports.1), kind, 77, payload.len())?;
+    let t = pair.a.ep.edp_header(
+        &mut head,
+        ports.0,
+        (dst.into(), ports.1),
+        kind,
+        77,
+        payload.len(),
+    )?;
     assert_eq!(
         (&t.payload, t.proto, t.dst),
-        (&Payload::None, Proto::Edp, dst)
+        (&Payload::None, Proto::Edp, dst.into())
     );
     let n = kind.prefix_len();
     let mut bytes = head[..n].to_vec();
@@ -148,21 +152,26 @@ fn unsendable_datagrams_are_refused() {
         ep.edp_header(&mut head, 1, (dst, port), kind, 0, len)
             .is_some()
     };
-    assert!(header(MAC_B, 7, EdpKind::Data, 1489));
-    assert!(!header(MAC_B, 7, EdpKind::Data, 1490));
-    assert!(!header(MAC_B, 7, EdpKind::Data, usize::MAX));
-    assert!(!header(MAC_B, 0, EdpKind::Data, 1));
-    assert!(!header(MacAddr::BROADCAST, 7, EdpKind::Data, 1));
-    assert!(header(MAC_B, 0, EdpKind::EchoRequest, 1488));
-    assert!(!header(MAC_B, 0, EdpKind::EchoRequest, 1489));
-    assert!(header(MacAddr::BROADCAST, 0, EdpKind::EchoRequest, 8));
-    assert!(!header(
-        MacAddr([3, 0, 0, 0, 0, 0]),
+    assert!(header(MAC_B.into(), 7, EdpKind::Data, 1489));
+    assert!(!header(MAC_B.into(), 7, EdpKind::Data, 1490));
+    assert!(!header(MAC_B.into(), 7, EdpKind::Data, usize::MAX));
+    assert!(!header(MAC_B.into(), 0, EdpKind::Data, 1));
+    assert!(!header(MacAddr::BROADCAST.into(), 7, EdpKind::Data, 1));
+    assert!(header(MAC_B.into(), 0, EdpKind::EchoRequest, 1488));
+    assert!(!header(MAC_B.into(), 0, EdpKind::EchoRequest, 1489));
+    assert!(header(
+        MacAddr::BROADCAST.into(),
         0,
         EdpKind::EchoRequest,
         8
     ));
-    assert!(!header(MAC_B, 0, EdpKind::InfoRequest, 1));
-    assert!(!header(MAC_B, 7, EdpKind::EchoReply, 1));
-    assert!(!header(MAC_B, 7, EdpKind::InfoReply, 1));
+    assert!(!header(
+        MacAddr([3, 0, 0, 0, 0, 0]).into(),
+        0,
+        EdpKind::EchoRequest,
+        8
+    ));
+    assert!(!header(MAC_B.into(), 0, EdpKind::InfoRequest, 1));
+    assert!(!header(MAC_B.into(), 7, EdpKind::EchoReply, 1));
+    assert!(!header(MAC_B.into(), 7, EdpKind::InfoReply, 1));
 }

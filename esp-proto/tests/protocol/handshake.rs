@@ -191,7 +191,7 @@ fn crossing_syns_open_one_connection() {
         let b = pair
             .b
             .ep
-            .connect(pair.now, 1000, MAC_A, 5000, options)
+            .connect(pair.now, 1000, MAC_A.into(), 5000, options)
             .unwrap();
         pair.b.apps.insert(
             b,
@@ -235,7 +235,7 @@ fn crossing_syns_with_different_keys_are_refused() {
     let b = pair
         .b
         .ep
-        .connect(pair.now, 1000, MAC_A, 5000, options)
+        .connect(pair.now, 1000, MAC_A.into(), 5000, options)
         .unwrap();
     pair.b.apps.insert(
         b,
@@ -277,32 +277,32 @@ fn invalid_arguments_are_refused() {
     let mut connect =
         |port, mac, peer_port, options| pair.a.ep.connect(pair.now, port, mac, peer_port, options);
     assert_eq!(
-        connect(0, MAC_B, 1, options(0, ROOM)),
+        connect(0, MAC_B.into(), 1, options(0, ROOM)),
         Err(ConnectError::BadAddress)
     );
     assert_eq!(
-        connect(1, MAC_B, 0, options(0, ROOM)),
+        connect(1, MAC_B.into(), 0, options(0, ROOM)),
         Err(ConnectError::BadAddress)
     );
     assert_eq!(
-        connect(1, MacAddr::BROADCAST, 1, options(0, ROOM)),
+        connect(1, MacAddr::BROADCAST.into(), 1, options(0, ROOM)),
         Err(ConnectError::BadAddress)
     );
     assert_eq!(
-        connect(7, MAC_A, 7, options(0, ROOM)),
+        connect(7, MAC_A.into(), 7, options(0, ROOM)),
         Err(ConnectError::BadAddress)
     );
     assert_eq!(
-        connect(1, MAC_B, 1, options(33, ROOM)),
+        connect(1, MAC_B.into(), 1, options(33, ROOM)),
         Err(ConnectError::BadKey)
     );
     assert_eq!(
-        connect(1, MAC_B, 1, options(0, 63)),
+        connect(1, MAC_B.into(), 1, options(0, 63)),
         Err(ConnectError::BadCapacity)
     );
-    assert!(connect(1, MAC_B, 1, options(32, ROOM)).is_ok());
+    assert!(connect(1, MAC_B.into(), 1, options(32, ROOM)).is_ok());
     assert_eq!(
-        connect(1, MAC_B, 1, options(0, ROOM)),
+        connect(1, MAC_B.into(), 1, options(0, ROOM)),
         Err(ConnectError::InUse)
     );
     let ep = &mut pair.b.ep;

@@ -149,7 +149,9 @@ fn the_connection_limit_holds_on_both_sides() {
         key: vec![],
     };
     assert_eq!(
-        pair.a.ep.connect(pair.now, 6000, MAC_B, 1000, options),
+        pair.a
+            .ep
+            .connect(pair.now, 6000, MAC_B.into(), 1000, options),
         Err(ConnectError::TooMany)
     );
     pair.run(Duration::from_millis(1));

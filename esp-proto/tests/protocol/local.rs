@@ -45,7 +45,10 @@ fn two_ports_of_one_node_talk() {
         rx_capacity: ROOM,
         key: vec![],
     };
-    let a = node.ep.connect(now, 5000, MAC_A, 1000, options).unwrap();
+    let a = node
+        .ep
+        .connect(now, 5000, MAC_A.into(), 1000, options)
+        .unwrap();
     node.apps.insert(
         a,
         App {
@@ -81,7 +84,10 @@ fn a_refused_local_connection_is_reported() {
         rx_capacity: ROOM,
         key: vec![],
     };
-    let a = node.ep.connect(now, 5000, MAC_A, 1000, options).unwrap();
+    let a = node
+        .ep
+        .connect(now, 5000, MAC_A.into(), 1000, options)
+        .unwrap();
     node.apps.insert(
         a,
         App {

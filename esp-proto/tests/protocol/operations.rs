@@ -79,7 +79,7 @@ fn session(seed: u64, mtu: u32) {
             if let Ok(id) = pair
                 .a
                 .ep
-                .connect(pair.now, ports.0, MAC_B, ports.1, options)
+                .connect(pair.now, ports.0, MAC_B.into(), ports.1, options)
             {
                 pair.a.apps.insert(
                     id,

@@ -106,8 +106,8 @@ fn feed(targets: &mut [Pair], body: &[u8]) {
             // compare it.
             let mut sink = Nothing;
             let raw = RxFrame {
-                src: frame.src,
-                dst,
+                src: frame.src.into(),
+                dst: dst.into(),
                 body: &frame.body,
                 looped: false,
                 ce: false,

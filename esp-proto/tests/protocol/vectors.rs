@@ -1,4 +1,4 @@
-//! The frozen vectors of `docs/wire-format.md`, section 13, parsed and emitted by this crate.
+//! The frozen vectors of `docs/wire-format.md`, section 14, parsed and emitted by this crate.
 //!
 //! The page is the reference. When this test fails, the code is wrong, unless the format itself was
 //! changed deliberately.
@@ -437,7 +437,7 @@ impl Meaning {
     }
 }
 
-/// Rows `| id | … | … | ` + "`hex`" + ` |` of the page's section 13 whose id begins with `prefix`:
+/// Rows `| id | … | … | ` + "`hex`" + ` |` of the page's section 14 whose id begins with `prefix`:
 /// id, last text cell, bytes.
 fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire-format.md");

@@ -10,6 +10,8 @@ use crate::config::Config;
 use crate::matching::unexpected::RegionKey;
 use crate::wire::{EAGER_LENGTH, Encoded, MAX_HEADER};
 
+/// Longest message in bytes that the primary rail carries eagerly if another rail is much faster.
+const EAGER_BESIDE_FASTER: usize = 8 << 10;
 /// Maximum number of rails to one peer.
 pub(crate) const MAX_RAILS: usize = 4;
 /// Minimum number of bytes of one message that a rail other than the primary carries.
@@ -98,6 +100,11 @@ pub(crate) struct Peer {
     pub(crate) next_rail: usize,
 }
 
+/// Returns true if a rail has more than twice the bandwidth of another one.
+fn is_much_faster(rail: &PeerInfo, than: &PeerInfo) -> bool {
+    u64::from(rail.bandwidth) > 2 * u64::from(than.bandwidth.max(1))
+}
+
 impl Peer {
     pub(crate) fn own() -> Peer {
         Peer {
@@ -114,7 +121,14 @@ impl Peer {
         });
         let body = |message: usize| message.saturating_sub(EAGER_LENGTH);
         let eager = config.eager.or(info.map(|info| body(info.eager)));
-        let eager = eager.unwrap_or(0).min(cap);
+        let mut eager = eager.unwrap_or(0).min(cap);
+        // Eager messages take the primary rail. Where another one is much faster, the exchange of
+        // a rendezvous costs less than the slow rail from here on.
+        if let Some(info) = info
+            && rails.iter().any(|rail| is_much_faster(&rail.info, info))
+        {
+            eager = eager.min(EAGER_BESIDE_FASTER);
+        }
         let skewed = info.map_or(0, |info| body(info.eager_skewed)).min(cap);
         let one_sided = info.filter(|info| info.one_sided);
         let mut peer = Peer {
@@ -174,14 +188,29 @@ impl Peer {
 
     /// Divides a message among the rails in proportion to their declared bandwidth.
     ///
-    /// A rail whose part would be less than [`STRIPE_MIN`] carries nothing. The primary rail
-    /// carries what is left.
+    /// A rail whose part would be less than [`STRIPE_MIN`], or with less than half of the largest
+    /// bandwidth, carries nothing: rails that differ so much share a link, such as raw Ethernet and
+    /// UDP. The rail of the largest bandwidth carries what is left.
     pub(crate) fn shares(&self, length: usize) -> [usize; MAX_RAILS] {
         let mut shares = [0; MAX_RAILS];
         let bandwidth = |rail: &Rail| u64::from(rail.info.bandwidth.max(1));
-        let sum: u64 = self.rails.iter().map(bandwidth).sum();
+        let mut best = 0;
+        for (place, rail) in self.rails.iter().enumerate().take(MAX_RAILS) {
+            if bandwidth(rail) > self.rails.get(best).map_or(0, bandwidth) {
+                best = place;
+            }
+        }
+        let Some(fastest) = self.rails.get(best) else {
+            return shares;
+        };
+        let carries = |rail: &&Rail| !is_much_faster(&fastest.info, &rail.info);
+        let sum: u64 = self.rails.iter().filter(carries).map(bandwidth).sum();
         let mut left = length;
-        for (share, rail) in shares.iter_mut().zip(&self.rails).skip(1) {
+        let others = shares.iter_mut().zip(&self.rails).enumerate();
+        for (_, (share, rail)) in others.filter(|(place, _)| *place != best) {
+            if !carries(&rail) {
+                continue;
+            }
             let part = length as u128 * u128::from(bandwidth(rail)) / u128::from(sum);
             let part = usize::try_from(part).unwrap_or(usize::MAX);
             if part >= STRIPE_MIN {
@@ -189,7 +218,9 @@ impl Peer {
                 left -= part;
             }
         }
-        shares[0] = left;
+        if let Some(share) = shares.get_mut(best) {
+            *share = left;
+        }
         shares
     }
 
@@ -236,7 +267,13 @@ mod tests {
         let mib = 1 << 20;
         assert_eq!(peer(&[10]).shares(4 * mib), [4 * mib, 0, 0, 0]);
         assert_eq!(peer(&[10, 10]).shares(4 * mib), [2 * mib, 2 * mib, 0, 0]);
-        assert_eq!(peer(&[30, 10]).shares(4 * mib), [3 * mib, mib, 0, 0]);
+        assert_eq!(peer(&[20, 10]).shares(3 * mib), [2 * mib, mib, 0, 0]);
+        assert_eq!(peer(&[10, 20]).shares(3 * mib), [mib, 2 * mib, 0, 0]);
+        // Much less bandwidth than the best: no part.
+        assert_eq!(
+            peer(&[10, 40, 40]).shares(4 * mib),
+            [0, 2 * mib, 2 * mib, 0]
+        );
         assert_eq!(peer(&[1, 1, 1, 1]).shares(4 * mib), [mib; 4]);
         // Too little for the second rail.
         assert_eq!(peer(&[10, 10]).shares(STRIPE_MIN), [STRIPE_MIN, 0, 0, 0]);

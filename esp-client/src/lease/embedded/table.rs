@@ -1,10 +1,13 @@
 //! The engine's tables: leased links, slots of streams, listeners with their arrivals.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use esp_engine::shm::SLOTS;
-use esp_engine::{Arrival, Command, ConnPath, LeasedLink, LeasedSocket, LinkId, ListenerId};
-use esp_proto::{MacAddr, Port};
+use esp_engine::shm::{Region, SLOTS};
+use esp_engine::{
+    Arrival, Command, ConnPath, LeasedLink, LeasedSocket, LinkId, ListenerId, UdpLink,
+};
+use esp_proto::{EndpointConfig, ListenError, NodeAddr, Port};
 
 use super::super::events::SlotState;
 use super::{EmbeddedEngine, SELF};
@@ -25,6 +28,44 @@ impl EmbeddedEngine {
                 self.links.fetch_add(1, Ordering::Relaxed);
             })
             .map_err(|error| EspError::resource(USE_SOCKET, error))
+    }
+
+    /// Adds a link with a UDP socket.
+    pub(in crate::lease) fn add_udp(
+        &self,
+        link: UdpLink,
+        incarnation: u64,
+    ) -> Result<LinkId, EspError> {
+        let endpoint = EndpointConfig::default();
+        self.with_engine(|engine| engine.add_udp(link, endpoint, incarnation))
+            .inspect(|_| {
+                self.links.fetch_add(1, Ordering::Relaxed);
+            })
+            .map_err(|error| EspError::resource("use a UDP socket", error))
+    }
+
+    /// Binds a datagram port of a link to a slot and its rings.
+    pub(in crate::lease) fn bind_datagrams(
+        &self,
+        link: LinkId,
+        (slot, port): (u16, Port),
+        region: Arc<Region>,
+    ) -> Option<Result<(), ListenError>> {
+        self.ask(|reply| Command::BindEdp {
+            client: SELF,
+            slot,
+            link,
+            port,
+            region,
+            reply,
+        })
+    }
+
+    /// Closes the datagram socket of a slot.
+    pub(crate) fn close_datagrams(&self, slot: u16) {
+        self.send(Command::CloseEdp { client: SELF, slot });
+        self.poll(true);
+        lock(&self.log).slots.remove(&slot);
     }
 
     /// Switches a link to its spare sockets.
@@ -144,7 +185,7 @@ impl EmbeddedEngine {
     }
 
     /// Returns the slots whose connections moved since the last call.
-    pub(in crate::lease) fn take_moved(&self) -> Vec<(u16, LinkId, MacAddr)> {
+    pub(in crate::lease) fn take_moved(&self) -> Vec<(u16, LinkId, NodeAddr)> {
         std::mem::take(&mut lock(&self.log).moved)
     }
 

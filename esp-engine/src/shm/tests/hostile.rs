@@ -113,7 +113,7 @@ impl Victim {
             6 => {
                 let header = DgramHeader {
                     kind: DgramKind::Data,
-                    mac: [2; 6],
+                    addr: esp_proto::MacAddr([2; 6]).into(),
                     port: 1,
                     sequence: 2,
                     timestamp_ns: 3,

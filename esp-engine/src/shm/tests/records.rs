@@ -15,7 +15,7 @@ fn header(n: u16) -> DgramHeader {
     ];
     DgramHeader {
         kind: kinds[usize::from(n) % 5],
-        mac: [2, 0, 0, 1, (n >> 8) as u8, n as u8],
+        addr: esp_proto::MacAddr([2, 0, 0, 1, (n >> 8) as u8, n as u8]).into(),
         port: n ^ 0x5555,
         sequence: n,
         timestamp_ns: 1 << 50 | u64::from(n),
@@ -156,10 +156,10 @@ fn judge(raw: &[u8]) -> Result<Option<(DgramHeader, Vec<u8>)>, super::super::Cor
 
 #[test]
 fn impossible_tx_records_are_corruption() {
-    let mut good = [0u8; 32];
+    let mut good = [0u8; 48];
     good[0] = 8;
     assert!(matches!(judge(&good), Ok(Some((_, bytes))) if bytes.len() == 8));
-    for cut in 1..32 {
+    for cut in 1..48 {
         let corruption = judge(&good[..cut]).expect_err("cut off");
         assert_eq!(corruption.word(), Word::TxRecord, "{cut}");
     }

@@ -152,7 +152,7 @@ impl Fabric {
         let node = &mut fabric.sides[A].ends[0];
         let id = node
             .ep
-            .connect(fabric.now, 5000, mac(0xb, 0), 1000, options)
+            .connect(fabric.now, 5000, mac(0xb, 0).into(), 1000, options)
             .unwrap();
         node.apps.insert(
             id,
@@ -202,7 +202,7 @@ impl Fabric {
 
     pub(super) fn arrive(&mut self, frame: &OnWire) {
         for node in self.sides.iter_mut().flat_map(|side| &mut side.ends) {
-            if node.ep.mac() == frame.dst {
+            if node.ep.addr() == frame.dst {
                 node.receive(self.now, frame);
             }
         }
@@ -338,7 +338,7 @@ impl Fabric {
         let node = self.sides[B]
             .ends
             .iter()
-            .find(|n| n.ep.mac() == dst)
+            .find(|n| n.ep.addr() == dst)
             .unwrap();
         let named = |name: &str| name.starts_with("rx_drop_") || name == "rx_moves";
         node.ep

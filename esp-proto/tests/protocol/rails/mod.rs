@@ -53,7 +53,7 @@ fn a_dead_path_under_load_is_left_and_nothing_is_lost() {
     assert_eq!(fabric.moved(), [1, 1]);
     assert_eq!(
         (fabric.sides[A].info().moves, fabric.sides[A].info().peer),
-        (1, mac(0xb, 1))
+        (1, mac(0xb, 1).into())
     );
     fabric.end_well();
 }
@@ -317,7 +317,7 @@ fn another_connection_of_the_same_ports_is_not_touched() {
     let node = &mut fabric.sides[A].ends[1];
     let other = node
         .ep
-        .connect(fabric.now, 5000, mac(0xb, 1), 1000, options)
+        .connect(fabric.now, 5000, mac(0xb, 1).into(), 1000, options)
         .unwrap();
     node.apps.insert(
         other,

@@ -1,0 +1,79 @@
+//! UDP sockets with segmentation offload: the carrier of ESP in UDP.
+//!
+//! A send passes up to 64 KiB to the kernel as one buffer, gathered from the caller's memory, which
+//! the device (or the kernel, as late as possible) cuts into datagrams (`UDP_SEGMENT`). Received
+//! datagrams of one sender arrive as one buffer (`UDP_GRO`) and are split without a copy.
+//!
+//! Reception and socket options are those of `quinn-udp`. Its send takes one contiguous buffer, so
+//! payloads would be copied once more; [`UdpSocket::send_batch`] gathers instead.
+
+mod holder;
+mod open;
+mod recv;
+mod send;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use quinn_udp::UdpSocketState;
+use socket2::Socket;
+
+pub(crate) use send::{UNUSED, group};
+
+pub use open::{UdpOpenError, UdpOptions};
+pub use recv::{Datagram, UdpRecvBatch};
+
+/// A UDP socket bound to one local address. Never blocks.
+///
+/// Its datagrams are not fragmented (don't-fragment is set, and the kernel's guess of the path MTU
+/// is ignored, because the protocol probes the path itself), and are sent with the codepoint ECT(0)
+/// of RFC 3168. ICMP errors never end it: anyone can forge them.
+#[derive(Debug)]
+pub struct UdpSocket {
+    socket: Socket,
+    state: UdpSocketState,
+    local: SocketAddr,
+    /// The kernel accepts segmented buffers.
+    segments: AtomicBool,
+    lost: AtomicU64,
+}
+
+impl UdpSocket {
+    /// Returns the bound address.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Returns the number of datagrams that the kernel refused because their destination is
+    /// unreachable or forbidden. They are lost as if on the way.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Returns false once the kernel or the device has refused a segmented buffer: each datagram
+    /// then costs a message of its own.
+    pub fn has_segmentation(&self) -> bool {
+        self.segments.load(Ordering::Relaxed)
+    }
+
+    /// Returns the size of the receive buffer in bytes, as granted by the kernel.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn receive_buffer(&self) -> io::Result<usize> {
+        self.socket.recv_buffer_size()
+    }
+
+    /// Clears and returns the pending error of the socket.
+    pub fn take_error(&self) -> Option<io::Error> {
+        self.socket.take_error().ok().flatten()
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
