@@ -60,7 +60,11 @@ impl Client {
         if let Some(known) = self.routes().get(peer) {
             return Ok(known);
         }
-        let interfaces = self.status()?.interfaces;
+        let interfaces = if self.session().is_local() {
+            self.interfaces().to_vec()
+        } else {
+            self.status()?.interfaces
+        };
         if let Some(own) = interfaces.iter().find(|own| own.addr == peer) {
             return route(&own.name, RouteReason::Local);
         }

@@ -32,7 +32,7 @@ pub(super) fn run(
             wire.interface()
         )));
     }
-    report.start(&target.text, target.mac, wire.interface(), echo.size)?;
+    report.start(&target.text, target.addr, wire.interface(), echo.size)?;
     let mut run = Run {
         target,
         echo,
@@ -90,7 +90,7 @@ impl Run<'_> {
     fn ask(&mut self, wire: &mut impl Wire) -> Result<(), Failure> {
         let body = body(self.next, self.echo.size);
         let now = wire.now();
-        wire.echo(self.target.mac, (self.next & 0xffff) as u16, &body)
+        wire.echo(self.target.addr, (self.next & 0xffff) as u16, &body)
             .doing("sending")?;
         self.asked.insert(self.next, (now, false));
         if self.asked.len() > REMEMBERED {
@@ -130,7 +130,7 @@ impl Run<'_> {
         else {
             return Ok(false);
         };
-        if src != self.target.mac {
+        if src != self.target.addr {
             return Ok(false);
         }
         let Some((number, sent, answered)) = self.find(&bytes) else {
@@ -140,7 +140,7 @@ impl Run<'_> {
         let corrupt = bytes != body(number, self.echo.size);
         let reply = Reply {
             target: self.target.text.clone(),
-            mac: self.target.mac.to_string(),
+            mac: self.target.addr.to_string(),
             seq: number,
             bytes: bytes.len(),
             rtt_us: rtt as f64 / 1000.0,
@@ -187,7 +187,7 @@ impl Run<'_> {
         self.summary.time_ms = took as f64 / 1e6;
         self.summary.rtt = self.times.rtt();
         self.summary.target.clone_from(&self.target.text);
-        self.summary.mac = self.target.mac.to_string();
+        self.summary.mac = self.target.addr.to_string();
         self.summary.interface = interface.to_owned();
         self.summary
     }
@@ -257,7 +257,7 @@ mod tests {
     fn target() -> Target {
         Target {
             text: "peer".into(),
-            mac: PEER,
+            addr: PEER,
             interface: None,
         }
     }

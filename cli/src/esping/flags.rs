@@ -6,13 +6,24 @@ use clap::Parser;
 
 use crate::units;
 
-/// Ask nodes for an echo over raw Ethernet (EDP), as ping(8) does over IP
+/// Carrier of the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Carrier {
+    /// Raw Ethernet, by the node's daemon
+    Raw,
+    /// UDP, by this program
+    Udp,
+}
+
+/// Ask nodes for an echo over raw Ethernet or UDP (EDP), as ping(8) does over IP
 ///
 /// Exit code: 0 when every request was answered, 1 when some were not, 2 when esping could not run.
 #[derive(Debug, Parser)]
 #[command(name = "esping", version)]
 pub(super) struct Flags {
-    /// MAC address, or a name of /etc/ethers (or of the file $ESP_ETHERS names)
+    /// MAC address or a name of /etc/ethers (or of the file $ESP_ETHERS names): over raw Ethernet.
+    /// IPv4 address, IPv6 address in brackets or another name: over UDP, to the daemon or, with
+    /// @PORT behind it, a program
     #[arg(required_unless_present = "discover")]
     pub(super) target: Option<String>,
     /// Stop after COUNT requests
@@ -45,4 +56,7 @@ pub(super) struct Flags {
     /// List the daemons that answer a broadcast
     #[arg(long, conflicts_with = "target")]
     pub(super) discover: bool,
+    /// Carrier of the requests [default: that of the target's address]
+    #[arg(long, value_name = "CARRIER", conflicts_with = "discover")]
+    pub(super) carrier: Option<Carrier>,
 }

@@ -33,7 +33,7 @@ fn run(flags: Flags) -> Result<Verdict, Failure> {
     let mut report = report::Report::new(plan.json, plan.quiet, names);
     match &plan.mode {
         Mode::Echo { target, echo } => {
-            let mut wire = wire::Daemon::towards(target)?;
+            let mut wire = wire::Datagrams::towards(target)?;
             echo::run(&mut wire, target, echo, &interrupt, &mut report)
         }
         Mode::Mtu {
@@ -41,7 +41,7 @@ fn run(flags: Flags) -> Result<Verdict, Failure> {
             tries,
             wait,
         } => {
-            let mut wire = wire::Daemon::towards(target)?;
+            let mut wire = wire::Datagrams::towards(target)?;
             mtu::run(&mut wire, target, *tries, *wait, &interrupt, &mut report)
         }
         Mode::Discover {
@@ -50,7 +50,7 @@ fn run(flags: Flags) -> Result<Verdict, Failure> {
             interval,
             wait,
         } => {
-            let mut wires = wire::Daemon::everywhere(interface.as_deref())?;
+            let mut wires = wire::Datagrams::everywhere(interface.as_deref())?;
             discover::run(
                 &mut wires,
                 *requests,

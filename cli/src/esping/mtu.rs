@@ -35,7 +35,7 @@ pub(super) fn run(
     let payload = found.map(|body| body + TYPE);
     let mtu = Mtu {
         target: target.text.clone(),
-        mac: target.mac.to_string(),
+        mac: target.addr.to_string(),
         interface: wire.interface().to_owned(),
         payload,
         mtu: payload.map(|payload| payload + 11),
@@ -65,7 +65,9 @@ impl<W: Wire> Search<'_, W> {
     fn peer_payload(&mut self) -> Result<Option<u16>, Failure> {
         for _ in 0..self.tries {
             let sequence = self.next_sequence();
-            self.wire.info(self.target.mac, sequence).doing("sending")?;
+            self.wire
+                .info(self.target.addr, sequence)
+                .doing("sending")?;
             let payload = |answer| {
                 if let Answer::Info(info) = answer {
                     Some(info.max_payload)
@@ -110,7 +112,7 @@ impl<W: Wire> Search<'_, W> {
             let sequence = self.next_sequence();
             let body = body(self.sent, size);
             self.wire
-                .echo(self.target.mac, sequence, &body)
+                .echo(self.target.addr, sequence, &body)
                 .doing("sending")?;
             // Answers to earlier requests have other bodies.
             let same = |answer| (answer == Answer::Echo(body.clone())).then_some(());
@@ -147,7 +149,7 @@ impl<W: Wire> Search<'_, W> {
                 .hear(Duration::from_nanos(left.min(50_000_000)))
                 .doing("receiving")?;
             let answer = arrival
-                .filter(|a| a.src == self.target.mac)
+                .filter(|a| a.src == self.target.addr)
                 .and_then(|a| wanted(a.answer));
             if answer.is_some() {
                 return Ok(answer);
@@ -201,7 +203,7 @@ mod tests {
         report.lines = Some(Vec::new());
         let target = Target {
             text: "peer".into(),
-            mac: PEER,
+            addr: PEER,
             interface: None,
         };
         let verdict = run(

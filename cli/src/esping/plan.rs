@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use esp_client::{NodeAddr, resolve};
+use esp_client::{NodeAddr, resolve, resolve_udp};
 
-use super::flags::Flags;
+use super::flags::{Carrier, Flags};
 use crate::out::Failure;
 
 /// A checked command line.
@@ -40,7 +40,7 @@ pub(super) enum Mode {
 pub(super) struct Target {
     /// As typed.
     pub(super) text: String,
-    pub(super) mac: NodeAddr,
+    pub(super) addr: NodeAddr,
     pub(super) interface: Option<String>,
 }
 
@@ -69,6 +69,7 @@ impl Plan {
             json,
             mtu,
             discover,
+            carrier,
         } = flags;
         let mode = if discover {
             let (interval, wait) = (
@@ -85,20 +86,30 @@ impl Plan {
             let text = target.ok_or_else(|| {
                 Failure::new("no target: write esping TARGET, or esping --discover")
             })?;
-            let (name, behind) = text
-                .split_once('%')
-                .map_or((text.as_str(), None), |(name, behind)| {
-                    (name, Some(behind.to_owned()))
-                });
-            let mac = resolve(name).map_err(|e| Failure::new(e.to_string()))?;
-            if mac.is_group() {
+            // An IPv6 address has its own `%`, in brackets.
+            let end = text.find(']').unwrap_or(0);
+            let (name, behind) = match text.get(end..).and_then(|rest| rest.split_once('%')) {
+                Some((rest, behind)) => (&text[..end + rest.len()], Some(behind.to_owned())),
+                None => (text.as_str(), None),
+            };
+            let addr = match carrier {
+                Some(Carrier::Udp) => resolve_udp(name),
+                Some(Carrier::Raw) | None => resolve(name),
+            };
+            let addr = addr.map_err(|e| Failure::new(e.to_string()))?;
+            if carrier == Some(Carrier::Raw) && addr.is_udp() {
+                return Err(Failure::new(format!(
+                    "{text} has no Ethernet address: add it to /etc/ethers, or leave out --carrier raw"
+                )));
+            }
+            if addr.is_group() {
                 return Err(Failure::new(format!(
                     "{text} is a group address: ask one node (esping --discover asks all)"
                 )));
             }
             let target = Target {
                 text: name.to_owned(),
-                mac,
+                addr,
                 interface: interface.or(behind),
             };
             if mtu {
@@ -151,7 +162,7 @@ mod tests {
             return Err("not an echo".into());
         };
         assert_eq!(
-            (target.mac, target.interface.as_deref()),
+            (target.addr, target.interface.as_deref()),
             (
                 esp_client::MacAddr([2, 0xe5, 0, 0, 0, 2]).into(),
                 Some("eth1")

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use esp_client::control::InterfaceInfo;
 use esp_client::{Client, DatagramInfo, EdpKind, EdpSocket, NodeAddr, NodeInfo, monotonic_nanos};
 
 use super::plan::Target;
@@ -43,49 +44,57 @@ pub(super) trait Wire {
     fn hear(&mut self, patience: Duration) -> io::Result<Option<Arrival>>;
 }
 
-/// Socket of the node's daemon.
-pub(super) struct Daemon {
+/// Datagram socket: of the node's daemon, or for UDP of this program.
+pub(super) struct Datagrams {
     socket: EdpSocket,
     buffer: Vec<u8>,
 }
 
-impl Daemon {
+impl Datagrams {
     /// Binds to the interface that reaches the target.
-    pub(super) fn towards(target: &Target) -> Result<Daemon, Failure> {
-        let client = client()?;
+    pub(super) fn towards(target: &Target) -> Result<Datagrams, Failure> {
+        let client = if target.addr.is_udp() {
+            Client::udp().map_err(|e| Failure::new(e.to_string()))?
+        } else {
+            client()?
+        };
         let interface = match &target.interface {
             Some(name) => name.clone(),
             None => {
                 client
-                    .route(target.mac)
+                    .route(target.addr)
                     .map_err(|e| Failure::new(e.to_string()))?
                     .interface
             }
         };
-        Daemon::on(&client, &interface)
+        Datagrams::on(&client, &interface)
     }
 
     /// Binds to this interface, or to each one that is up.
-    pub(super) fn everywhere(interface: Option<&str>) -> Result<Vec<Daemon>, Failure> {
+    pub(super) fn everywhere(interface: Option<&str>) -> Result<Vec<Datagrams>, Failure> {
         let client = client()?;
         if let Some(name) = interface {
-            return Ok(vec![Daemon::on(&client, name)?]);
+            return Ok(vec![Datagrams::on(&client, name)?]);
         }
-        let up: Vec<_> = client.interfaces().iter().filter(|i| i.up).collect();
+        // There is no broadcast over UDP.
+        let is_asked = |i: &&InterfaceInfo| i.up && !i.addr.is_udp();
+        let up: Vec<_> = client.interfaces().iter().filter(is_asked).collect();
         if up.is_empty() {
-            return Err(Failure::new("none of the daemon's interfaces is up"));
+            return Err(Failure::new(
+                "none of the daemon's Ethernet interfaces is up",
+            ));
         }
         up.into_iter()
-            .map(|i| Daemon::on(&client, &i.name))
+            .map(|i| Datagrams::on(&client, &i.name))
             .collect()
     }
 
-    fn on(client: &Client, interface: &str) -> Result<Daemon, Failure> {
+    fn on(client: &Client, interface: &str) -> Result<Datagrams, Failure> {
         let socket = EdpSocket::builder()
             .interface(interface)
             .bind_at(client, 0)
             .map_err(|e| Failure::new(e.to_string()))?;
-        Ok(Daemon {
+        Ok(Datagrams {
             buffer: vec![0; socket.max_payload()],
             socket,
         })
@@ -96,7 +105,7 @@ fn client() -> Result<Client, Failure> {
     Client::shared().map_err(|e| Failure::new(e.to_string()))
 }
 
-impl Wire for Daemon {
+impl Wire for Datagrams {
     fn interface(&self) -> &str {
         self.socket.interface()
     }
