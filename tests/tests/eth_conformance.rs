@@ -1,4 +1,5 @@
-//! The Ethernet transport keeps the contract: each rank a process, at the daemon of its node.
+//! The Ethernet transport keeps the contract: each rank a process, at the daemon of its node, or
+//! over UDP without a daemon.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,11 +7,11 @@ use std::time::Duration;
 
 use btl::Btl;
 use btl_conformance::suite::{self, Options, Place, ProcessHarness};
-use btl_eth::{EthBtl, EthConfig};
+use btl_eth::{Carrier, EthBtl, EthConfig};
 use esp_tests::lab_or_skip;
 use lab::{Lab, LabOptions};
 
-/// Where a rank's process finds its daemon.
+/// Where a rank's process finds its daemon; without it the rank uses UDP.
 const SOCKET: &str = "ETH_CONFORMANCE_SOCKET";
 
 /// Ranks dealt out to nodes.
@@ -19,6 +20,7 @@ struct Nodes {
     lab: Lab,
     nodes: u32,
     messages: u32,
+    carrier: Carrier,
 }
 
 impl ProcessHarness for Nodes {
@@ -27,9 +29,19 @@ impl ProcessHarness for Nodes {
     }
 
     fn command(&self, program: &Path, place: &Place) -> Result<Command, String> {
-        let mut command = Command::new(program);
-        command.env(SOCKET, self.lab.socket((place.rank % self.nodes) as usize));
-        Ok(command)
+        let node = (place.rank % self.nodes) as usize;
+        match self.carrier {
+            Carrier::Raw => {
+                let mut command = Command::new(program);
+                command.env(SOCKET, self.lab.socket(node));
+                Ok(command)
+            }
+            // Its sockets are those of its node.
+            Carrier::Udp => self
+                .lab
+                .command(node, program)
+                .map_err(|error| error.to_string()),
+        }
     }
 
     fn options(&self) -> Options {
@@ -49,7 +61,10 @@ fn be_a_rank() {
     if let Some(child) = suite::child() {
         child.run(|place| {
             let mut config = EthConfig::new(place.rank, place.size, place.job.as_bytes());
-            config.socket = PathBuf::from(std::env::var_os(SOCKET).ok_or("no socket")?);
+            match std::env::var_os(SOCKET) {
+                Some(socket) => config.socket = PathBuf::from(socket),
+                None => config.set_carrier(Carrier::Udp),
+            }
             let btl = EthBtl::new(config).map_err(|error| error.to_string())?;
             Ok(Box::new(btl) as Box<dyn Btl>)
         });
@@ -60,7 +75,14 @@ fn conforms(test: &str, options: &LabOptions, nodes: u32, messages: u32) {
     let Some(lab) = lab_or_skip(test, options) else {
         return;
     };
+    let carrier = match options.daemon {
+        true => Carrier::Raw,
+        false => Carrier::Udp,
+    };
     let name = match test {
+        "four_nodes_udp" => "udp, four nodes",
+        "one_node_udp" => "udp, one node",
+        "with_loss_udp" => "udp, three nodes, packets lost",
         "one_node" => "eth, one node",
         "with_loss" => "eth, three nodes, frames lost",
         "four_nodes_leased" => "eth over leases, four nodes",
@@ -74,6 +96,7 @@ fn conforms(test: &str, options: &LabOptions, nodes: u32, messages: u32) {
             lab,
             nodes,
             messages,
+            carrier,
         },
     )
     .verdict()
@@ -118,4 +141,30 @@ fn with_loss_leased() {
     let mut options = leased(LabOptions::new(3));
     options.wire.loss_ppm = 20_000;
     conforms("with_loss_leased", &options, 3, 3_000);
+}
+
+/// No daemon: the ranks use UDP.
+fn bare(mut options: LabOptions) -> LabOptions {
+    options.daemon = false;
+    options
+}
+
+#[test]
+fn four_nodes_udp() {
+    be_a_rank();
+    conforms("four_nodes_udp", &bare(LabOptions::new(4)), 4, 20_000);
+}
+
+#[test]
+fn one_node_udp() {
+    be_a_rank();
+    conforms("one_node_udp", &bare(LabOptions::new(1)), 1, 20_000);
+}
+
+#[test]
+fn with_loss_udp() {
+    be_a_rank();
+    let mut options = bare(LabOptions::new(3));
+    options.wire.loss_ppm = 20_000;
+    conforms("with_loss_udp", &options, 3, 3_000);
 }
