@@ -29,12 +29,11 @@ fn own_address(client: &Client) -> NodeAddr {
 fn connect(from: &Client, to: &Client) -> (EspStream, EspStream) {
     let listener = EspListener::builder().bind_at(to, 0).expect("listen");
     let address = EspAddr::new(own_address(to), listener.port());
-    let left = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let left = scope.spawn(|| EspStream::builder().connect_at(from, address));
         let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
         (left.join().expect("no panic").expect("connect"), right)
-    });
-    left
+    })
 }
 
 /// Sends a pattern each way at once and checks every byte.

@@ -5,7 +5,15 @@ use clap::Args;
 use super::Name;
 use cli::out::{self, Failure, Verdict};
 use cli::units;
-use lab::{Lab, LabError, LabOptions, WireOptions};
+use lab::{Carriers, Lab, LabError, LabOptions, WireOptions};
+
+/// Carrier of the daemons.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Carrier {
+    Raw,
+    Udp,
+    Both,
+}
 
 /// Make a lab: N nodes on one switch, an esp-daemon in each
 #[derive(Debug, Args)]
@@ -31,6 +39,12 @@ pub(super) struct Flags {
     /// Start no esp-daemons
     #[arg(long)]
     no_daemon: bool,
+    /// Carrier of the daemons: raw Ethernet, UDP, or both [default: raw, or udp with --routed]
+    #[arg(long, value_name = "CARRIER")]
+    carrier: Option<Carrier>,
+    /// Two segments with a router between: IP passes it, raw Ethernet does not
+    #[arg(long)]
+    routed: bool,
     #[command(flatten)]
     name: Name,
 }
@@ -46,9 +60,17 @@ impl Flags {
             rate: self.rate,
             loss_ppm: self.loss.unwrap_or(0),
             offload: !self.no_offload,
+            routed: self.routed,
         };
         options.rails = self.rails;
         options.daemon = !self.no_daemon;
+        options.carriers = match self.carrier {
+            Some(Carrier::Raw) => Carriers::Raw,
+            Some(Carrier::Udp) => Carriers::Udp,
+            Some(Carrier::Both) => Carriers::Both,
+            None if self.routed => Carriers::Udp,
+            None => Carriers::Raw,
+        };
         options.check()?;
         Ok(options)
     }
@@ -104,6 +126,9 @@ pub(super) fn describe(wire: &WireOptions) -> String {
     }
     if wire.loss_ppm > 0 {
         text += &format!(", {} % loss", f64::from(wire.loss_ppm) / 1e4);
+    }
+    if wire.routed {
+        text += ", two segments with a router between";
     }
     if !wire.offload {
         text += ", no segmentation offload";

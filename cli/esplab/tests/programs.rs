@@ -318,13 +318,16 @@ fn the_demo_succeeds() {
         err.is_empty(),
         "no progress where there is no terminal: {err}"
     );
-    for part in [
-        "10 of 10 answered",
-        "64 MiB at",
-        "every byte right",
-        "daemon  poll",
-    ] {
+    for part in ["10 of 10 answered", "64 MiB at", "every byte right"] {
         assert!(out.contains(part), "{part} is missing in\n{out}");
+    }
+    // Rows of both carriers.
+    for path in ["lease", "daemon", "p2p", "udp", "p2p-udp"] {
+        let is_row = |line: &str| {
+            let mut words = line.split_whitespace();
+            words.next() == Some(path) && words.next() == Some("poll")
+        };
+        assert!(out.lines().any(is_row), "no row of {path} in\n{out}");
     }
 }
 
@@ -376,4 +379,31 @@ fn an_unknown_bench_is_refused() {
             .all(|name| text.contains(name)),
         "{text}"
     );
+}
+
+#[test]
+fn esping_crosses_a_router_by_udp_and_not_by_raw_frames() -> TestResult {
+    let routed = |options: &mut LabOptions| {
+        options.wire.routed = true;
+        options.carriers = lab::Carriers::Both;
+    };
+    let Some(lab) = lab(4, routed) else {
+        return Ok(());
+    };
+    let quick = ["-c", "3", "-i", "0.01", "-W", "0.2", "--json"];
+    // Nodes 0 and 1 are on one segment, 2 and 3 on the other.
+    for (carrier, node, code) in [
+        ("raw", "node1", 0),
+        ("raw", "node2", 1),
+        ("udp", "node1", 0),
+        ("udp", "node3", 0),
+    ] {
+        let mut args = quick.to_vec();
+        args.extend(["--carrier", carrier, node]);
+        json(&lab, "esping", &args, code);
+    }
+    let lines = json(&lab, "esping", &["--mtu", "--json", "10.99.0.4"], 0);
+    let largest = lines.last().and_then(|line| line["payload"].as_u64());
+    assert_eq!(largest, Some(1459), "{lines:?}");
+    Ok(())
 }

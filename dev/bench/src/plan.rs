@@ -39,6 +39,7 @@ impl LabPlan {
             rate: None,
             loss_ppm: self.loss_ppm,
             offload: true,
+            routed: false,
         }
     }
 }

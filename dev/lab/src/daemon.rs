@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::{At, LabError};
-use crate::options::Node;
+use crate::options::{Carriers, NETWORK, Node};
 use crate::process::ProcessRef;
 use crate::tools::one_line;
 
@@ -45,7 +45,7 @@ impl Daemon {
         node: usize,
         mut enter: Command,
         program: &Path,
-        (rails, config): (usize, &str),
+        (rails, carriers, config): (usize, Carriers, &str),
     ) -> Result<Daemon, LabError> {
         let dir = node_dir(lab, node);
         let log = dir.join("daemon.log");
@@ -56,8 +56,13 @@ impl Daemon {
         let out = File::create(&log).at(doing)?;
         let err = out.try_clone().at(doing)?;
         enter.arg(program);
-        for rail in 0..rails {
-            enter.args(["--interface", &format!("eth{rail}")]);
+        if carriers != Carriers::Udp {
+            for rail in 0..rails {
+                enter.args(["--interface", &format!("eth{rail}")]);
+            }
+        }
+        if carriers != Carriers::Raw {
+            enter.args(["--udp", NETWORK]);
         }
         enter
             .arg("--socket")

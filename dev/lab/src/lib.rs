@@ -41,7 +41,7 @@ pub use error::LabError;
 pub use holder::{UserNs, hold};
 pub use offload::set_segmentation_offload;
 pub use options::{
-    LabOptions, MAX_MTU, MAX_NODES, MAX_RAILS, MIN_MTU, Node, QUEUE_FRAMES, WireOptions,
+    Carriers, LabOptions, MAX_MTU, MAX_NODES, MAX_RAILS, MIN_MTU, Node, QUEUE_FRAMES, WireOptions,
 };
 pub use process::{ProcessRef, cpu_time};
 pub use state::{NodeState, State};
@@ -101,7 +101,7 @@ impl Lab {
             lab.add_node(&esplab, user)?;
             step(&Node(node).to_string());
         }
-        lab.write_names()?;
+        lab.write_names(options.carriers)?;
         lab.write_rsh(&esplab)?;
         let holders: Vec<ProcessRef> = lab.state.nodes.iter().map(|n| n.holder).collect();
         wire::build_switch(|| lab.enter(switch), &options.wire, options.rails, &holders)?;
@@ -112,7 +112,7 @@ impl Lab {
             }
             step(&format!("{} wire", Node(node)));
         }
-        wire::await_forwarding(|| lab.enter(switch), options.rails, options.wire.nodes)?;
+        wire::await_forwarding(|| lab.enter(switch), &options.wire, options.rails)?;
         if let Some(program) = daemon {
             lab.start_daemons(&program, options, step)?;
         }
@@ -179,10 +179,12 @@ impl Lab {
     }
 
     /// Writes the names of the nodes for programs over ESP (`ethers`) and over TCP/IP (`hosts`).
-    fn write_names(&self) -> Result<(), LabError> {
+    fn write_names(&self, carriers: Carriers) -> Result<(), LabError> {
         let (mut ethers, mut hosts) = (String::new(), String::new());
         for node in (0..self.state.nodes.len()).map(Node) {
-            let _ = writeln!(ethers, "{} {node}", node.mac_text());
+            if carriers != Carriers::Udp {
+                let _ = writeln!(ethers, "{} {node}", node.mac_text());
+            }
             let _ = writeln!(hosts, "{} {node}", node.ip());
             let dir = daemon::node_dir(&self.dir, node.0);
             fs::create_dir(&dir).at(|| format!("making {}", dir.display()))?;
@@ -231,7 +233,7 @@ impl Lab {
                 node,
                 self.exec_command(node, cpus)?,
                 program,
-                (options.rails, &options.daemon_config),
+                (options.rails, options.carriers, &options.daemon_config),
             )?;
             if let Some(state) = self.state.nodes.get_mut(node) {
                 state.daemon = Some(daemon.process);

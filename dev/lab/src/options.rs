@@ -30,6 +30,8 @@ pub struct LabOptions {
     pub rails: usize,
     /// Start an esp-daemon in each node, on all its interfaces.
     pub daemon: bool,
+    /// Carriers of the daemons.
+    pub carriers: Carriers,
     /// Lines added to the config file of each esp-daemon, which otherwise has the node's name only.
     pub daemon_config: String,
     /// Cores of each node's daemon, by node number modulo the length; empty: all.
@@ -54,6 +56,37 @@ pub struct WireOptions {
     pub loss_ppm: u32,
     /// False: TCP hands whole segments of MTU size to the wire (no segmentation offload).
     pub offload: bool,
+    /// The second half of the nodes is on a segment of its own, and the switch is a router between
+    /// the two: IP passes, Ethernet frames do not.
+    #[serde(default)]
+    pub routed: bool,
+}
+
+impl WireOptions {
+    /// Returns the number of the segment of a node, 0 or 1.
+    pub(crate) fn segment(&self, node: usize) -> usize {
+        usize::from(self.routed && node >= self.nodes.div_ceil(2))
+    }
+
+    /// Returns the number of segments of a rail.
+    pub(crate) fn segments(&self) -> usize {
+        1 + usize::from(self.routed)
+    }
+}
+
+/// Network of the nodes' IP addresses.
+pub(crate) const NETWORK: &str = "10.99.0.0/16";
+
+/// Carriers that the daemons of a lab serve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Carriers {
+    /// Raw Ethernet.
+    #[default]
+    Raw,
+    /// UDP. The nodes' names are those of IP addresses.
+    Udp,
+    /// Both. The nodes' names are those of Ethernet addresses.
+    Both,
 }
 
 impl LabOptions {
@@ -65,12 +98,14 @@ impl LabOptions {
             rate: None,
             loss_ppm: 0,
             offload: true,
+            routed: false,
         };
         LabOptions {
             name: None,
             wire,
             rails: 1,
             daemon: true,
+            carriers: Carriers::Raw,
             daemon_config: String::new(),
             daemon_cpus: Vec::new(),
             programs: None,
@@ -112,6 +147,17 @@ impl LabOptions {
             return bad(format!(
                 "invalid loss of {loss_ppm} per million frames: write at most 1000000"
             ));
+        }
+        if self.wire.routed && (self.rails > 1 || loss_ppm > 0 || nodes < 2) {
+            return bad(
+                "a routed lab has at least two nodes, one interface each, and loses no frames"
+                    .into(),
+            );
+        }
+        if self.wire.routed && self.daemon && self.carriers == Carriers::Raw {
+            return bad(
+                "raw Ethernet does not pass the router: choose the carrier udp or both".into(),
+            );
         }
         self.name.as_deref().map_or(Ok(()), check_name)
     }

@@ -27,6 +27,9 @@ const NO_RULES: &str = "for rules in iptables ip6tables arptables; do
 done 2> /dev/null
 ";
 
+/// Makes a namespace forward IP.
+const FORWARD: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward\n";
+
 /// Checks that the tools are installed.
 pub(crate) fn check_tools(wire: &WireOptions) -> Result<(), LabError> {
     IP.find()?;
@@ -56,6 +59,15 @@ pub(crate) fn build_switch(
     for rail in 0..rails {
         let links = switch_links(wire, rail, nodes);
         IP.run(enter(), &["-batch", "-"], &links, "making the lab's switch")?;
+    }
+    if wire.routed {
+        SH.run(enter(), &["-s"], FORWARD, "making the lab's router")?;
+        IP.run(
+            enter(),
+            &["-batch", "-"],
+            &router_routes(wire),
+            "making the lab's router",
+        )?;
     }
     if wire.loss_ppm > 0 {
         NFT.run(
@@ -107,10 +119,28 @@ fn port(node: usize, rail: usize) -> String {
 /// Waits until every port of every bridge forwards.
 pub(crate) fn await_forwarding(
     enter: impl Fn() -> Command,
+    wire: &WireOptions,
     rails: usize,
-    nodes: usize,
 ) -> Result<(), LabError> {
-    (0..rails).try_for_each(|rail| await_bridge(&enter, &format!("br{rail}"), nodes))
+    for segment in 0..wire.segments() {
+        let nodes = (0..wire.nodes).filter(|&node| wire.segment(node) == segment);
+        let nodes = nodes.count();
+        (0..rails).try_for_each(|rail| await_bridge(&enter, &bridge(rail, segment), nodes))?;
+    }
+    Ok(())
+}
+
+/// Returns the name of the bridge of a rail and segment.
+fn bridge(rail: usize, segment: usize) -> String {
+    match segment {
+        0 => format!("br{rail}"),
+        _ => format!("br{rail}s{segment}"),
+    }
+}
+
+/// Returns the router's address on a segment, above those of all nodes.
+fn gateway(segment: usize) -> String {
+    format!("10.99.255.{}", segment + 1)
 }
 
 fn await_bridge(enter: impl Fn() -> Command, bridge: &str, nodes: usize) -> Result<(), LabError> {
@@ -201,23 +231,53 @@ struct Queue {
 
 fn switch_links(wire: &WireOptions, rail: usize, nodes: &[ProcessRef]) -> String {
     let mtu = wire.mtu;
-    let mut text = format!(
-        "link add name br{rail} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
-         link set dev br{rail} addrgenmode none\n",
-    );
-    for (i, holder) in nodes.iter().enumerate() {
+    let mut text = String::new();
+    for segment in 0..wire.segments() {
+        let bridge = bridge(rail, segment);
         // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "link add name {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
+             link set dev {bridge} addrgenmode none"
+        );
+    }
+    for (i, holder) in nodes.iter().enumerate() {
         let _ = writeln!(
             text,
             "link add name {port} mtu {mtu} type veth peer name eth{rail} mtu {mtu} address {mac} netns {pid}\n\
              link set dev {port} addrgenmode none\n\
-             link set dev {port} master br{rail} up",
+             link set dev {port} master {bridge} up",
+            bridge = bridge(rail, wire.segment(i)),
             port = port(i, rail),
             mac = MacAddr(Node(i).rail_mac(rail)),
             pid = holder.pid,
         );
     }
-    let _ = writeln!(text, "link set dev br{rail} mtu {mtu} up");
+    for segment in 0..wire.segments() {
+        let _ = writeln!(text, "link set dev {} mtu {mtu} up", bridge(rail, segment));
+    }
+    text
+}
+
+/// Returns the router's addresses, and a route to each node on its segment.
+fn router_routes(wire: &WireOptions) -> String {
+    let mut text = String::new();
+    for segment in 0..wire.segments() {
+        let _ = writeln!(
+            text,
+            "address add {}/32 dev {}",
+            gateway(segment),
+            bridge(0, segment)
+        );
+    }
+    for node in 0..wire.nodes {
+        let _ = writeln!(
+            text,
+            "route add {}/32 dev {}",
+            Node(node).ip(),
+            bridge(0, wire.segment(node))
+        );
+    }
     text
 }
 
@@ -226,9 +286,18 @@ fn node_links(wire: &WireOptions, rails: usize, node: usize) -> String {
         "link set dev lo up\n\
          link set dev eth0 addrgenmode none\n\
          link set dev eth0 up\n\
-         address add {}/24 dev eth0\n",
-        Node(node).ip()
+         address add {}/{} dev eth0\n",
+        Node(node).ip(),
+        if wire.routed { 32 } else { 24 }
     );
+    let own = wire.segment(node);
+    if wire.routed {
+        let gateway = gateway(own);
+        let _ = writeln!(
+            text,
+            "route add {gateway}/32 dev eth0\nroute add default via {gateway}"
+        );
+    }
     for rail in 1..rails {
         let _ = writeln!(
             text,
@@ -236,7 +305,11 @@ fn node_links(wire: &WireOptions, rails: usize, node: usize) -> String {
         );
     }
     // Static neighbours avoid ARP on the wire.
-    for other in (0..wire.nodes).filter(|&other| other != node).map(Node) {
+    let is_near = |other: &usize| *other != node && wire.segment(*other) == own;
+    for other in (0..wire.nodes).filter(is_near).map(Node) {
+        if wire.routed {
+            let _ = writeln!(text, "route add {}/32 dev eth0", other.ip());
+        }
         let _ = writeln!(
             text,
             "neighbour replace {} lladdr {} dev eth0 nud permanent",
@@ -315,6 +388,7 @@ mod tests {
             rate: None,
             loss_ppm: 0,
             offload: true,
+            routed: false,
         }
     }
 
