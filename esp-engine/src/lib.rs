@@ -1,7 +1,7 @@
 //! Event loop that drives ESP endpoints over network interfaces and shared-memory rings.
 //!
 //! ```no_run
-//! use esp_engine::{Command, Engine, EngineConfig};
+//! use esp_engine::{Command, Engine, EngineConfig, LinkConfig};
 //!
 //! let config = EngineConfig {
 //!     links: netif::Interface::list().into_iter().map(LinkConfig::Ethernet).collect(),

@@ -36,7 +36,7 @@
 //!     while let Some(frame) = from.poll_transmit(now, &mut head) {
 //!         // A set-up frame has no payload of the program's: it is head and tail alone.
 //!         let body = &head[12..PREFIX_LEN + frame.tail_len];
-//!         let received = RxFrame { src: from.mac(), dst: frame.dst, body, looped: false, ce: false };
+//!         let received = RxFrame { src: from.addr(), dst: frame.dst, body, looped: false, ce: false };
 //!         to.handle_frame(now, received, &mut Discard);
 //!     }
 //! }
@@ -49,7 +49,7 @@
 //!
 //! server.listen(5000, ListenOptions { backlog: 8, key: vec![] }).unwrap();
 //! let conn = client
-//!     .connect(now, 40000, b, 5000, ConnOptions { rx_capacity: 65536, key: vec![] })
+//!     .connect(now, 40000, b.into(), 5000, ConnOptions { rx_capacity: 65536, key: vec![] })
 //!     .unwrap();
 //! transfer(now, &mut client, &mut server); // SYN
 //! transfer(now, &mut server, &mut client); // SYN+ACK

@@ -390,7 +390,6 @@ fn esping_crosses_a_router_by_udp_and_not_by_raw_frames() -> TestResult {
     let Some(lab) = lab(4, routed) else {
         return Ok(());
     };
-    let quick = ["-c", "3", "-i", "0.01", "-W", "0.2", "--json"];
     // Nodes 0 and 1 are on one segment, 2 and 3 on the other.
     for (carrier, node, code) in [
         ("raw", "node1", 0),
@@ -398,8 +397,19 @@ fn esping_crosses_a_router_by_udp_and_not_by_raw_frames() -> TestResult {
         ("udp", "node1", 0),
         ("udp", "node3", 0),
     ] {
-        let mut args = quick.to_vec();
-        args.extend(["--carrier", carrier, node]);
+        let wait = if code == 0 { "5" } else { "0.2" };
+        let args = [
+            "-c",
+            "3",
+            "-i",
+            "0.01",
+            "-W",
+            wait,
+            "--json",
+            "--carrier",
+            carrier,
+            node,
+        ];
         json(&lab, "esping", &args, code);
     }
     let lines = json(&lab, "esping", &["--mtu", "--json", "10.99.0.4"], 0);
