@@ -6,7 +6,7 @@ use super::Name;
 
 use cli::out::{self, Failure, Verdict};
 
-/// End a lab
+/// End a lab, with what runs in its nodes
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
@@ -15,9 +15,11 @@ pub(super) struct Flags {
 
 pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
     let name = flags.name.resolve();
-    let left = lab::down(&name)?;
+    let mut left = lab::down(&name)?;
+    // Run in a node, this process ends now.
+    left.retain(|process| u32::try_from(process.pid) != Ok(std::process::id()));
     if !left.is_empty() {
-        let pids: Vec<String> = left.iter().map(ToString::to_string).collect();
+        let pids: Vec<String> = left.iter().map(|process| process.pid.to_string()).collect();
         out::note(format_args!(
             "esplab: process {} still runs in a node, which exists until it ends",
             pids.join(", ")

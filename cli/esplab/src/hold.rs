@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use cli::out::{Doing, Failure, Verdict};
-use lab::{ProcessRef, UserNs};
+use lab::{ProcessRef, UserNs, Watch};
 
 #[derive(Debug, Args)]
 pub(super) struct Flags {
@@ -13,8 +13,10 @@ pub(super) struct Flags {
     new_user: bool,
     #[arg(long, value_name = "PID:START", value_parser = parse_process)]
     user_of: Option<ProcessRef>,
-    #[arg(long, value_name = "DIR")]
-    watch: Option<PathBuf>,
+    #[arg(long, value_name = "DIR", conflicts_with = "switch")]
+    lab: Option<PathBuf>,
+    #[arg(long, value_name = "PID:START", value_parser = parse_process)]
+    switch: Option<ProcessRef>,
 }
 
 /// Parses a process as `PID:START`.
@@ -35,6 +37,11 @@ pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
         None if flags.new_user => UserNs::New,
         None => UserNs::Same,
     };
-    lab::hold(user, flags.watch).doing("holding a namespace")?;
+    let watch = match (flags.lab, flags.switch) {
+        (Some(dir), _) => Watch::Lab(dir),
+        (None, Some(switch)) => Watch::Switch(switch),
+        (None, None) => return Err(Failure::new("hold: neither --lab nor --switch was given")),
+    };
+    lab::hold(user, &watch).doing("holding a namespace")?;
     Ok(Verdict::Done)
 }

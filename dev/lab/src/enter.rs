@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -93,6 +93,12 @@ pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
         nothing,
     );
     mount(Some(node), here, nothing, MsFlags::MS_BIND, nothing).is_ok()
+}
+
+/// Takes away `here` of [`private_view`], if the calling process sees it: the folder could not be
+/// removed.
+pub(crate) fn leave_view(here: &Path) {
+    let _ = umount2(here, MntFlags::MNT_DETACH);
 }
 
 /// Binds the calling thread to the cores, if there are any.

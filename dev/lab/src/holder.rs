@@ -7,7 +7,7 @@
 //!
 //! The first holder, the switch's, keeps watching its leash: if it closes before `keep`, this
 //! holder ends all processes of the lab. A half-created lab or one of a killed benchmark therefore
-//! ends.
+//! ends. After `complete` it watches the other holders, too; see [`watch`](crate::watch).
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -20,8 +20,7 @@ use rustix::process::{getegid, geteuid, setsid};
 
 use crate::error::{At, LabError};
 use crate::process::ProcessRef;
-use crate::state::State;
-use crate::teardown;
+use crate::watch::{Words, watch_nodes, watch_switch};
 
 /// User namespace of a holder's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +33,15 @@ pub enum UserNs {
     Of(ProcessRef),
 }
 
+/// What a holder does once its namespace exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// The switch's: watches its creator and the nodes of the lab in this folder.
+    Lab(PathBuf),
+    /// A node's: watches the switch's holder.
+    Switch(ProcessRef),
+}
+
 /// A started holder that waits for `go`.
 pub(crate) struct Holder {
     pub process: ProcessRef,
@@ -42,27 +50,21 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Starts a holder and waits until its namespace exists. `watch`: the lab's folder, for the
-    /// switch's holder.
-    pub(crate) fn start(
-        esplab: &Path,
-        user: UserNs,
-        watch: Option<&Path>,
-    ) -> Result<Holder, LabError> {
+    /// Starts a holder and waits until its namespace exists.
+    pub(crate) fn start(esplab: &Path, user: UserNs, watch: &Watch) -> Result<Holder, LabError> {
         let doing = || format!("starting {} hold", esplab.display());
         let mut command = Command::new(esplab);
         command.arg("hold");
         let option = match user {
             UserNs::Same => Vec::new(),
             UserNs::New => vec!["--new-user".to_owned()],
-            UserNs::Of(ProcessRef { pid, start }) => {
-                vec!["--user-of".to_owned(), format!("{pid}:{start}")]
-            }
+            UserNs::Of(holder) => vec!["--user-of".to_owned(), holder.to_string()],
         };
         command.args(option);
-        if let Some(dir) = watch {
-            command.arg("--watch").arg(dir);
-        }
+        match watch {
+            Watch::Lab(dir) => command.arg("--lab").arg(dir),
+            Watch::Switch(holder) => command.args(["--switch", &holder.to_string()]),
+        };
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -91,9 +93,9 @@ impl Holder {
     }
 }
 
-/// Sends `go`: the holder stays.
+/// Sends a word to a holder.
 pub(crate) fn say(leash: &mut ChildStdin, word: &str) -> Result<(), LabError> {
-    writeln!(leash, "{word}").at(|| "telling a namespace holder to stay".into())
+    writeln!(leash, "{word}").at(|| format!("sending `{word}` to a namespace holder"))
 }
 
 /// Waits for the first line of a new holder.
@@ -119,7 +121,7 @@ fn greeting(child: &mut Child) -> io::Result<(ProcessRef, ChildStdin)> {
 }
 
 /// Runs a holder process.
-pub fn hold(user: UserNs, watch: Option<PathBuf>) -> io::Result<()> {
+pub fn hold(user: UserNs, watch: &Watch) -> io::Result<()> {
     // Ctrl-C must reach the creator only. Fails only for a process that leads a group already.
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
@@ -140,29 +142,13 @@ pub fn hold(user: UserNs, watch: Option<PathBuf>) -> io::Result<()> {
     let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(null.as_fd())?;
 
-    let mut words = BufReader::new(io::stdin()).lines().map_while(Result::ok);
+    let mut words = Words::default();
     if words.next().as_deref() != Some("go") {
         return Ok(());
     }
-    if let Some(dir) = watch
-        && words.next().as_deref() != Some("keep")
-    {
-        abandoned(&dir);
-        return Ok(());
-    }
-    loop {
-        std::thread::park();
-    }
-}
-
-/// Ends all recorded processes except this one, after the creator died.
-fn abandoned(dir: &Path) {
-    if let Ok(Some(state)) = State::read(dir) {
-        let me = ProcessRef::me().ok();
-        if state.switch.is_some() && state.switch == me {
-            // No process is left to report an error to.
-            let _ = teardown(&state, dir, me);
-        }
+    match watch {
+        Watch::Lab(dir) => watch_nodes(dir, words),
+        Watch::Switch(switch) => watch_switch(*switch),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The machine's own network is not touched: the bridge has its own namespace (the *switch*), and
 //! so has each node, with one interface `eth0`. The namespaces exist as long as their holder
-//! processes. Without privilege everything is inside a user namespace.
+//! processes, and what runs in a node ends with them. Without privilege everything is inside a user namespace.
 //!
 //! [`Lab::create`] creates a lab that ends when the [`Lab`] is dropped or the program is killed;
 //! [`Lab::keep`] lets it stay until [`down`].
@@ -12,11 +12,13 @@ mod daemon;
 mod enter;
 mod error;
 mod holder;
+mod inhabitants;
 mod offload;
 mod options;
 mod process;
 mod state;
 mod tools;
+mod watch;
 mod wire;
 
 use std::ffi::{OsStr, OsString};
@@ -28,22 +30,23 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::process::geteuid;
+use rustix::process::{Signal, geteuid, set_parent_process_death_signal};
 
 use daemon::Daemon;
 use error::At;
 use holder::Holder;
+use inhabitants::Namespace;
 use state::Root;
 use tools::Programs;
 
 pub use enter::pin;
 pub use error::LabError;
-pub use holder::{UserNs, hold};
+pub use holder::{UserNs, Watch, hold};
 pub use offload::set_segmentation_offload;
 pub use options::{
     Carriers, LabOptions, MAX_MTU, MAX_NODES, MAX_RAILS, MIN_MTU, Node, QUEUE_FRAMES, WireOptions,
 };
-pub use process::{ProcessRef, cpu_time};
+pub use process::{ProcessRef, adopt_descendants, cpu_time, end_descendants, wait_any};
 pub use state::{NodeState, State};
 
 /// Default name of a lab.
@@ -98,7 +101,7 @@ impl Lab {
         };
         step("switch");
         for node in 0..options.wire.nodes {
-            lab.add_node(&esplab, user)?;
+            lab.add_node(&esplab, user, switch)?;
             step(&Node(node).to_string());
         }
         lab.write_names(options.carriers)?;
@@ -118,6 +121,7 @@ impl Lab {
         }
         lab.state.ready = true;
         lab.state.write(&lab.dir)?;
+        lab.tell_switch("complete")?;
         Ok(lab)
     }
 
@@ -154,7 +158,7 @@ impl Lab {
             process,
             child,
             mut leash,
-        } = Holder::start(esplab, user, Some(&self.dir))?;
+        } = Holder::start(esplab, user, &Watch::Lab(self.dir.clone()))?;
         self.children.push(child);
         self.state.switch = Some(process);
         self.state.write(&self.dir)?;
@@ -163,12 +167,17 @@ impl Lab {
         Ok(process)
     }
 
-    fn add_node(&mut self, esplab: &Path, user: UserNs) -> Result<(), LabError> {
+    fn add_node(
+        &mut self,
+        esplab: &Path,
+        user: UserNs,
+        switch: ProcessRef,
+    ) -> Result<(), LabError> {
         let Holder {
             process,
             child,
             mut leash,
-        } = Holder::start(esplab, user, None)?;
+        } = Holder::start(esplab, user, &Watch::Switch(switch))?;
         self.children.push(child);
         self.state.nodes.push(NodeState {
             holder: process,
@@ -377,11 +386,16 @@ impl Lab {
 
     /// Lets the lab stay when this process ends; [`down`] ends it.
     pub fn keep(mut self) -> Result<State, LabError> {
-        if let Some(leash) = &mut self.leash {
-            holder::say(leash, "keep")?;
-        }
+        self.tell_switch("keep")?;
         self.kept = true;
         Ok(self.state.clone())
+    }
+
+    /// Sends a word to the switch's holder.
+    fn tell_switch(&mut self, word: &str) -> Result<(), LabError> {
+        self.leash
+            .as_mut()
+            .map_or(Ok(()), |leash| holder::say(leash, word))
     }
 
     fn exec_command(&self, node: usize, cpus: &[usize]) -> Result<Command, LabError> {
@@ -401,9 +415,7 @@ impl Lab {
 
     fn enter(&self, holder: ProcessRef) -> Command {
         let mut command = Command::new(self.programs.dir().join("esplab"));
-        command
-            .arg("enter")
-            .arg(format!("{}:{}", holder.pid, holder.start));
+        command.arg("enter").arg(holder.to_string());
         if self.state.rootless {
             command.arg("--user");
         }
@@ -435,20 +447,24 @@ fn unique_name() -> String {
     )
 }
 
-/// Ends the processes of a lab except `spare`, and removes its folder.
+/// Ends the processes of a lab except `spare`, and what else runs in its nodes except the callers
+/// of this function. Removes the lab's folder. Returns the processes that still run in a node.
 pub(crate) fn teardown(
     state: &State,
     dir: &Path,
     spare: Option<ProcessRef>,
-) -> Result<(), LabError> {
-    process::end_all(&state.daemons(), DAEMON_GRACE);
-    let holders: Vec<ProcessRef> = state
-        .holders()
-        .into_iter()
-        .filter(|&p| Some(p) != spare)
-        .collect();
+) -> Result<Vec<ProcessRef>, LabError> {
+    let (daemons, mut holders) = (state.daemons(), state.holders());
+    let namespaces: Vec<Namespace> = holders.iter().filter_map(|p| Namespace::of(*p)).collect();
+    let spared = [&daemons[..], &holders, &process::lineage()].concat();
+    inhabitants::end(&namespaces, &spared);
+    process::end_all(&daemons, DAEMON_GRACE);
+    holders.retain(|&p| Some(p) != spare);
     process::end_all(&holders, Duration::ZERO);
-    Root::of(dir).release(state)
+    let left = inhabitants::inhabitants(&namespaces);
+    enter::leave_view(&dir.join(HERE));
+    Root::of(dir).release(state)?;
+    Ok(left)
 }
 
 /// Returns the lab of this name.
@@ -461,9 +477,10 @@ pub fn list() -> Result<Vec<State>, LabError> {
     Root::new().list()
 }
 
-/// Ends the lab of this name. Returns the other processes that still run in one of its nodes; they
-/// keep the namespace of their node alive.
-pub fn down(name: &str) -> Result<Vec<i32>, LabError> {
+/// Ends the lab of this name, with what runs in its nodes. Returns the processes that could not be
+/// ended, such as the shell that `esplab down` was started from; they keep the namespace of their
+/// node alive.
+pub fn down(name: &str) -> Result<Vec<ProcessRef>, LabError> {
     let (state, dir) = Root::new().open(name)?;
     if !state.ready && state.boot == state::boot_id() && state.creator.is_alive() {
         return Err(LabError::Busy {
@@ -471,35 +488,21 @@ pub fn down(name: &str) -> Result<Vec<i32>, LabError> {
             pid: state.creator.pid,
         });
     }
-    let namespaces: Vec<PathBuf> = state
-        .holders()
-        .into_iter()
-        .filter(|p| p.is_alive())
-        .filter_map(|p| net_namespace(p.pid))
-        .collect();
-    teardown(&state, &dir, None)?;
-    Ok(inhabitants(&namespaces))
+    teardown(&state, &dir, None)
 }
 
-/// Returns the name of a process's network namespace, such as `net:[4026531840]`.
-fn net_namespace(pid: i32) -> Option<PathBuf> {
-    fs::read_link(format!("/proc/{pid}/ns/net")).ok()
-}
-
-/// Returns the processes in these namespaces.
-fn inhabitants(namespaces: &[PathBuf]) -> Vec<i32> {
-    let pids = fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse().ok());
-    pids.filter(|&pid| net_namespace(pid).is_some_and(|ns| namespaces.contains(&ns)))
-        .collect()
+/// How a command is executed in a node.
+#[derive(Clone, Debug, Default)]
+pub struct Exec {
+    /// Cores that it may use; empty: all.
+    pub cpus: Vec<usize>,
+    /// It receives SIGTERM when the process that started it ends.
+    pub with_parent: bool,
 }
 
 /// Enters a node and executes the command in place of this process, which must have one thread.
 /// Returns only an error.
-pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> LabError {
+pub fn exec(name: &str, node: usize, how: &Exec, command: &[OsString]) -> LabError {
     let go = || -> Result<(PathBuf, PathBuf), LabError> {
         let (state, dir) = Root::new().open(name)?;
         enter::join(state.holder(node)?, state.rootless)?;
@@ -507,7 +510,10 @@ pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> La
         let here = dir.join(HERE);
         let bound = enter::private_view(&dir.join("hosts"), &own, &here);
         enter::private_name(&Node(node).to_string());
-        pin(cpus)?;
+        pin(&how.cpus)?;
+        if how.with_parent {
+            set_parent_process_death_signal(Some(Signal::TERM)).at(|| "prctl".into())?;
+        }
         Ok((dir, if bound { here } else { own }))
     };
     let (dir, own) = match go() {

@@ -1,11 +1,15 @@
 //! Processes identified by id and start time.
 
+use std::collections::HashSet;
+use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal, set_child_subreaper,
+};
 use serde::{Deserialize, Serialize};
 
 /// A process since the machine booted. Ids are reused; an id with its start time is not.
@@ -20,31 +24,53 @@ pub struct ProcessRef {
 impl ProcessRef {
     /// Returns the process that has this id now.
     pub fn of(pid: i32) -> io::Result<ProcessRef> {
-        let (_, start) = stat(pid)?;
+        let Stat { start, .. } = stat(pid)?;
         Ok(ProcessRef { pid, start })
     }
 
     /// Returns the calling process.
     pub fn me() -> io::Result<ProcessRef> {
-        ProcessRef::of(rustix::process::getpid().as_raw_nonzero().get())
+        ProcessRef::of(getpid().as_raw_nonzero().get())
     }
 
     /// Returns true while it runs; a zombie does not.
     pub fn is_alive(self) -> bool {
-        stat(self.pid)
-            .is_ok_and(|(state, start)| start == self.start && !matches!(state, 'Z' | 'X'))
+        stat(self.pid).is_ok_and(|found| found.start == self.start && found.runs())
     }
 
-    /// Opens a descriptor of exactly this process; `None` if it has ended.
-    pub(crate) fn open(self) -> Option<OwnedFd> {
+    /// Opens a descriptor of exactly this process, which is readable once it has ended; `None` if
+    /// it has already.
+    pub fn open(self) -> Option<OwnedFd> {
         let fd = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
         // Checked after opening: the descriptor stays with its process.
         self.is_alive().then_some(fd)
     }
 }
 
-/// Reads state letter and start time.
-fn stat(pid: i32) -> io::Result<(char, u64)> {
+/// `PID:START`, as options of programs have it.
+impl fmt::Display for ProcessRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.pid, self.start)
+    }
+}
+
+/// Fields of `/proc/PID/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    state: char,
+    parent: i32,
+    start: u64,
+}
+
+impl Stat {
+    /// Returns false for a zombie.
+    fn runs(self) -> bool {
+        !matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// Reads the fields of a process.
+fn stat(pid: i32) -> io::Result<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     parse_stat(&text).ok_or_else(|| {
         io::Error::new(
@@ -55,12 +81,85 @@ fn stat(pid: i32) -> io::Result<(char, u64)> {
 }
 
 /// Parses `/proc/PID/stat` from the last parenthesis: the command name may contain any character.
-fn parse_stat(text: &str) -> Option<(char, u64)> {
+fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    let start = fields.nth(18)?.parse().ok()?;
-    Some((state, start))
+    Some(Stat {
+        state: fields.next()?.chars().next()?,
+        parent: fields.next()?.parse().ok()?,
+        start: fields.nth(17)?.parse().ok()?,
+    })
+}
+
+/// Returns the process ids of this machine.
+pub(crate) fn all() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Returns the calling process, its parent, and so on.
+pub(crate) fn lineage() -> Vec<ProcessRef> {
+    let mut found = Vec::new();
+    let mut pid = getpid().as_raw_nonzero().get();
+    // Process 0 is the parent of the first one, or one of another namespace.
+    while pid > 0
+        && let Ok(Stat { parent, start, .. }) = stat(pid)
+    {
+        found.push(ProcessRef { pid, start });
+        pid = parent;
+    }
+    found
+}
+
+/// Makes the calling process the parent of its descendants whose parent ends, so that
+/// [`end_descendants`] finds all of them.
+pub fn adopt_descendants() -> io::Result<()> {
+    Ok(set_child_subreaper(Some(getpid()))?)
+}
+
+/// Waits for the end of all descendants of the calling process, and ends them after `grace` by
+/// SIGKILL. Returns when there are none, or after five more seconds. See [`adopt_descendants`].
+pub fn end_descendants(grace: Duration) {
+    let me = getpid().as_raw_nonzero().get();
+    let end = Instant::now() + grace;
+    while Instant::now() < end && !descendants(me).is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    end_until_none(|| descendants(me));
+}
+
+/// Ends the processes that `find` returns, until it returns none, or for five seconds: those that
+/// end may have started others.
+pub(crate) fn end_until_none(find: impl Fn() -> Vec<ProcessRef>) {
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        let found = find();
+        if found.is_empty() || Instant::now() > end {
+            return;
+        }
+        end_all(&found, Duration::ZERO);
+    }
+}
+
+/// Returns the running descendants of a process.
+fn descendants(of: i32) -> Vec<ProcessRef> {
+    let mut rest: Vec<(i32, Stat)> = all()
+        .filter_map(|pid| Some((pid, stat(pid).ok()?)))
+        .collect();
+    let mut family = HashSet::from([of]);
+    let mut found = Vec::new();
+    loop {
+        let (children, others): (Vec<_>, Vec<_>) = rest
+            .into_iter()
+            .partition(|(_, stat)| family.contains(&stat.parent));
+        if children.is_empty() {
+            return found;
+        }
+        family.extend(children.iter().map(|(pid, _)| *pid));
+        let running = children.into_iter().filter(|(_, stat)| stat.runs());
+        found.extend(running.map(|(pid, Stat { start, .. })| ProcessRef { pid, start }));
+        rest = others;
+    }
 }
 
 /// Returns the CPU time of all threads of a process in nanoseconds; `None` if it has ended or the
@@ -97,18 +196,35 @@ fn wait_all(open: &mut Vec<OwnedFd>, limit: Duration) {
     let end = Instant::now() + limit;
     while let Some(first) = open.first() {
         let left = end.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).unwrap_or(Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        });
-        let mut fds = [PollFd::new(first, PollFlags::IN)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => break,
-            Ok(_) => {
-                open.swap_remove(0);
-            }
+        if !matches!(wait_any(&[first], Some(left)), Ok([true])) {
+            break;
+        }
+        open.swap_remove(0);
+    }
+}
+
+/// Waits until one of the descriptors is readable or closed, or the time is over. Returns which
+/// are.
+pub fn wait_any<const N: usize>(
+    descriptors: &[impl AsFd; N],
+    limit: Option<Duration>,
+) -> io::Result<[bool; N]> {
+    let mut fds = descriptors
+        .each_ref()
+        .map(|fd| PollFd::new(fd, PollFlags::IN));
+    wait_for(&mut fds, limit)?;
+    Ok(fds.map(|fd| !fd.revents().is_empty()))
+}
+
+/// Waits like [`wait_any`].
+pub(crate) fn wait_for(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
+    let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+    loop {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(fds, left.as_ref()) {
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => break,
+            result => return result.map(drop).map_err(Into::into),
         }
     }
 }
@@ -121,10 +237,36 @@ mod tests {
     #[test]
     fn stat_is_parsed_with_any_command_name() {
         let line = "42 (a) S (b)) R 1 1 1 0 -1 4194560 100 0 0 0 1 2 0 0 20 0 1 0 987654 1000 10 18446744073709551615";
-        assert_eq!(parse_stat(line), Some(('R', 987_654)));
+        let expected = Stat {
+            state: 'R',
+            parent: 1,
+            start: 987_654,
+        };
+        assert_eq!(parse_stat(line), Some(expected));
         for bad in ["", "42", "42 (x)", "42 (x) S 1 2 3"] {
             assert_eq!(parse_stat(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn descendants_are_found_at_any_depth() -> io::Result<()> {
+        let mut child = Command::new("sh")
+            .args(["-c", "sh -c 'sleep 60; true' & echo; wait"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+        let end = Instant::now() + Duration::from_secs(30);
+        while descendants(pid).len() < 2 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let found = descendants(pid);
+        assert_eq!(found.len(), 2, "a shell and its child: {found:?}");
+        end_until_none(|| descendants(pid));
+        assert!(!found.into_iter().any(ProcessRef::is_alive));
+        child.kill()?;
+        child.wait()?;
+        Ok(())
     }
 
     #[test]
