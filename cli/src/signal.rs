@@ -1,10 +1,12 @@
-//! A flag set by Ctrl-C, so that a loop can end with its summary.
+//! Signals: a flag set by Ctrl-C, so that a loop can end with its summary, and signals to wait for.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 /// Flag that is set by SIGINT and SIGTERM.
 #[derive(Clone, Debug, Default)]
@@ -37,5 +39,39 @@ impl Interrupt {
     /// Returns true once a signal has arrived.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Signals that are read from a descriptor instead of ending the process.
+#[derive(Debug)]
+pub struct Signals(SignalFd);
+
+impl Signals {
+    /// Blocks these signals in the calling thread, and so in the programs that it starts later.
+    ///
+    /// # Errors
+    /// The signals cannot be blocked.
+    pub fn block(signals: &[i32]) -> io::Result<Signals> {
+        let mut set = SigSet::empty();
+        for signal in signals {
+            set.add(Signal::try_from(*signal)?);
+        }
+        set.thread_block()?;
+        Ok(Signals(SignalFd::with_flags(
+            &set,
+            SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK,
+        )?))
+    }
+
+    /// Returns the number of a signal that has arrived.
+    pub fn next(&self) -> Option<i32> {
+        let arrived = self.0.read_signal().ok().flatten();
+        arrived.and_then(|signal| i32::try_from(signal.ssi_signo).ok())
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

@@ -10,6 +10,7 @@
 pub mod exchange;
 pub mod frames;
 pub mod links;
+pub mod marked;
 pub mod process;
 pub mod program;
 pub mod raw;

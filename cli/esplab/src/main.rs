@@ -6,6 +6,7 @@ mod demo;
 mod down;
 mod enter;
 mod exec;
+mod guard;
 mod hold;
 mod list;
 mod mpirun;
@@ -50,6 +51,8 @@ enum Command {
     Send(send::Flags),
     Recv(recv::Flags),
     Tune(tune::Flags),
+    #[command(hide = true)]
+    Guard(guard::Flags),
     #[command(hide = true)]
     Hold(hold::Flags),
     #[command(hide = true)]
@@ -96,6 +99,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Recv(flags) => recv::run(&flags),
         Command::Tune(flags) => tune::run(&flags),
         Command::Bench(flags) => bench::run(&flags),
+        Command::Guard(flags) => guard::run(&flags),
         Command::Hold(flags) => hold::run(flags),
         Command::Enter(flags) => enter::run(&flags),
         Command::Offload(flags) => offload::run(&flags),

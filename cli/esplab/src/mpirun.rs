@@ -3,11 +3,10 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use clap::Args;
 
-use super::up;
+use super::{guard, up};
 use cli::out::{Doing, Failure, Verdict};
 use lab::LabOptions;
 
@@ -19,7 +18,7 @@ const COMPONENT: &str = "mca_btl_esp.so";
 ///
 /// Creates a lab for the run, or uses the running one that --name names. The component is the one
 /// beside this program, else the one installed for this user (`cargo xtask install-ompi`). The exit
-/// code is that of mpirun.
+/// code is that of mpirun. If esplab or mpirun is killed, all processes of the job end.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Number of processes
@@ -87,30 +86,26 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     };
     let scratch = Scratch::new()?;
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let mut command = Command::new(env::current_exe().doing("finding the running program")?);
+    let esplab = env::current_exe().doing("finding the running program")?;
     // The variable is set for commands within the lab.
     let line = r#"m=$1; shift; exec "$m" --mca plm_rsh_agent "$ESPLAB_RSH" "$@""#;
-    command
-        .args([
-            "exec", "--name", &name, "0", "--", "/bin/sh", "-c", line, "mpirun",
-        ])
-        .arg(mpirun);
-    command.args(flags.arguments(&used, cores, &scratch.0));
+    let mut launcher: Vec<OsString> = vec![esplab.into()];
+    launcher.extend(["exec", "--with-parent", "--name", &name, "0", "--"].map(Into::into));
+    launcher.extend(["/bin/sh", "-c", line, "mpirun"].map(Into::into));
+    launcher.push(mpirun.into());
+    launcher.extend(flags.arguments(&used, cores, &scratch.0));
     if let Some(dir) = components {
         let mut path = OsString::from("SYSTEM_DEFAULT:");
         path.push(dir);
-        command.args(["--mca", "mca_base_component_path"]).arg(path);
+        launcher.extend(["--mca", "mca_base_component_path"].map(Into::into));
+        launcher.push(path);
     }
     if flags.bind {
-        command.args(bound(&allowed_cores()?));
+        launcher.extend(bound(&allowed_cores()?));
     }
-    command.args(&flags.command).env("TMPDIR", &scratch.0);
-    let status = command.status().doing("starting mpirun")?;
+    launcher.extend_from_slice(&flags.command);
+    let code = guard::launch(&launcher, &scratch.0)?;
     drop(lab);
-    let code = status
-        .code()
-        .and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(1);
     Ok(if code == 0 {
         Verdict::Done
     } else {
@@ -249,7 +244,7 @@ fn mpirun() -> Result<PathBuf, Failure> {
         .ok_or_else(|| Failure::new("mpirun of Open MPI was not found: apt install openmpi-bin"))
 }
 
-/// Folder for the launcher's own files, removed on drop.
+/// Folder for the launcher's own files, removed on drop; by the guard if this process is killed.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -269,6 +264,8 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use clap::Parser;
 
     use super::*;

@@ -1,0 +1,147 @@
+//! `esplab guard`: runs a launcher and leaves none of its processes behind; started by `esplab
+//! mpirun` only.
+//!
+//! A launcher's helpers on other nodes are no children of it any more, and processes of a job do not
+//! notice that their nodes have gone. So the guard adopts all descendants of the launcher, and ends
+//! them when the launcher or `esplab mpirun` has ended, in whatever way. It has a process group of
+//! its own, because `timeout` and terminals send signals to groups. If the guard is killed, `esplab
+//! mpirun` adopts the processes and ends them; if both are, the launcher receives SIGTERM.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+use clap::Args;
+use rustix::process::{Pid, Signal, getpgrp, kill_process};
+
+use super::hold::parse_process;
+use cli::out::{Doing, Failure, Verdict};
+use cli::signal::Signals;
+use lab::ProcessRef;
+
+/// Time limit for a launcher to end its job after SIGTERM.
+const GRACE: Duration = Duration::from_secs(5);
+/// Time limit for the launcher's helpers on other nodes to end after it.
+const HELPERS: Duration = Duration::from_secs(1);
+/// Time limit for a launcher that has received the terminal's signal itself: a second signal would
+/// have it end without its cleanup.
+const TERMINAL: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    #[arg(long, value_name = "PID:START", value_parser = parse_process)]
+    creator: ProcessRef,
+    #[arg(long, value_name = "DIR")]
+    scratch: PathBuf,
+    #[arg(long, value_name = "PID")]
+    group: Option<i32>,
+    #[arg(required = true, last = true)]
+    command: Vec<OsString>,
+}
+
+pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
+    lab::adopt_descendants().doing("guard")?;
+    let (program, arguments) = flags
+        .command
+        .split_first()
+        .ok_or_else(|| Failure::new("guard: no command was given"))?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    if let Some(group) = flags.group {
+        command.process_group(group);
+    }
+    let mut launcher = command.spawn().doing("starting mpirun")?;
+    let status = guard(&mut launcher, flags.creator);
+    lab::end_descendants(HELPERS);
+    // What the launcher could not remove.
+    let _ = std::fs::remove_dir_all(&flags.scratch);
+    Ok(Verdict::Code(code(status.doing("waiting for mpirun")?)))
+}
+
+/// Waits for the end of the launcher; ends it after that of the creator, or by request.
+fn guard(launcher: &mut Child, creator: ProcessRef) -> io::Result<ExitStatus> {
+    // Blocked from now on: the launcher must not inherit that.
+    let request = Signals::block(&[Signal::TERM.as_raw()])?;
+    if let Some(ended) = process(launcher)? {
+        let is_over = match creator.open() {
+            Some(creator) => {
+                lab::wait_any(&[ended.as_fd(), creator.as_fd(), request.as_fd()], None)?[0]
+            }
+            None => false,
+        };
+        if !is_over {
+            send(launcher, Signal::TERM);
+            if let [false] = lab::wait_any(&[ended], Some(GRACE))? {
+                send(launcher, Signal::KILL);
+            }
+        }
+    }
+    launcher.wait()
+}
+
+/// Runs a launcher under a guard. Returns the exit code: the launcher's, or as of a shell after a
+/// signal. SIGINT and SIGTERM end the job first.
+pub(super) fn launch(launcher: &[OsString], scratch: &Path) -> Result<u8, Failure> {
+    lab::adopt_descendants().doing("adopting processes")?;
+    let exe = std::env::current_exe().doing("finding the running program")?;
+    let creator = ProcessRef::me().doing("reading /proc")?;
+    let mut command = Command::new(exe);
+    command.args(["guard", "--creator", &creator.to_string(), "--scratch"]);
+    command.arg(scratch).env("TMPDIR", scratch).process_group(0);
+    // In another process group the launcher could not read the terminal.
+    let has_terminal = io::stdin().is_terminal();
+    if has_terminal {
+        command.args(["--group", &getpgrp().to_string()]);
+    }
+    command.arg("--").args(launcher);
+    let mut guard = command.spawn().doing("starting mpirun")?;
+    let result = watch(&mut guard, has_terminal);
+    // The guard leaves none, unless it was killed.
+    lab::end_descendants(Duration::ZERO);
+    result.doing("waiting for mpirun")
+}
+
+/// Waits for the end of the guard; passes signals on as a request to end the job.
+fn watch(guard: &mut Child, has_terminal: bool) -> io::Result<u8> {
+    // Until now a signal would end this process, and the guard the job.
+    let signals = Signals::block(&[Signal::INT, Signal::TERM].map(Signal::as_raw))?;
+    let mut caught = None;
+    if let Some(ended) = process(guard)?
+        && let [false, _] = lab::wait_any(&[ended.as_fd(), signals.as_fd()], None)?
+    {
+        caught = signals.next();
+        if !has_terminal || !lab::wait_any(&[ended], Some(TERMINAL))?[0] {
+            send(guard, Signal::TERM);
+        }
+    }
+    let status = guard.wait()?;
+    Ok(caught.map_or_else(|| code(status), of_signal))
+}
+
+/// Returns a descriptor that is readable once the child has ended; `None` if it has.
+fn process(child: &Child) -> io::Result<Option<OwnedFd>> {
+    let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+    Ok(ProcessRef::of(pid)?.open())
+}
+
+/// Sends a signal to a child that was not waited for yet.
+fn send(child: &Child, signal: Signal) {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    // It may have ended, which its status shows.
+    let _ = pid.map(|pid| kill_process(pid, signal));
+}
+
+/// Returns the exit code, that of a shell for a process ended by a signal.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.unwrap_or_else(|| status.signal().map_or(1, of_signal))
+}
+
+/// Returns the exit code of a shell for a command ended by a signal.
+fn of_signal(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
