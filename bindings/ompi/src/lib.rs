@@ -27,6 +27,7 @@ mod endpoint;
 mod entry;
 mod ffi;
 mod header;
+mod idle;
 mod inbox;
 mod memory;
 mod modex;

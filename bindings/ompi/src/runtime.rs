@@ -11,6 +11,7 @@ use btl_eth::EthBtl;
 use crate::endpoint::{Endpoint, MAX_RAILS};
 use crate::ffi;
 use crate::header::Header;
+use crate::idle::{EmptyPolls, Idle};
 use crate::modex::ModexEntry;
 use crate::onesided::Operations;
 use crate::parameters::Parameters;
@@ -25,8 +26,6 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_COPY: usize = 16 << 10;
 /// Minimum bound on the bytes of queued replies to peers.
 const MIN_REPLY_BACKLOG: usize = 16 << 20;
-/// Number of empty polls in a row after which each further one yields the processor.
-const POLLS_BEFORE_YIELD: u32 = 16;
 
 /// Handling of a message that cannot be sent at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +63,7 @@ pub(crate) struct Runtime {
     /// Set when finalization begins. Nothing of Open MPI is called from then on.
     pub(crate) stopping: AtomicBool,
     yields: AtomicBool,
-    empty_polls: AtomicU32,
+    empty_polls: EmptyPolls,
     /// Number of locks on its own windows that this process has released.
     pub(crate) own_unlocks: AtomicU32,
 }
@@ -85,7 +84,7 @@ impl Runtime {
             fragment_size: AtomicUsize::new(1),
             stopping: AtomicBool::new(false),
             yields: AtomicBool::new(false),
-            empty_polls: AtomicU32::new(0),
+            empty_polls: EmptyPolls::new(),
             own_unlocks: AtomicU32::new(0),
         }
     }
@@ -143,6 +142,11 @@ impl Runtime {
         let (names, transports): (Vec<_>, Vec<_>) = transports.into_iter().unzip();
         *self.directory() = Some(PeerDirectory::new(parameters, names.clone()));
         self.stopping.store(transports.is_empty(), Ordering::SeqCst);
+        let descriptors = transports.iter().filter_map(|transport| {
+            let descriptor = transport.wait_fd()?;
+            descriptor.try_clone_to_owned().ok()
+        });
+        self.empty_polls.set_descriptors(descriptors.collect());
         for (rail, transport) in self.rails.iter().zip(transports) {
             let install = |place: &mut Option<EthBtl>| *place = Some(transport);
             let installed = rail.transport.enter(install);
@@ -243,22 +247,33 @@ impl Runtime {
         self.queued_bytes() > backlog.saturating_mul(2).max(MIN_REPLY_BACKLOG)
     }
 
-    /// Polls all rails, and yields the processor after [`POLLS_BEFORE_YIELD`] empty polls. Returns
-    /// the number of events.
+    /// Polls all rails, and gives up the core after some empty polls in a row. Returns the number of
+    /// events.
     pub(crate) fn progress(&self) -> usize {
         let events = self.poll();
         if events > 0 {
-            self.empty_polls.store(0, Ordering::Relaxed);
+            self.empty_polls.reset();
         } else if self.yields.load(Ordering::Relaxed) {
-            // Threads that poll at the same time may lose a count, which does no harm.
-            let empty = self.empty_polls.load(Ordering::Relaxed);
-            if empty >= POLLS_BEFORE_YIELD {
-                std::thread::yield_now();
-            } else {
-                self.empty_polls.store(empty + 1, Ordering::Relaxed);
+            match self.empty_polls.count() {
+                Idle::Poll => {}
+                Idle::Yield => self.empty_polls.let_others_run(),
+                Idle::Sleep => {
+                    if self.arm() {
+                        self.empty_polls.sleep();
+                    }
+                }
             }
         }
         events
+    }
+
+    /// Requests a wake-up by all rails. Returns false if one has an event or unsent messages, or is
+    /// in use by another thread.
+    fn arm(&self) -> bool {
+        self.rails().iter().all(|rail| {
+            let arm = |place: &mut Option<EthBtl>| place.as_mut().is_some_and(Btl::arm);
+            rail.transport.is_queue_empty() && rail.transport.enter(arm) == Ok(true)
+        })
     }
 
     /// Polls all rails without yielding. Returns the number of events.
