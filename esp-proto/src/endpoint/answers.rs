@@ -45,7 +45,8 @@ impl AnswerLimits {
             .is_none_or(|bucket| bucket.take(now))
     }
 
-    /// Returns the bucket of an address. The hash is keyed, so that nobody can aim at another's.
+    /// Returns the index of an address's bucket. The hash is keyed: an attacker cannot choose a
+    /// network that shares the bucket of another.
     fn place(&self, at: &SocketAddr) -> usize {
         let mut state = self.hasher.build_hasher();
         match at.ip() {

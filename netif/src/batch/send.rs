@@ -37,7 +37,7 @@ impl Frame {
     }
 }
 
-/// What the kernel needs to know of a segmented buffer besides its areas.
+/// Description of segmented buffers for the kernel, besides their memory areas.
 struct Datagrams {
     names: Arena<libc::sockaddr_storage>,
     /// Control messages, each with the length of a segment.
