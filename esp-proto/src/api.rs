@@ -221,13 +221,23 @@ pub struct Progress {
     pub delivered: u64,
 }
 
-/// Options of a connection or listener.
+/// Sizes of the host's buffers for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// Bytes of the receive buffer: at least 64, and at least 4 × the largest payload for full
+    /// speed. A buffer smaller than the interface's largest payload makes the peer send smaller
+    /// packets.
+    pub rx: u32,
+    /// Bytes of the send buffer. A program that fills it waits for acknowledgements, so it sets how
+    /// often the endpoint requests them (W-34).
+    pub tx: u32,
+}
+
+/// Options of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnOptions {
-    /// Bytes of the host's receive buffer for this connection: at least 64, and at least 4 × the
-    /// largest payload for full speed. A buffer smaller than the interface's largest payload makes
-    /// the peer send smaller packets.
-    pub rx_capacity: u32,
+    /// Sizes of the host's buffers.
+    pub buffers: Buffers,
     /// Job key, at most 32 bytes; empty for none.
     pub key: Vec<u8>,
 }
@@ -251,7 +261,7 @@ pub enum ConnectError {
     /// The peer is a group address, the port is 0, or both address and port are the endpoint's own.
     #[error("that address or port cannot be connected to")]
     BadAddress,
-    /// `rx_capacity` is below 64 bytes.
+    /// The receive buffer is below 64 bytes.
     #[error("the receive buffer is smaller than 64 bytes")]
     BadCapacity,
     /// The key is longer than 32 bytes.

@@ -48,8 +48,9 @@
 //! let now = Instant::from_nanos(0) + Duration::from_secs(1);
 //!
 //! server.listen(5000, ListenOptions { backlog: 8, key: vec![] }).unwrap();
+//! let buffers = Buffers { rx: 65536, tx: 65536 };
 //! let conn = client
-//!     .connect(now, 40000, b.into(), 5000, ConnOptions { rx_capacity: 65536, key: vec![] })
+//!     .connect(now, 40000, b.into(), 5000, ConnOptions { buffers, key: vec![] })
 //!     .unwrap();
 //! transfer(now, &mut client, &mut server); // SYN
 //! transfer(now, &mut server, &mut client); // SYN+ACK

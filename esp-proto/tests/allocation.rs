@@ -55,7 +55,7 @@ impl Rig {
                 B.into(),
                 7,
                 ConnOptions {
-                    rx_capacity: ROOM,
+                    buffers: Buffers { rx: ROOM, tx: ROOM },
                     key: vec![],
                 },
             )
@@ -82,7 +82,7 @@ impl Rig {
         while let Some(event) = rig.b.poll_event() {
             if let Event::Incoming { conn, .. } = event {
                 rig.b_conn = conn;
-                assert!(rig.b.attach(rig.now, conn, ROOM));
+                assert!(rig.b.attach(rig.now, conn, Buffers { rx: ROOM, tx: ROOM }));
             }
         }
         rig.turn();
@@ -191,7 +191,7 @@ fn an_idle_connection_is_small() {
     let config = EndpointConfig::default();
     let mut a = Endpoint::new(config, A, 1500, [1; 32], 1);
     let options = || ConnOptions {
-        rx_capacity: ROOM,
+        buffers: Buffers { rx: ROOM, tx: ROOM },
         key: vec![],
     };
     let now = Instant::from_nanos(1);

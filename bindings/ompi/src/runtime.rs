@@ -247,8 +247,8 @@ impl Runtime {
         self.queued_bytes() > backlog.saturating_mul(2).max(MIN_REPLY_BACKLOG)
     }
 
-    /// Polls all rails, and gives up the core after some empty polls in a row. Returns the number of
-    /// events.
+    /// Polls all rails, and gives up the core after some empty polls in a row. Returns the number
+    /// of events.
     pub(crate) fn progress(&self) -> usize {
         let events = self.poll();
         if events > 0 {

@@ -11,8 +11,8 @@ use esp_fuzz::Choices;
 use esp_proto::rails::{Rails, serve};
 use esp_proto::wire::{EspFrame, FrameType, Header, MOVE_LEN, Move, SetUp, Step};
 use esp_proto::{
-    ConnId, ConnOptions, Datagram, Duration, Endpoint, EndpointConfig, Event, HEAD_LEN, Head,
-    Instant, ListenOptions, MacAddr, PREFIX_LEN, Payload, Port, RxFrame, Sink,
+    Buffers, ConnId, ConnOptions, Datagram, Duration, Endpoint, EndpointConfig, Event, HEAD_LEN,
+    Head, Instant, ListenOptions, MacAddr, PREFIX_LEN, Payload, Port, RxFrame, Sink,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -117,7 +117,7 @@ fn drain(endpoint: &mut Endpoint, host: &mut Host, now: Instant) -> Vec<Vec<u8>>
         match event {
             Event::Incoming { conn, .. } => {
                 host.0.insert(conn, 0);
-                endpoint.attach(now, conn, ROOM);
+                endpoint.attach(now, conn, Buffers { rx: ROOM, tx: ROOM });
             }
             Event::Closed { conn, .. } => {
                 host.0.remove(&conn);
@@ -171,7 +171,7 @@ fn endpoint(mac: MacAddr, seed: u8, ecn: bool) -> Endpoint {
 
 fn connect(endpoint: &mut Endpoint, host: &mut Host, now: Instant, port: u16) -> ConnId {
     let options = ConnOptions {
-        rx_capacity: ROOM,
+        buffers: Buffers { rx: ROOM, tx: ROOM },
         key: Vec::new(),
     };
     let conn = endpoint

@@ -8,7 +8,7 @@ mod common;
 
 use common::{App, MAC_B, Node, Pair, Wire};
 use esp_fuzz::Choices;
-use esp_proto::{ConnId, ConnOptions, Duration, EndpointConfig, Instant, ResetReason};
+use esp_proto::{Buffers, ConnId, ConnOptions, Duration, EndpointConfig, Instant, ResetReason};
 use libfuzzer_sys::fuzz_target;
 
 /// Performs one call of the program on one of its connections.
@@ -70,10 +70,13 @@ fuzz_target!(|data: &[u8]| {
         }
         if choices.byte() % 4 == 0 {
             let options = ConnOptions {
-                rx_capacity: 64 + u32::from(choices.word()),
+                buffers: Buffers {
+                    rx: 64 + u32::from(choices.word()),
+                    tx: choices.word().into(),
+                },
                 key: Vec::new(),
             };
-            let room = options.rx_capacity;
+            let room = options.buffers.rx;
             let ports = (
                 5000 + u16::from(choices.byte() % 4),
                 1000 + u16::from(choices.byte() % 3),

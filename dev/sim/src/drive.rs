@@ -391,10 +391,10 @@ impl World {
         else {
             return;
         };
-        let capacity = conn.plan.rx_buffer;
-        conn.rx.capacity = capacity;
+        let buffers = conn.plan.buffers();
+        conn.rx.capacity = buffers.rx;
         conn.moved = now;
-        if !self.nodes[number].endpoint.attach(now, id, capacity) {
+        if !self.nodes[number].endpoint.attach(now, id, buffers) {
             let reason = self.nodes[number].endpoint.info(id).map(|info| info.state);
             if reason.is_some() {
                 self.fail(&format!("attach of {id:?} failed in {reason:?}"));
@@ -708,7 +708,7 @@ impl World {
         let now = self.now;
         let plan = self.flows[flow].side_plan(side).clone();
         let options = ConnOptions {
-            rx_capacity: plan.rx_buffer,
+            buffers: plan.buffers(),
             key: self.flows[flow].plan.key.clone(),
         };
         let peer = (crate::net::mac_of(peer.0), peer.1);

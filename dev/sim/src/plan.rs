@@ -1,6 +1,6 @@
 //! Plans of the simulated programs.
 
-use esp_proto::{Duration, ResetReason};
+use esp_proto::{Buffers, Duration, ResetReason};
 
 /// Plan of a connection and its two programs.
 #[derive(Clone, Debug)]
@@ -95,6 +95,16 @@ pub struct SidePlan {
     pub end: End,
     /// Delay of `attach` on a listener's connection.
     pub attach_after: Duration,
+}
+
+impl SidePlan {
+    /// Returns the sizes of its buffers.
+    pub(crate) fn buffers(&self) -> Buffers {
+        Buffers {
+            rx: self.rx_buffer,
+            tx: self.tx_buffer,
+        }
+    }
 }
 
 impl Default for SidePlan {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use esp_proto::{
-    CloseReason, ConnOptions, ConnectError, Instant, ListenError, ListenOptions, Port, ResetReason,
+    Buffers, CloseReason, ConnOptions, ConnectError, Instant, ListenError, ListenOptions, Port,
+    ResetReason,
 };
 
 use super::clients::Object;
@@ -95,7 +96,7 @@ impl Engine {
                 reply,
             } => {
                 let options = ConnOptions {
-                    rx_capacity: region.sizes().rx,
+                    buffers: buffers(&region),
                     key,
                 };
                 let started = match self.links.by_id(link) {
@@ -263,7 +264,7 @@ impl Engine {
         slot: Slot,
         region: Arc<Region>,
     ) -> bool {
-        let rx = region.sizes().rx;
+        let buffers = buffers(&region);
         let at = usize::from(handle.link.0);
         let waits = self
             .links
@@ -279,7 +280,7 @@ impl Engine {
         let Some(link) = self.links.get_mut(at) else {
             return false;
         };
-        if !link.endpoint.attach(now, handle.conn, rx) {
+        if !link.endpoint.attach(now, handle.conn, buffers) {
             link.insert_stream(Stream::Waiting {
                 id: handle.conn,
                 listener: None,
@@ -399,5 +400,14 @@ impl Engine {
         publish::wake(socket.waiters(), Wake::All, clients, stats);
         publish::report_corruption(owner, what, clients, stats, &mut self.events);
         self.close_datagrams(owner.client, owner.slot, link, port);
+    }
+}
+
+/// Returns the sizes of a stream's rings.
+fn buffers(region: &Region) -> Buffers {
+    let sizes = region.sizes();
+    Buffers {
+        rx: sizes.rx,
+        tx: sizes.tx,
     }
 }

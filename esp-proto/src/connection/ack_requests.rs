@@ -1,9 +1,10 @@
 //! Requests for acknowledgement by the sender (W-34).
 //!
-//! Only the sender knows how many packets may be in flight, so it requests acknowledgements: eight
-//! for each window, or for each filling of the program's send buffer if that is smaller. A receiver
-//! that guesses either acknowledges every few packets of a long message (a quarter of all frames
-//! were acknowledgements) or makes a small window wait for its timer.
+//! Only the sender knows how many packets may be in flight and how much its program may write, so
+//! it requests acknowledgements: eight for each window, or for each filling of the program's send
+//! buffer if that is smaller, and none while less than half of both is in use and all that is
+//! written fits. A receiver that guesses either acknowledges every few packets of a long message (a
+//! quarter of all frames were acknowledgements) or makes a small window wait for its timer.
 
 /// Number of packets after which the receiver acknowledges without a request, and so the longest
 /// interval between two requests.
@@ -13,39 +14,59 @@ const SHARE: u32 = 8;
 /// Shortest interval between requests, in packets.
 const LEAST: u32 = 2;
 
+/// State of the sender as a packet is about to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sending {
+    /// Nothing else is in flight.
+    pub(super) alone: bool,
+    /// Bytes written by the program and not acknowledged.
+    pub(super) unacknowledged: u64,
+    /// Those that are not sent after this packet.
+    pub(super) unsent: u64,
+    /// Bytes of a full packet.
+    pub(super) payload: u16,
+    /// Packets that may be in flight.
+    pub(super) window: u32,
+    /// Packets that may still be sent after this one.
+    pub(super) room: u32,
+}
+
 /// Counts the packets since the last request.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct AckRequests {
     since: u32,
-    /// Recent maximum of bytes written and not acknowledged: a program that fills its send buffer
-    /// waits at this mark, and continues when part of it is acknowledged.
-    peak: u64,
+    /// Bytes of the program's send buffer.
+    buffer: u32,
 }
 
 impl AckRequests {
+    /// `buffer`: bytes of the program's send buffer.
+    pub(super) fn new(buffer: u32) -> AckRequests {
+        AckRequests { since: 0, buffer }
+    }
+
+    /// Forgets the packets that were sent.
+    pub(super) fn restart(&mut self) {
+        self.since = 0;
+    }
+
     /// Records that a packet is about to be sent, and returns whether it requests an
-    /// acknowledgement. `alone`: nothing else is in flight. `backlog`: bytes written and not
-    /// acknowledged. `window`: packets that may be in flight. `room`: how many of them remain after
-    /// this one.
-    pub(super) fn on_packet(
-        &mut self,
-        alone: bool,
-        backlog: u64,
-        payload: u16,
-        window: u32,
-        room: u32,
-    ) -> bool {
-        if alone {
+    /// acknowledgement.
+    pub(super) fn on_packet(&mut self, sending: &Sending) -> bool {
+        let Sending { window, room, .. } = *sending;
+        let payload = u64::from(sending.payload.max(1));
+        if sending.alone {
             self.since = 0; // an answer of the program carried the acknowledgement
         }
         self.since += 1;
-        self.peak = self.peak.max(backlog);
-        let buffer = u32::try_from(self.peak / u64::from(payload.max(1))).unwrap_or(u32::MAX);
-        let interval = (window.min(buffer) / SHARE).clamp(LEAST, UNASKED);
-        let ask = self.since >= interval || room == 0;
+        let buffer = u64::from(self.buffer) / payload;
+        let interval = u64::from(window).min(buffer) / u64::from(SHARE);
+        let interval = interval.clamp(LEAST.into(), UNASKED.into());
+        let half_used = 2 * room < window || 2 * sending.unacknowledged > u64::from(self.buffer);
+        let limited = half_used || sending.unsent > u64::from(room) * payload;
+        let ask = room == 0 || (limited && u64::from(self.since) >= interval);
         if ask {
             self.since = 0;
-            self.peak -= self.peak / 8;
         }
         ask
     }
@@ -56,45 +77,61 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    /// Returns how many of 1000 packets request an acknowledgement.
-    fn questions(backlog: u64, window: u32) -> usize {
-        let mut requests = AckRequests::default();
-        (0..1000)
-            .filter(|n| requests.on_packet(*n == 0, backlog, 1000, window, 1))
-            .count()
+    const PAYLOAD: u16 = 1000;
+
+    /// Returns which packets of a message request an acknowledgement. `window`: packets that may be
+    /// in flight; the oldest are acknowledged as the window requires.
+    fn asking(message: u32, window: u32, buffer: u32) -> Vec<u32> {
+        let mut requests = AckRequests::new(buffer);
+        let asks = |&n: &u32| {
+            let unsent = u64::from(message - n - 1) * u64::from(PAYLOAD);
+            let in_flight = (n + 1).min(window);
+            requests.on_packet(&Sending {
+                alone: n == 0,
+                unacknowledged: unsent + u64::from(in_flight) * u64::from(PAYLOAD),
+                unsent,
+                payload: PAYLOAD,
+                window,
+                room: (window - in_flight).max(1),
+            })
+        };
+        (0..message).filter(asks).collect()
     }
 
     #[test]
-    fn eight_requests_per_window_and_one_in_32_packets_at_least() {
-        assert_eq!(questions(1 << 20, 1024), 1000 / 32);
-        assert_eq!(questions(1 << 20, 64), 125);
-        assert_eq!(questions(1 << 20, 2), 500);
-        assert_eq!(questions(24_000, 1024), 333, "a small buffer");
-        assert_eq!(questions(100, 1024), 500, "a program that trickles");
+    fn eight_requests_per_window_and_one_in_32_packets_at_most() {
+        assert_eq!(asking(2000, 1024, 1 << 20).len(), 2000 / 32);
+        assert_eq!(asking(1000, 64, 1 << 20).len(), 1000 / 8);
+        assert_eq!(asking(1000, 4, 1 << 20).len(), 1000 / 2);
     }
 
     #[test]
-    fn a_lone_packet_does_not_ask_and_the_last_that_may_go_does() {
-        let mut requests = AckRequests::default();
-        assert!((0..100).all(|_| !requests.on_packet(true, 10, 1000, 16, 15)));
-        assert!(requests.on_packet(false, 1 << 20, 1000, 16, 0));
-        assert!(requests.on_packet(true, 10, 1000, 1, 0));
+    fn eight_requests_per_filling_of_a_small_buffer() {
+        assert_eq!(asking(24, 1024, 24_000).len(), 8);
     }
 
     #[test]
-    fn a_buffer_that_was_once_full_is_forgotten() {
-        let mut requests = AckRequests::default();
-        requests.on_packet(false, 1 << 20, 1000, 1024, 9);
-        let asked: Vec<u32> = (0..2000)
-            .filter(|_| requests.on_packet(false, 1000, 1000, 1024, 9))
-            .collect();
-        assert!(
-            asked
-                .windows(2)
-                .rev()
-                .take(10)
-                .all(|pair| pair[1] - pair[0] == 2),
-            "{asked:?}"
-        );
+    fn none_while_less_than_half_of_window_and_buffer_is_in_use() {
+        assert_eq!(asking(512, 1024, 1 << 21), []);
+        assert_eq!(asking(5, 10, 1 << 20), []);
+        assert_eq!(asking(12, 10, 1 << 20), [1, 3, 5, 7, 9, 11]);
+    }
+
+    #[test]
+    fn the_last_packet_that_may_be_sent_asks() {
+        let mut requests = AckRequests::new(1 << 20);
+        let mut sending = Sending {
+            alone: true,
+            unacknowledged: 10,
+            unsent: 0,
+            payload: PAYLOAD,
+            window: 16,
+            room: 15,
+        };
+        assert!((0..100).all(|_| !requests.on_packet(&sending)));
+        sending.room = 0;
+        assert!(requests.on_packet(&sending));
+        sending.window = 1;
+        assert!(requests.on_packet(&sending));
     }
 }

@@ -18,7 +18,7 @@ use self::ack_requests::AckRequests;
 use self::ecn::Ecn;
 use self::moves::Mobility;
 use crate::addr::{MacAddr, NodeAddr, Port};
-use crate::api::{CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
+use crate::api::{Buffers, CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
 use crate::congestion::Controller;
 use crate::counters::Counters;
 use crate::recovery::Recovery;
@@ -275,10 +275,11 @@ impl Connection {
         }
     }
 
-    /// Sets the receive capacity of a listener's connection.
-    pub(crate) fn attach(&mut self, capacity: u32) {
+    /// Sets the buffers of a listener's connection.
+    pub(crate) fn attach(&mut self, buffers: Buffers) {
         self.attached = true;
-        self.recv.set_capacity(capacity);
+        self.recv.set_capacity(buffers.rx);
+        self.ack_requests = AckRequests::new(buffers.tx);
         self.acks.now = true;
     }
 

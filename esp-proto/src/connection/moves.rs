@@ -4,7 +4,6 @@
 //! is *done* when the peer has followed. In between it is *frozen*: it sends and accepts only MOVE
 //! frames and resets. Both ends then continue from the bytes received, under new sequence numbers.
 
-use super::ack_requests::AckRequests;
 use super::{Acks, Connection, Cx, PathProbe};
 use crate::addr::{MacAddr, NodeAddr};
 use crate::api::{CloseReason, ResetReason, State};
@@ -417,7 +416,7 @@ impl Connection {
             self.congestion.enable_ecn();
             self.ecn.restart(); // W-117
         }
-        self.ack_requests = AckRequests::default();
+        self.ack_requests.restart();
         self.path.verified = self.agreed <= self.key.peer.safe_payload();
         self.path.pending = !self.path.verified;
         self.acks.now = true;

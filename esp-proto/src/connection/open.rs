@@ -4,7 +4,7 @@ use super::ack_requests::AckRequests;
 use super::ecn::Ecn;
 use super::moves::Mobility;
 use super::{Acks, Connection, Cx, Key, Notes, PathProbe, Queued, Stats};
-use crate::api::{ConnId, State};
+use crate::api::{Buffers, ConnId, State};
 use crate::recovery::Recovery;
 use crate::recv::RecvSide;
 use crate::rtt::Rtt;
@@ -52,31 +52,33 @@ pub(crate) enum SynVerdict {
 }
 
 impl Connection {
-    /// Creates a connection for `connect`, which sends a SYN. `rx_capacity` is at least 64.
+    /// Creates a connection for `connect`, which sends a SYN. The receive buffer has at least 64
+    /// bytes.
     pub(crate) fn active(
         cx: &Cx<'_>,
         id: ConnId,
         key: Key,
         secrets: (u64, Seq),
-        rx_capacity: u32,
+        buffers: Buffers,
         job_key: Vec<u8>,
     ) -> Self {
-        let offered = u16::try_from(rx_capacity)
+        let offered = u16::try_from(buffers.rx)
             .unwrap_or(u16::MAX)
             .min(cx.max_payload);
-        let credit = u16::try_from(rx_capacity / u32::from(offered.max(1)))
+        let credit = u16::try_from(buffers.rx / u32::from(offered.max(1)))
             .unwrap_or(u16::MAX)
             .min(MAX_WINDOW);
         let opening = Opening {
             job_key,
             offered,
             credit,
-            capacity: rx_capacity,
+            capacity: buffers.rx,
             pending: true,
             tries: 0,
             sent_at: cx.now,
         };
         let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynSent);
+        conn.ack_requests = AckRequests::new(buffers.tx);
         conn.mobility = Mobility::offer(cx, key.peer);
         conn.visible = true;
         conn.attached = true;
@@ -153,7 +155,7 @@ impl Connection {
                 .congestion
                 .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW))),
             window_limited: false,
-            ack_requests: AckRequests::default(),
+            ack_requests: AckRequests::new(0),
             ecn: Ecn::new(cx.config.ecn),
             acks: Acks::default(),
             path: PathProbe::default(),

@@ -1,5 +1,6 @@
 //! Building the frames of a connection.
 
+use super::ack_requests::Sending;
 use super::{Connection, Cx};
 use crate::api::{Head, PREFIX_LEN, Payload, Proto, State, Transmit};
 use crate::send::Segment;
@@ -143,11 +144,16 @@ impl Connection {
         let room = window
             .saturating_sub(self.recovery.in_flight())
             .min(u32::from(self.send.credit()));
-        let backlog = self.send.written() - self.send.acked();
+        let sent = segment.offset + u64::from(segment.len);
         !segment.fin
-            && self
-                .ack_requests
-                .on_packet(outstanding <= 1, backlog, self.payload, window, room)
+            && self.ack_requests.on_packet(&Sending {
+                alone: outstanding <= 1,
+                unacknowledged: self.send.written() - self.send.acked(),
+                unsent: self.send.written().saturating_sub(sent),
+                payload: self.payload,
+                window,
+                room,
+            })
     }
 
     fn build_segment(

@@ -37,7 +37,7 @@ impl Endpoint {
         if options.key.len() > MAX_KEY {
             return Err(ConnectError::BadKey);
         }
-        if options.rx_capacity < u32::from(MIN_MAX_PAYLOAD) {
+        if options.buffers.rx < u32::from(MIN_MAX_PAYLOAD) {
             return Err(ConnectError::BadCapacity);
         }
         if let Some(slot) = self.table.find(&key) {
@@ -53,7 +53,7 @@ impl Endpoint {
         let id = self.table.next_id().ok_or(ConnectError::TooMany)?;
         let secrets = self.secrets();
         let cx = cx!(self);
-        let conn = Connection::active(&cx, id, key, secrets, options.rx_capacity, options.key);
+        let conn = Connection::active(&cx, id, key, secrets, options.buffers, options.key);
         self.table.insert(conn);
         self.moved_keys.remove(&key);
         self.settle(id.slot);

@@ -2,7 +2,9 @@
 
 use super::Endpoint;
 use crate::addr::Port;
-use crate::api::{CloseReason, ConnId, Event, ListenError, ListenOptions, ResetReason, State};
+use crate::api::{
+    Buffers, CloseReason, ConnId, Event, ListenError, ListenOptions, ResetReason, State,
+};
 use crate::connection::{Connection, Fate};
 use crate::time::{Duration, Instant};
 use crate::wire::MAX_KEY;
@@ -109,26 +111,26 @@ impl Endpoint {
         }
     }
 
-    /// Sets the receive capacity of a listener's connection; the peer may send from now on. Returns
+    /// Sets the buffers of a listener's connection; the peer may send from now on. Returns
     /// false when the connection has ended or is already attached.
     ///
-    /// `rx_capacity` must hold at least four of the agreed payloads ([`least_listener_capacity`]
+    /// `buffers.rx` must hold at least four of the agreed payloads ([`least_listener_capacity`]
     /// always suffices). With less, the connection is reset (RESOURCES), its `Closed` follows, and
     /// the result is false.
     ///
     /// [`least_listener_capacity`]: crate::least_listener_capacity
-    pub fn attach(&mut self, now: Instant, conn: ConnId, rx_capacity: u32) -> bool {
+    pub fn attach(&mut self, now: Instant, conn: ConnId, buffers: Buffers) -> bool {
         self.clock(now);
         let waits = |c: &&mut Connection| c.passive && c.visible && !c.attached && !c.over;
         let Some(found) = self.table.get_mut(conn).filter(waits) else {
             return false;
         };
-        if rx_capacity < 4 * u32::from(found.agreed()) {
+        if buffers.rx < 4 * u32::from(found.agreed()) {
             self.abort(now, conn, ResetReason::Resources);
             return false;
         }
         let port = found.key.local_port;
-        self.with(conn.slot, |c, _| c.attach(rx_capacity));
+        self.with(conn.slot, |c, _| c.attach(buffers));
         if let Some(listener) = self.listeners.get_mut(&port) {
             listener.waiting = listener.waiting.saturating_sub(1);
         }

@@ -185,7 +185,7 @@ impl Node {
                     // False when the connection was reset within the same batch; then `Closed`
                     // follows.
                     assert_eq!(
-                        self.ep.attach(now, *conn, room),
+                        self.ep.attach(now, *conn, Buffers { rx: room, tx: room }),
                         self.ep.info(*conn).is_some()
                     );
                 }
@@ -334,14 +334,14 @@ impl Pair {
 
     pub fn connect(&mut self, port: Port, peer_port: Port) -> ConnId {
         let options = ConnOptions {
-            rx_capacity: ROOM,
+            buffers: Buffers { rx: ROOM, tx: ROOM },
             key: vec![],
         };
         self.connect_with(port, peer_port, options)
     }
 
     pub fn connect_with(&mut self, port: Port, peer_port: Port, options: ConnOptions) -> ConnId {
-        let room = options.rx_capacity;
+        let room = options.buffers.rx;
         let id = self
             .a
             .ep

@@ -33,8 +33,21 @@ fn two_frames_of_a_batch_are_acknowledged_at_its_end_together() {
 #[test]
 fn a_stream_is_acknowledged_as_its_sender_requests() {
     for (buffer, least, most) in [(1 << 20, 4, 2000 / 8), (8 * 1489, 2000 / 8, 2000)] {
-        let (mut pair, a, b) = Pair::connected();
+        let mut pair = Pair::with(1500, EndpointConfig::default());
+        pair.listen(1000, 8);
+        let buffers = Buffers {
+            rx: ROOM,
+            tx: buffer,
+        };
+        let options = ConnOptions {
+            buffers,
+            key: vec![],
+        };
+        let a = pair.connect_with(5000, 1000, options);
+        pair.run(Duration::from_millis(1));
+        let b = pair.b.only();
         let from = pair.log.len();
+        let buffer = u64::from(buffer);
         let total = 2000 * 1489;
         while pair.b.app(b).received < total {
             let room = buffer - (pair.a.app(a).written - pair.a.app(a).acked);
@@ -53,6 +66,24 @@ fn a_stream_is_acknowledged_as_its_sender_requests() {
             pair.now
         );
     }
+}
+
+#[test]
+fn messages_of_some_packets_are_acknowledged_by_their_answers() {
+    let (mut pair, a, b) = Pair::connected();
+    let from = pair.log.len();
+    for n in 1..=10 {
+        pair.a.write(pair.now, a, 4000);
+        pair.run_until(Duration::from_millis(1), |p| {
+            p.b.app(b).received == 4000 * n
+        });
+        pair.b.write(pair.now, b, 4000);
+        pair.run_until(Duration::from_millis(1), |p| {
+            p.a.app(a).received == 4000 * n
+        });
+    }
+    assert_eq!(pair.kinds(MAC_A, from, FrameType::Ack), 0);
+    assert_eq!(pair.kinds(MAC_B, from, FrameType::Ack), 0);
 }
 
 #[test]

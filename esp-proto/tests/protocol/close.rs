@@ -269,7 +269,12 @@ fn calls_on_a_dead_connection_do_nothing() {
     pair.a.ep.consumed(pair.now, a, 10);
     pair.a.ep.shutdown(pair.now, a);
     pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
-    assert!(!pair.a.ep.attach(pair.now, a, ROOM));
+    assert!(
+        !pair
+            .a
+            .ep
+            .attach(pair.now, a, Buffers { rx: ROOM, tx: ROOM })
+    );
     pair.flush();
     assert_eq!(pair.log.len(), from);
     assert_eq!(

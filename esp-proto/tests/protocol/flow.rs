@@ -106,7 +106,11 @@ fn nothing_is_sent_before_attach() {
     assert_eq!(pair.kinds(MAC_A, 0, FrameType::Data), 0);
     assert_eq!(pair.a.state(a), State::Established);
     pair.b.apps.get_mut(&b).unwrap().room = ROOM;
-    assert!(pair.b.ep.attach(pair.now, b, ROOM));
+    assert!(
+        pair.b
+            .ep
+            .attach(pair.now, b, Buffers { rx: ROOM, tx: ROOM })
+    );
     let took = pair.run_until(Duration::from_millis(10), |p| p.b.app(b).received == 5000);
     assert!(took <= pair.delay * 4, "credit is told at once: {took:?}");
 }
@@ -119,7 +123,14 @@ fn attach_refuses_a_buffer_too_small_for_the_agreed_payload() {
     let a = pair.connect(5000, 1000);
     pair.run(Duration::from_millis(1));
     let b = pair.b.only();
-    assert!(!pair.b.ep.attach(pair.now, b, 4 * 1489 - 1));
+    assert!(!pair.b.ep.attach(
+        pair.now,
+        b,
+        Buffers {
+            rx: 4 * 1489 - 1,
+            tx: ROOM
+        }
+    ));
     pair.run(Duration::from_millis(1));
     assert_eq!(
         pair.b.app(b).closed,
@@ -142,7 +153,7 @@ fn buffers_of_every_size_make_progress() {
             5000,
             1000,
             ConnOptions {
-                rx_capacity: room,
+                buffers: Buffers { rx: room, tx: room },
                 key: vec![],
             },
         );

@@ -112,7 +112,7 @@ fn job_keys_keep_apart() {
             5000,
             1000,
             ConnOptions {
-                rx_capacity: ROOM,
+                buffers: Buffers { rx: ROOM, tx: ROOM },
                 key: connect.to_vec(),
             },
         );
@@ -185,7 +185,7 @@ fn crossing_syns_open_one_connection() {
         }
         let a = pair.connect(5000, 1000);
         let options = ConnOptions {
-            rx_capacity: ROOM,
+            buffers: Buffers { rx: ROOM, tx: ROOM },
             key: vec![],
         };
         let b = pair
@@ -224,12 +224,12 @@ fn crossing_syns_with_different_keys_are_refused() {
         5000,
         1000,
         ConnOptions {
-            rx_capacity: ROOM,
+            buffers: Buffers { rx: ROOM, tx: ROOM },
             key: b"x".to_vec(),
         },
     );
     let options = ConnOptions {
-        rx_capacity: ROOM,
+        buffers: Buffers { rx: ROOM, tx: ROOM },
         key: b"y".to_vec(),
     };
     let b = pair
@@ -270,8 +270,8 @@ fn data_written_before_the_answer_goes_after_it() {
 #[test]
 fn invalid_arguments_are_refused() {
     let mut pair = Pair::new();
-    let options = |key: usize, rx_capacity| ConnOptions {
-        rx_capacity,
+    let options = |key: usize, rx| ConnOptions {
+        buffers: Buffers { rx, tx: ROOM },
         key: vec![1; key],
     };
     let mut connect =

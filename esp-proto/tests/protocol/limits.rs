@@ -51,8 +51,18 @@ fn a_full_accept_queue_makes_the_next_ones_wait() {
     let waiting: Vec<_> = pair.b.apps.keys().copied().collect();
     for conn in waiting {
         pair.b.apps.get_mut(&conn).unwrap().room = ROOM;
-        assert!(pair.b.ep.attach(pair.now, conn, ROOM));
-        assert!(!pair.b.ep.attach(pair.now, conn, ROOM), "once");
+        assert!(
+            pair.b
+                .ep
+                .attach(pair.now, conn, Buffers { rx: ROOM, tx: ROOM })
+        );
+        assert!(
+            !pair
+                .b
+                .ep
+                .attach(pair.now, conn, Buffers { rx: ROOM, tx: ROOM }),
+            "once"
+        );
     }
     pair.run(Duration::from_secs(1));
     assert!(conns.iter().all(|c| pair.a.state(*c) == State::Established));
@@ -78,7 +88,11 @@ fn an_acknowledged_half_open_connection_is_not_evicted() {
         if room {
             let waiting = *pair.b.apps.keys().next().unwrap();
             pair.b.apps.get_mut(&waiting).unwrap().room = ROOM;
-            assert!(pair.b.ep.attach(pair.now, waiting, ROOM));
+            assert!(
+                pair.b
+                    .ep
+                    .attach(pair.now, waiting, Buffers { rx: ROOM, tx: ROOM })
+            );
         }
         for n in 0..20 {
             let syn = Forge::syn(u64::from(n) + 1, Seq(n))
@@ -145,7 +159,7 @@ fn the_connection_limit_holds_on_both_sides() {
         pair.connect(5000 + n, 1000);
     }
     let options = ConnOptions {
-        rx_capacity: ROOM,
+        buffers: Buffers { rx: ROOM, tx: ROOM },
         key: vec![],
     };
     assert_eq!(

@@ -42,7 +42,7 @@ fn two_ports_of_one_node_talk() {
         )
         .unwrap();
     let options = ConnOptions {
-        rx_capacity: ROOM,
+        buffers: Buffers { rx: ROOM, tx: ROOM },
         key: vec![],
     };
     let a = node
@@ -81,7 +81,7 @@ fn a_refused_local_connection_is_reported() {
     let mut node = Node::new(MAC_A, 1500, 1, EndpointConfig::default());
     let mut now = Instant::from_nanos(1000);
     let options = ConnOptions {
-        rx_capacity: ROOM,
+        buffers: Buffers { rx: ROOM, tx: ROOM },
         key: vec![],
     };
     let a = node

@@ -71,10 +71,13 @@ fn session(seed: u64, mtu: u32) {
     for _ in 0..120 {
         if rng.below(4) == 0 {
             let options = ConnOptions {
-                rx_capacity: 64 + rng.below(100_000) as u32,
+                buffers: Buffers {
+                    rx: 64 + rng.below(100_000) as u32,
+                    tx: rng.below(100_000) as u32,
+                },
                 key: vec![],
             };
-            let room = options.rx_capacity;
+            let room = options.buffers.rx;
             let ports = (5000 + rng.below(4) as u16, 1000 + rng.below(3) as u16);
             if let Ok(id) = pair
                 .a

@@ -25,7 +25,7 @@ fn session() -> Vec<OnWire> {
         5000,
         1000,
         ConnOptions {
-            rx_capacity: ROOM,
+            buffers: Buffers { rx: ROOM, tx: ROOM },
             key: b"key".to_vec(),
         },
     );

@@ -146,7 +146,7 @@ impl Fabric {
                 .unwrap();
         }
         let options = ConnOptions {
-            rx_capacity: ROOM,
+            buffers: Buffers { rx: ROOM, tx: ROOM },
             key: vec![],
         };
         let node = &mut fabric.sides[A].ends[0];

@@ -311,7 +311,7 @@ fn a_restarted_peer_resets_old_connections() {
 fn another_connection_of_the_same_ports_is_not_touched() {
     let mut fabric = Fabric::connected();
     let options = ConnOptions {
-        rx_capacity: ROOM,
+        buffers: Buffers { rx: ROOM, tx: ROOM },
         key: vec![],
     };
     let node = &mut fabric.sides[A].ends[1];
