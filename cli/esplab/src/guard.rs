@@ -1,10 +1,10 @@
 //! `esplab guard`: runs a launcher and leaves none of its processes behind; started by `esplab
 //! mpirun` only.
 //!
-//! A launcher's helpers on other nodes are no children of it any more, and processes of a job do not
-//! notice that their nodes have gone. So the guard adopts all descendants of the launcher, and ends
-//! them when the launcher or `esplab mpirun` has ended, in whatever way. It has a process group of
-//! its own, because `timeout` and terminals send signals to groups. If the guard is killed, `esplab
+//! A launcher's helpers on other nodes are not its children, and processes of a job do not notice
+//! that their nodes have gone. So the guard adopts all descendants of the launcher, and ends them
+//! when the launcher or `esplab mpirun` has ended, in whatever way. It has a process group of its
+//! own, because `timeout` and terminals send signals to groups. If the guard is killed, `esplab
 //! mpirun` adopts the processes and ends them; if both are, the launcher receives SIGTERM.
 
 use std::ffi::OsString;

@@ -2,7 +2,8 @@
 //!
 //! The machine's own network is not touched: the bridge has its own namespace (the *switch*), and
 //! so has each node, with one interface `eth0`. The namespaces exist as long as their holder
-//! processes, and what runs in a node ends with them. Without privilege everything is inside a user namespace.
+//! processes, and what runs in a node ends with them. Without privilege everything is inside a user
+//! namespace.
 //!
 //! [`Lab::create`] creates a lab that ends when the [`Lab`] is dropped or the program is killed;
 //! [`Lab::keep`] lets it stay until [`down`].
