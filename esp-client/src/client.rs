@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use esp_engine::UdpLink;
+use esp_engine::{UdpAddresses, UdpLink};
 use esp_proto::NodeAddr;
 
 use crate::control::{ErrorKind, InterfaceInfo, Reply, Request, Status};
@@ -32,8 +32,7 @@ pub fn socket_path() -> PathBuf {
 /// Returns the names of the interfaces over which ESP in UDP can run: those that are up and have an
 /// IP address.
 pub fn udp_interfaces() -> Vec<String> {
-    let all = UdpLink::addresses();
-    all.into_iter().map(|(name, _)| name).collect()
+    UdpLink::interfaces()
 }
 
 /// A program's connection to its node's daemon. Each process has one per daemon socket; clones
@@ -158,7 +157,7 @@ impl Client {
         if let Some(client) = open.filter(|client| client.check().is_ok()) {
             return Ok(client);
         }
-        let client = Self::open_udp(|_| true, 0, false)?;
+        let client = Self::open_udp(UdpAddresses::EachVersion, |_| true, 0, false)?;
         registry.get_or_insert_default().udp = Some(client.clone());
         Ok(client)
     }
@@ -169,18 +168,19 @@ impl Client {
     /// # Errors
     /// As for [`Client::udp`]; the port is in use.
     pub fn udp_at(port: u16) -> Result<Client, EspError> {
-        Self::open_udp(|_| true, port, false)
+        Self::open_udp(UdpAddresses::EachVersion, |_| true, port, false)
     }
 
-    /// Opens a client as [`Client::udp`] does, over the interfaces that `wants` selects by name,
-    /// with a notice if it is to be polled.
+    /// Opens a client as [`Client::udp`] does, over these addresses of the interfaces that `wants`
+    /// selects by name, with a notice if it is to be polled.
     pub(crate) fn open_udp(
+        which: UdpAddresses,
         wants: impl Fn(&str) -> bool,
         port: u16,
         polled: bool,
     ) -> Result<Client, EspError> {
         let failed = |error| EspError::resource("open a UDP socket", error);
-        let links = UdpLink::bind_all(wants, port).map_err(failed)?;
+        let links = UdpLink::bind_all(which, wants, port).map_err(failed)?;
         if links.is_empty() {
             return Err(EspError::denied(
                 ErrorKind::NotFound,

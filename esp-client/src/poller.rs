@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use esp_engine::UdpAddresses;
 use esp_engine::shm::{Events, ForkMark};
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
@@ -113,9 +114,9 @@ impl Client {
     }
 
     /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, over
-    /// the interfaces that `wants` selects by name, and its poller.
+    /// one address of each interface that `wants` selects by name, and its poller.
     pub fn polled_udp(wants: impl Fn(&str) -> bool) -> Result<(Client, Poller), EspError> {
-        let client = Client::open_udp(wants, 0, true)?;
+        let client = Client::open_udp(UdpAddresses::First, wants, 0, true)?;
         let poller = Poller::new(&client, None, Path::Lease)?;
         Ok((client, poller))
     }

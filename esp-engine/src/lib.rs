@@ -60,4 +60,4 @@ pub use handle::{EngineGone, EngineHandle};
 #[cfg(not(loom))]
 pub use netif::RingShape;
 #[cfg(not(loom))]
-pub use udp::UdpLink;
+pub use udp::{UdpAddresses, UdpLink};

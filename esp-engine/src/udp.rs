@@ -14,33 +14,55 @@ pub struct UdpLink {
     pub(crate) socket: UdpSocket,
 }
 
+/// Which addresses of an interface are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UdpAddresses {
+    /// The first IPv4 address, else the first IPv6 address.
+    First,
+    /// The first of each version of IP. The link of the IPv6 address beside an IPv4 address is
+    /// named after both, such as `eth0/ipv6`.
+    EachVersion,
+}
+
 impl UdpLink {
-    /// Returns the addresses of this node over which ESP in UDP can run, with their links' names:
-    /// for each interface that is up its first IPv4 address, else its first IPv6 address, under the
-    /// interface's name. Without any the loopback address is returned.
-    pub fn addresses() -> Vec<(String, IpAddr)> {
-        candidates()
+    /// Returns the names of the interfaces that are up and have an IP address; the loopback
+    /// interface only without any other.
+    pub fn interfaces() -> Vec<String> {
+        candidates(UdpAddresses::First)
             .into_iter()
-            .map(|found| (found.interface.name, found.ip))
+            .map(|found| found.interface.name)
             .collect()
     }
 
-    /// Binds this UDP port (0: any free one) of each of these addresses whose link's name `wants`
-    /// selects.
+    /// Binds this UDP port (0: any free one) of the addresses of the interfaces that `wants`
+    /// selects by name. See [`UdpLink::interfaces`].
     ///
     /// # Errors
     /// Those of the system.
-    pub fn bind_all(wants: impl Fn(&str) -> bool, port: u16) -> Result<Vec<UdpLink>, EngineError> {
+    pub fn bind_all(
+        which: UdpAddresses,
+        wants: impl Fn(&str) -> bool,
+        port: u16,
+    ) -> Result<Vec<UdpLink>, EngineError> {
         let options = UdpOptions::default();
-        candidates()
-            .into_iter()
-            .filter(|found| wants(&found.interface.name))
-            .map(|found| {
-                let socket = UdpSocket::bind(SocketAddr::new(found.ip, port), &options)?;
-                let interface = found.interface;
-                Ok(UdpLink { interface, socket })
-            })
-            .collect()
+        let mut links: Vec<UdpLink> = Vec::new();
+        for LocalAddress {
+            mut interface, ip, ..
+        } in candidates(which)
+        {
+            if !wants(&interface.name) {
+                continue;
+            }
+            let socket = UdpSocket::bind(SocketAddr::new(ip, port), &options)?;
+            if links
+                .last()
+                .is_some_and(|last| last.interface.index == interface.index)
+            {
+                interface.name += "/ipv6";
+            }
+            links.push(UdpLink { interface, socket });
+        }
+        Ok(links)
     }
 
     /// Returns the link's name.
@@ -59,15 +81,18 @@ impl UdpLink {
     }
 }
 
-/// Returns one address of each interface that is up.
-fn candidates() -> Vec<LocalAddress> {
+/// Returns the addresses of the interfaces that are up, IPv4 first.
+fn candidates(which: UdpAddresses) -> Vec<LocalAddress> {
     let mut all = netif::addresses();
     all.retain(|found| found.interface.up && found.interface.running);
     // The addresses of a link mean nothing to a peer without its scope.
     let is_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     all.retain(|found| !is_local(&found.ip));
     all.sort_by_key(|found| (found.interface.index, found.ip.is_ipv6()));
-    all.dedup_by_key(|found| found.interface.index);
+    all.dedup_by_key(|found| {
+        let version = which == UdpAddresses::EachVersion && found.ip.is_ipv6();
+        (found.interface.index, version)
+    });
     if all.iter().any(|found| !found.interface.loopback) {
         all.retain(|found| !found.interface.loopback);
     }
