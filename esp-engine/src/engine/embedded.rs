@@ -311,7 +311,7 @@ impl Engine {
         let mut work = self.serve_doorbells(now);
         for index in 0..self.links.len() {
             if let Some(link) = self.links.get_mut(index)
-                && !link.standby
+                && !link.rests()
             {
                 work |= link.transmit(now);
             }

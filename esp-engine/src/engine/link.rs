@@ -163,6 +163,17 @@ impl Link {
         (self.up, self.endpoint.mtu(), self.gone)
     }
 
+    /// Returns true if the link has nothing to transmit: it is in standby, and no program has
+    /// written a datagram. (Frames that it receives are answered in the iteration that does.)
+    #[inline]
+    pub(super) fn rests(&self) -> bool {
+        self.standby
+            && self.touched.is_empty()
+            && self.tx.is_empty()
+            && self.looped.is_empty()
+            && self.unfinished.is_empty()
+    }
+
     /// Queues a frame to the own address, given as parts from the destination address on.
     pub(super) fn loop_back(&mut self, parts: [&[u8]; 3]) {
         if self.looped.len() >= LOOP_QUEUE {

@@ -255,8 +255,7 @@ impl Engine {
         let moves = self.move_connections(now);
         work |= moves;
         for index in 0..self.links.len() {
-            // It transmits only in reply to received frames.
-            if !side && !moves && self.links.get(index).is_some_and(|link| link.standby) {
+            if !side && !moves && self.links.get(index).is_some_and(Link::rests) {
                 continue;
             }
             self.publish(index, now);

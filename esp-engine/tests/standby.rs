@@ -1,0 +1,80 @@
+//! A UDP link of an embedded engine on which no connection runs: it is polled rarely, but what a
+//! program writes leaves at once.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use esp_engine::shm::record::{DgramHeader, DgramKind};
+use esp_engine::shm::{ClientPage, Doorbell, EngineView, Region, RingSizes, TxProducer};
+use esp_engine::{ClientId, Command, Engine, IdleConfig, LinkId, UdpAddresses, UdpLink};
+use esp_proto::{EndpointConfig, NodeAddr};
+use netns::Namespace;
+use rustix::event::{EventfdFlags, eventfd};
+
+const CLIENT: ClientId = ClientId(1);
+const SLOT: u16 = 0;
+
+/// The program rings and the engine serves the doorbell. Without a further poll the datagram
+/// arrives.
+#[test]
+fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
+    let namespace = match Namespace::new() {
+        Err(error) => {
+            netns::skip("datagrams_leave_at_once", &error.to_string());
+            return Ok(());
+        }
+        made => made?,
+    };
+    let (mut links, peer) = namespace.run(|| {
+        let links = UdpLink::bind_all(UdpAddresses::First, |_| true, 0).expect("a UDP link");
+        (links, UdpSocket::bind("127.0.0.1:0").expect("a UDP socket"))
+    });
+    peer.set_read_timeout(Some(Duration::from_secs(5)))?;
+
+    let (mut engine, handle) = Engine::embedded(IdleConfig::default(), Box::new(drop))?;
+    let link = engine.add_udp(links.pop().ok_or("no link")?, EndpointConfig::default(), 1)?;
+    assert_eq!(link, LinkId(0));
+    let (page, _fd) = ClientPage::create()?;
+    let (notify, _other) = std::os::unix::net::UnixStream::pair()?;
+    handle.send(Command::AddClient {
+        client: CLIENT,
+        page: Arc::clone(&page),
+        doorbell: eventfd(0, EventfdFlags::CLOEXEC)?,
+        notify: notify.into(),
+    })?;
+    let (region, _fd) = Region::create(RingSizes {
+        tx: 1 << 16,
+        rx: 1 << 16,
+    })?;
+    let (reply, bound) = channel();
+    handle.send(Command::BindEdp {
+        client: CLIENT,
+        slot: SLOT,
+        link,
+        port: 40_000,
+        region: Arc::clone(&region),
+        reply: Box::new(move |value| {
+            let _ = reply.send(value);
+        }),
+    })?;
+    engine.poll();
+    assert_eq!(bound.try_recv()?, Ok(()));
+
+    let header = DgramHeader {
+        kind: DgramKind::Data,
+        addr: NodeAddr::Udp(peer.local_addr()?),
+        port: 40_001,
+        sequence: 0,
+        timestamp_ns: 0,
+    };
+    assert!(TxProducer::new(region).put_record(&header, b"at once"));
+    let doorbell = Doorbell::new(page, EngineView::open(handle.page_fd())?);
+    assert!(!doorbell.ring(SLOT), "the engine is awake");
+    engine.poll_doorbells();
+    let mut packet = [0; 100];
+    let length = peer.recv(&mut packet)?;
+    assert!(packet[..length].windows(7).any(|bytes| bytes == b"at once"));
+    Ok(())
+}
