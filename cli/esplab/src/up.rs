@@ -5,13 +5,23 @@ use clap::Args;
 use super::Name;
 use cli::out::{self, Failure, Verdict};
 use cli::units;
-use lab::{Carriers, Lab, LabError, LabOptions, WireOptions};
+use lab::{Carriers, Ip, Lab, LabError, LabOptions, WireOptions};
 
 /// Carrier of the daemons.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Carrier {
     Raw,
     Udp,
+    Both,
+}
+
+/// Versions of IP.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Versions {
+    #[value(name = "4")]
+    V4,
+    #[value(name = "6")]
+    V6,
     Both,
 }
 
@@ -39,12 +49,16 @@ pub(super) struct Flags {
     /// Start no esp-daemons
     #[arg(long)]
     no_daemon: bool,
-    /// Carrier of the daemons: raw Ethernet, UDP, or both [default: raw, or udp with --routed]
+    /// Carrier of the daemons: raw Ethernet, UDP, or both [default: raw; udp with --routed; both with
+    /// --ip 6 and --ip both]
     #[arg(long, value_name = "CARRIER")]
     carrier: Option<Carrier>,
     /// Two segments with a router between: IP passes it, raw Ethernet does not
     #[arg(long)]
     routed: bool,
+    /// IP addresses of the nodes: IPv4 (node1 is 10.99.0.2), IPv6 (node1 is fd00:99::2), or both
+    #[arg(long, value_name = "VERSION", default_value = "4")]
+    ip: Versions,
     #[command(flatten)]
     name: Name,
 }
@@ -61,6 +75,11 @@ impl Flags {
             loss_ppm: self.loss.unwrap_or(0),
             offload: !self.no_offload,
             routed: self.routed,
+            ip: match self.ip {
+                Versions::V4 => Ip::V4,
+                Versions::V6 => Ip::V6,
+                Versions::Both => Ip::Both,
+            },
         };
         options.rails = self.rails;
         options.daemon = !self.no_daemon;
@@ -69,6 +88,7 @@ impl Flags {
             Some(Carrier::Udp) => Carriers::Udp,
             Some(Carrier::Both) => Carriers::Both,
             None if self.routed => Carriers::Udp,
+            None if options.wire.ip != Ip::V4 => Carriers::Both,
             None => Carriers::Raw,
         };
         options.check()?;
@@ -129,6 +149,11 @@ pub(super) fn describe(wire: &WireOptions) -> String {
     }
     if wire.routed {
         text += ", two segments with a router between";
+    }
+    match wire.ip {
+        Ip::V4 => {}
+        Ip::V6 => text += ", IPv6",
+        Ip::Both => text += ", IPv4 and IPv6",
     }
     if !wire.offload {
         text += ", no segmentation offload";

@@ -2,7 +2,7 @@
 
 use crate::about::About;
 use crate::worker::{Protocol, Wait, Work};
-use lab::WireOptions;
+use lab::{LabOptions, WireOptions};
 
 /// A benchmark: cases that are measured in turn.
 #[derive(Clone, Debug)]
@@ -34,12 +34,9 @@ impl LabPlan {
     /// Options of its wire.
     pub fn wire(&self) -> WireOptions {
         WireOptions {
-            nodes: 2,
             mtu: self.mtu,
-            rate: None,
             loss_ppm: self.loss_ppm,
-            offload: true,
-            routed: false,
+            ..LabOptions::new(2).wire
         }
     }
 }

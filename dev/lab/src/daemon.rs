@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::error::{At, LabError};
-use crate::options::{Carriers, NETWORK, Node};
+use crate::options::{Carriers, LabOptions, Node};
 use crate::process::ProcessRef;
 use crate::tools::one_line;
 
@@ -45,24 +45,27 @@ impl Daemon {
         node: usize,
         mut enter: Command,
         program: &Path,
-        (rails, carriers, config): (usize, Carriers, &str),
+        options: &LabOptions,
     ) -> Result<Daemon, LabError> {
         let dir = node_dir(lab, node);
         let log = dir.join("daemon.log");
         let doing = || format!("starting {} of node {node}", program.display());
         // An own file, so that the machine's is not read.
         let file = dir.join("esp-daemon.toml");
+        let config = &options.daemon_config;
         fs::write(&file, format!("node_name = \"{}\"\n{config}", Node(node))).at(doing)?;
         let out = File::create(&log).at(doing)?;
         let err = out.try_clone().at(doing)?;
         enter.arg(program);
-        if carriers != Carriers::Udp {
-            for rail in 0..rails {
+        if options.carriers != Carriers::Udp {
+            for rail in 0..options.rails {
                 enter.args(["--interface", &format!("eth{rail}")]);
             }
         }
-        if carriers != Carriers::Raw {
-            enter.args(["--udp", NETWORK]);
+        if options.carriers != Carriers::Raw {
+            for version in options.wire.ip.versions() {
+                enter.args(["--udp", version.network()]);
+            }
         }
         enter
             .arg("--socket")

@@ -14,6 +14,7 @@ mod enter;
 mod error;
 mod holder;
 mod inhabitants;
+mod ip;
 mod offload;
 mod options;
 mod process;
@@ -43,6 +44,7 @@ use tools::Programs;
 pub use enter::pin;
 pub use error::LabError;
 pub use holder::{UserNs, Watch, hold};
+pub use ip::Ip;
 pub use offload::set_segmentation_offload;
 pub use options::{
     Carriers, LabOptions, MAX_MTU, MAX_NODES, MAX_RAILS, MIN_MTU, Node, QUEUE_FRAMES, WireOptions,
@@ -110,7 +112,7 @@ impl Lab {
         let holders: Vec<ProcessRef> = lab.state.nodes.iter().map(|n| n.holder).collect();
         wire::build_switch(|| lab.enter(switch), &options.wire, options.rails, &holders)?;
         for (node, &holder) in holders.iter().enumerate() {
-            wire::build_node(lab.enter(holder), &options.wire, options.rails, node)?;
+            wire::build_node(|| lab.enter(holder), &options.wire, options.rails, node)?;
             if !options.wire.offload {
                 lab.set_offload(node, false)?;
             }
@@ -195,7 +197,9 @@ impl Lab {
             if carriers != Carriers::Udp {
                 let _ = writeln!(ethers, "{} {node}", node.mac_text());
             }
-            let _ = writeln!(hosts, "{} {node}", node.ip());
+            for version in self.state.wire.ip.versions() {
+                let _ = writeln!(hosts, "{} {node}", version.address(node));
+            }
             let dir = daemon::node_dir(&self.dir, node.0);
             fs::create_dir(&dir).at(|| format!("making {}", dir.display()))?;
         }
@@ -243,7 +247,7 @@ impl Lab {
                 node,
                 self.exec_command(node, cpus)?,
                 program,
-                (options.rails, options.carriers, &options.daemon_config),
+                options,
             )?;
             if let Some(state) = self.state.nodes.get_mut(node) {
                 state.daemon = Some(daemon.process);

@@ -1,12 +1,13 @@
 //! Options of a virtual cluster, and the addresses of its nodes.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::LabError;
+use crate::ip::{Ip, MIN_MTU_6};
 
 /// Maximum number of nodes: the host numbers of 10.99.0.0/24.
 pub const MAX_NODES: usize = 254;
@@ -60,6 +61,9 @@ pub struct WireOptions {
     /// the two: IP passes, Ethernet frames do not.
     #[serde(default)]
     pub routed: bool,
+    /// IP addresses of the nodes.
+    #[serde(default)]
+    pub ip: Ip,
 }
 
 impl WireOptions {
@@ -73,9 +77,6 @@ impl WireOptions {
         1 + usize::from(self.routed)
     }
 }
-
-/// Network of the nodes' IP addresses.
-pub(crate) const NETWORK: &str = "10.99.0.0/16";
 
 /// Carriers that the daemons of a lab serve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +100,7 @@ impl LabOptions {
             loss_ppm: 0,
             offload: true,
             routed: false,
+            ip: Ip::V4,
         };
         LabOptions {
             name: None,
@@ -142,6 +144,11 @@ impl LabOptions {
         }
         if !(MIN_MTU..=MAX_MTU).contains(&mtu) {
             return bad(format!("invalid MTU {mtu}: write {MIN_MTU} to {MAX_MTU}"));
+        }
+        if self.wire.ip.has_6() && mtu < MIN_MTU_6 {
+            return bad(format!(
+                "invalid MTU {mtu}: IPv6 needs at least {MIN_MTU_6}"
+            ));
         }
         if loss_ppm > 1_000_000 {
             return bad(format!(
@@ -213,9 +220,14 @@ impl Node {
         ]
     }
 
-    /// Returns the IPv4 address for comparisons with TCP: 10.99.0.(number + 1).
+    /// Returns the IPv4 address: 10.99.0.(number + 1).
     pub fn ip(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 99, 0, self.host())
+    }
+
+    /// Returns the IPv6 address: fd00:99::(number + 1), in hexadecimal.
+    pub fn ip6(self) -> Ipv6Addr {
+        Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, self.host().into())
     }
 }
 
@@ -234,6 +246,7 @@ mod tests {
         assert_eq!(Node(0).mac_text(), "02:e5:00:00:00:01");
         assert_eq!(Node(253).mac(), [2, 0xe5, 0, 0, 0, 254]);
         assert_eq!(Node(9).ip().to_string(), "10.99.0.10");
+        assert_eq!(Node(9).ip6().to_string(), "fd00:99::a");
         assert_eq!(Node(3).to_string(), "node3");
     }
 
@@ -248,6 +261,8 @@ mod tests {
         assert!(with(|o| o.wire.mtu = MAX_MTU));
         assert!(!with(|o| o.wire.mtu = MAX_MTU + 1));
         assert!(!with(|o| o.wire.mtu = 100));
+        assert!(with(|o| (o.wire.mtu, o.wire.ip) = (1280, Ip::V6)));
+        assert!(!with(|o| (o.wire.mtu, o.wire.ip) = (1279, Ip::Both)));
         assert!(!with(|o| o.wire.nodes = 0));
         assert!(!with(|o| o.wire.nodes = 255));
         assert!(with(|o| o.rails = 8));

@@ -10,6 +10,7 @@ use esp_client::MacAddr;
 use serde::Deserialize;
 
 use crate::error::LabError;
+use crate::ip;
 use crate::options::{Node, QUEUE_FRAMES, WireOptions};
 use crate::process::ProcessRef;
 use crate::tools::{IP, NFT, SH, TC};
@@ -26,9 +27,6 @@ const NO_RULES: &str = "for rules in iptables ip6tables arptables; do
     [ ! -w $file ] || echo 0 > $file || true
 done 2> /dev/null
 ";
-
-/// Makes a namespace forward IP.
-const FORWARD: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward\n";
 
 /// Checks that the tools are installed.
 pub(crate) fn check_tools(wire: &WireOptions) -> Result<(), LabError> {
@@ -56,18 +54,17 @@ pub(crate) fn build_switch(
         NO_RULES,
         "keeping iptables from the lab's switch",
     )?;
+    if wire.routed && wire.ip.has_6() {
+        SH.run(enter(), &["-s"], ip::ENABLE_6, "enabling IPv6")?;
+    }
     for rail in 0..rails {
         let links = switch_links(wire, rail, nodes);
         IP.run(enter(), &["-batch", "-"], &links, "making the lab's switch")?;
     }
     if wire.routed {
-        SH.run(enter(), &["-s"], FORWARD, "making the lab's router")?;
-        IP.run(
-            enter(),
-            &["-batch", "-"],
-            &router_routes(wire),
-            "making the lab's router",
-        )?;
+        let what = "making the lab's router";
+        SH.run(enter(), &["-s"], &ip::forwarding(wire.ip), what)?;
+        IP.run(enter(), &["-batch", "-"], &ip::router(wire), what)?;
     }
     if wire.loss_ppm > 0 {
         NFT.run(
@@ -92,19 +89,17 @@ pub(crate) fn build_switch(
 
 /// Brings up a node's own interfaces.
 pub(crate) fn build_node(
-    enter: Command,
+    enter: impl Fn() -> Command,
     wire: &WireOptions,
     rails: usize,
     node: usize,
 ) -> Result<(), LabError> {
-    let links = node_links(wire, rails, node);
-    IP.run(
-        enter,
-        &["-batch", "-"],
-        &links,
-        &format!("setting up node {node}"),
-    )
-    .map(drop)
+    let what = format!("setting up node {node}");
+    if wire.ip.has_6() {
+        SH.run(enter(), &["-s"], ip::ENABLE_6, &what)?;
+    }
+    let links = node_links(rails) + &ip::node(wire, node);
+    IP.run(enter(), &["-batch", "-"], &links, &what).map(drop)
 }
 
 /// Returns the name of a node's port on the switch of a rail.
@@ -131,16 +126,11 @@ pub(crate) fn await_forwarding(
 }
 
 /// Returns the name of the bridge of a rail and segment.
-fn bridge(rail: usize, segment: usize) -> String {
+pub(crate) fn bridge(rail: usize, segment: usize) -> String {
     match segment {
         0 => format!("br{rail}"),
         _ => format!("br{rail}s{segment}"),
     }
-}
-
-/// Returns the router's address on a segment, above those of all nodes.
-fn gateway(segment: usize) -> String {
-    format!("10.99.255.{}", segment + 1)
 }
 
 fn await_bridge(enter: impl Fn() -> Command, bridge: &str, nodes: usize) -> Result<(), LabError> {
@@ -259,62 +249,12 @@ fn switch_links(wire: &WireOptions, rail: usize, nodes: &[ProcessRef]) -> String
     text
 }
 
-/// Returns the router's addresses, and a route to each node on its segment.
-fn router_routes(wire: &WireOptions) -> String {
-    let mut text = String::new();
-    for segment in 0..wire.segments() {
-        let _ = writeln!(
-            text,
-            "address add {}/32 dev {}",
-            gateway(segment),
-            bridge(0, segment)
-        );
-    }
-    for node in 0..wire.nodes {
-        let _ = writeln!(
-            text,
-            "route add {}/32 dev {}",
-            Node(node).ip(),
-            bridge(0, wire.segment(node))
-        );
-    }
-    text
-}
-
-fn node_links(wire: &WireOptions, rails: usize, node: usize) -> String {
-    let mut text = format!(
-        "link set dev lo up\n\
-         link set dev eth0 addrgenmode none\n\
-         link set dev eth0 up\n\
-         address add {}/{} dev eth0\n",
-        Node(node).ip(),
-        if wire.routed { 32 } else { 24 }
-    );
-    let own = wire.segment(node);
-    if wire.routed {
-        let gateway = gateway(own);
-        let _ = writeln!(
-            text,
-            "route add {gateway}/32 dev eth0\nroute add default via {gateway}"
-        );
-    }
-    for rail in 1..rails {
+fn node_links(rails: usize) -> String {
+    let mut text = String::from("link set dev lo up\n");
+    for rail in 0..rails {
         let _ = writeln!(
             text,
             "link set dev eth{rail} addrgenmode none\nlink set dev eth{rail} up"
-        );
-    }
-    // Static neighbours avoid ARP on the wire.
-    let is_near = |other: &usize| *other != node && wire.segment(*other) == own;
-    for other in (0..wire.nodes).filter(is_near).map(Node) {
-        if wire.routed {
-            let _ = writeln!(text, "route add {}/32 dev eth0", other.ip());
-        }
-        let _ = writeln!(
-            text,
-            "neighbour replace {} lladdr {} dev eth0 nud permanent",
-            other.ip(),
-            other.mac_text()
         );
     }
     text
@@ -380,6 +320,7 @@ fn count_forwarding(json: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ip::Ip;
 
     fn wire() -> WireOptions {
         WireOptions {
@@ -389,6 +330,7 @@ mod tests {
             loss_ppm: 0,
             offload: true,
             routed: false,
+            ip: Ip::V4,
         }
     }
 
@@ -416,17 +358,6 @@ mod tests {
         assert!(
             second.contains("link set dev port0r1 master br1 up"),
             "{second}"
-        );
-    }
-
-    #[test]
-    fn nodes_have_static_neighbours() {
-        let text = node_links(&WireOptions { nodes: 3, ..wire() }, 1, 1);
-        assert_eq!(text.matches("neighbour").count(), 2);
-        assert!(text.contains("address add 10.99.0.2/24 dev eth0"), "{text}");
-        assert!(
-            text.contains("neighbour replace 10.99.0.3 lladdr 02:e5:00:00:00:03"),
-            "{text}"
         );
     }
 
