@@ -11,6 +11,7 @@ pub mod exchange;
 pub mod frames;
 pub mod links;
 pub mod marked;
+pub mod open_mpi;
 pub mod process;
 pub mod program;
 pub mod raw;

@@ -5,11 +5,12 @@
 //! `mpicc`. `tests/mpi/run` runs foreign suites.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use esp_tests::links::{silence, two_rails};
+use esp_tests::open_mpi::Program;
 use esp_tests::process::{Finished, daemon_pid, output, programs, signal};
 use esp_tests::{client, counter, lab_or_skip, wait_until};
 use lab::{Lab, LabOptions};
@@ -20,50 +21,6 @@ const PATIENCE: &str = "150";
 /// Daemon configuration with short timeouts.
 const IMPATIENT: &str =
     "[timers]\npeer_timeout = \"1500ms\"\nkeepalive = \"400ms\"\nconnect_timeout = \"1s\"\n";
-
-/// A compiled program in a temporary folder.
-struct Program {
-    dir: PathBuf,
-    file: PathBuf,
-}
-
-impl Program {
-    /// Compiles a program. Returns `None` after printing SKIPPED.
-    fn new(test: &str, name: &str) -> Option<Program> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let find = |tool: &str| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
-        if !find("mpicc.openmpi") || !programs().join("mca_btl_esp.so").is_file() {
-            netns::skip(
-                test,
-                "no Open MPI (Debian: apt install openmpi-bin libopenmpi-dev), or its component was not built (cargo xtask test builds it)",
-            );
-            return None;
-        }
-        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("mpi/programs")
-            .join(name)
-            .with_extension("c");
-        let dir =
-            std::env::temp_dir().join(format!("esp-open-mpi-{}-{test}-{name}", std::process::id()));
-        fs::create_dir(&dir).expect("make a folder");
-        let file = dir.join(name);
-        let mut mpicc = Command::new("mpicc.openmpi");
-        mpicc
-            .args(["-Wall", "-Werror", "-O2", "-o"])
-            .arg(&file)
-            .arg(source)
-            .arg("-lpthread");
-        let compiled = output(&mut mpicc);
-        assert_eq!(compiled.code, Some(0), "{compiled:?}");
-        Some(Program { dir, file })
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.dir);
-    }
-}
 
 /// Returns the command `esplab mpirun` in a lab that is up.
 fn mpirun(
@@ -135,7 +92,7 @@ fn passes(test: &str, name: &str, ranks: u32, mtu: u32) {
             2,
             btl,
             &[],
-            &program.file,
+            program.file(),
         )));
     }
 }
@@ -178,7 +135,7 @@ fn talks(test: &str, options: &LabOptions, ranks: u32, parameters: &[&str]) {
         options.wire.nodes,
         "esp,self",
         &more,
-        &program.file,
+        program.file(),
     )));
 }
 
@@ -260,7 +217,7 @@ fn bursts_arrive_while_the_sender_computes() {
         2,
         "esp,self",
         &[],
-        &program.file,
+        program.file(),
     )));
 }
 
@@ -288,7 +245,7 @@ fn several_interfaces() {
             2,
             "esp,self",
             &more,
-            &program.file,
+            program.file(),
         ));
         passed(&finished);
         for pair in [
@@ -320,7 +277,7 @@ fn an_interface_that_is_down_at_one_node() {
     let done = output(command.args(["link", "set", "dev", "eth1", "down"]));
     assert_eq!(done.code, Some(0), "{done:?}");
     let more = ["--mca", "btl_esp_verbose=1"];
-    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &more, &program.file));
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &more, program.file()));
     passed(&finished);
     for words in [
         "rank 0 on node node0, interface eth1, not to rank 1 on node node1: ",
@@ -372,7 +329,7 @@ fn verbose_prints_how_peers_are_reached() {
         2,
         "esp,self",
         &["--mca", "btl_esp_verbose=1"],
-        &program.file,
+        program.file(),
     ));
     passed(&finished);
     for words in [
@@ -405,7 +362,7 @@ fn without_a_daemon_tcp_is_used_if_it_is_listed() {
     {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let finished = output(&mut mpirun(&lab, 2, 2, "esp,tcp,self", &[], &program.file));
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,tcp,self", &[], program.file()));
     passed(&finished);
     let line = finished
         .err
@@ -416,7 +373,7 @@ fn without_a_daemon_tcp_is_used_if_it_is_listed() {
         line.contains("no Ethernet transport") && line.contains("esp.sock"),
         "{finished:?}"
     );
-    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &[], &program.file));
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &[], program.file()));
     assert!(
         !matches!(finished.code, Some(0 | 124 | 137)),
         "{finished:?}"
@@ -444,7 +401,7 @@ fn an_interface_that_does_not_exist_is_named() {
         2,
         "esp,tcp,self",
         &more,
-        &program.file,
+        program.file(),
     ));
     passed(&finished);
     assert!(
@@ -456,13 +413,13 @@ fn an_interface_that_does_not_exist_is_named() {
 /// A job that runs until it is ended.
 struct Running {
     child: Child,
-    _program: Program,
+    program: Program,
 }
 
 impl Running {
     fn start(test: &str, lab: &Lab, more: &[&str], arguments: &[&str]) -> Option<Running> {
         let program = Program::new(test, "endless")?;
-        let mut command = mpirun(lab, 2, 2, "esp,self", more, &program.file);
+        let mut command = mpirun(lab, 2, 2, "esp,self", more, program.file());
         let child = command
             .args(arguments)
             .stdin(Stdio::null())
@@ -471,7 +428,7 @@ impl Running {
             .spawn();
         let running = Running {
             child: child.expect("start mpirun"),
-            _program: program,
+            program,
         };
         // Each rank writes its file when it has received from the other.
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -485,8 +442,12 @@ impl Running {
     /// Returns the process ids of the ranks, which they write to files.
     fn pids(&self) -> Vec<i32> {
         let read = |rank: u32| {
-            let text =
-                fs::read_to_string(self._program.dir.join(format!("endless.{rank}"))).ok()?;
+            let text = fs::read_to_string(
+                self.program
+                    .file()
+                    .with_file_name(format!("endless.{rank}")),
+            )
+            .ok()?;
             text.trim().parse().ok()
         };
         (0..2).filter_map(read).collect()
@@ -494,7 +455,7 @@ impl Running {
 
     /// Waits for the end of the job.
     fn end(self) -> Finished {
-        let Running { child, _program } = self;
+        let Running { child, program: _ } = self;
         let output = child.wait_with_output().expect("wait for mpirun");
         Finished {
             code: output.status.code(),
