@@ -12,15 +12,17 @@ use bench::report;
 use bench::run::Rig;
 use bench::table::Style;
 use cli::out::{self, Doing, Failure, Verdict};
-use lab::{Lab, LabOptions};
+use lab::{Carriers, Lab, LabOptions};
 
-/// Show the stack at work: two nodes, an echo, a checked transfer, latency and throughput beside
-/// TCP
+/// Show the stack at work: two nodes; echoes and checked transfers over raw Ethernet and UDP;
+/// latency and throughput beside TCP
 #[derive(Debug, Args)]
 pub(super) struct Flags {}
 
-/// Port of the transfer.
+/// Port of the transfers.
 const PORT: &str = "7000";
+/// The second node for each carrier: by name (raw Ethernet) and by IP address (UDP).
+const TARGETS: [(&str, &str); 2] = [("raw Ethernet", "node1"), ("UDP", "10.99.0.2")];
 
 /// Fields of esping's summary that the table shows.
 #[derive(Debug, Deserialize)]
@@ -38,10 +40,44 @@ struct Transfer {
     gbit_s: f64,
 }
 
+impl Echo {
+    /// Returns the line of the summary.
+    fn line(&self, carrier: &str) -> String {
+        let Echo {
+            sent,
+            received,
+            avg_us,
+        } = self;
+        let rtt = avg_us.map_or_else(String::new, |avg| format!(", {avg:.1} µs on average"));
+        format!(
+            "{:23} {received} of {sent} answered{rtt}\n",
+            format!("echo, {carrier}")
+        )
+    }
+}
+
+impl Transfer {
+    /// Returns the line of the summary.
+    fn line(&self, carrier: &str) -> String {
+        let content = if self.intact {
+            "every byte right"
+        } else {
+            "CONTENT WRONG"
+        };
+        format!(
+            "{:23} {} MiB at {:.2} Gbit/s, {content}\n",
+            format!("transfer, {carrier}"),
+            self.bytes >> 20,
+            self.gbit_s
+        )
+    }
+}
+
 pub(super) fn run(_flags: &Flags) -> Result<Verdict, Failure> {
     let mut rig = Rig::default();
     let options = LabOptions {
         daemon_cpus: rig.cores().daemons(),
+        carriers: Carriers::Both,
         ..LabOptions::new(2)
     };
     out::line("1. Two nodes on one Ethernet segment, an esp-daemon in each")?;
@@ -51,32 +87,46 @@ pub(super) fn run(_flags: &Flags) -> Result<Verdict, Failure> {
         up::describe(&lab.state().wire)
     ))?;
 
-    out::line("\n2. esping node1 (an echo by raw Ethernet frames, no IP)")?;
-    let echo = echo(&lab)?;
+    out::line("\n2. esping: echoes by raw Ethernet frames and by UDP")?;
+    let mut is_fine = true;
+    let mut summary = String::new();
+    for (carrier, target) in TARGETS {
+        out::line(format_args!("   esping {target} ({carrier})"))?;
+        let echo = echo(&lab, target)?;
+        is_fine &= echo.received == echo.sent;
+        summary += &echo.line(carrier);
+    }
 
     out::line("\n3. 64 MiB from a program in node0 to a program in node1, every byte checked")?;
-    let transfer = transfer(&lab)?;
+    for (carrier, target) in TARGETS {
+        out::line(format_args!("   esplab send {target}:{PORT} ({carrier})"))?;
+        let transfer = transfer(&lab, target)?;
+        is_fine &= transfer.intact;
+        summary += &transfer.line(carrier);
+    }
 
     out::line("\n4. Latency and throughput of ESP, the point-to-point layer and TCP, in turn")?;
     let latency = measure(&mut rig, &lab, "pingpong")?;
     let throughput = measure(&mut rig, &lab, "stream")?;
 
     out::line(format_args!(
-        "\n{}\n\nhalf a round trip:\n\n{}\n\none way:\n\n{}",
-        summary(&echo, &transfer),
+        "\n{summary}\nhalf a round trip:\n\n{}\n\none way:\n\n{}",
         latency.trim_end(),
         throughput.trim_end()
     ))?;
     drop(lab);
     out::line("\nThe nodes are removed. To try it yourself: esplab up --nodes 4")?;
-    let fine = echo.received == echo.sent && transfer.intact;
-    Ok(if fine { Verdict::Done } else { Verdict::Partly })
+    Ok(if is_fine {
+        Verdict::Done
+    } else {
+        Verdict::Partly
+    })
 }
 
 /// Runs esping, shows its lines and returns its summary.
-fn echo(lab: &Lab) -> Result<Echo, Failure> {
+fn echo(lab: &Lab, target: &str) -> Result<Echo, Failure> {
     let mut esping = lab.command(0, "esping")?;
-    esping.args(["-c", "10", "-i", "0.02", "--json", "node1"]);
+    esping.args(["-c", "5", "-i", "0.02", "--json", target]);
     let mut summary = None;
     lines(&mut esping, "esping", |line| {
         let value: serde_json::Value = serde_json::from_str(line).doing("esping")?;
@@ -93,7 +143,7 @@ fn echo(lab: &Lab) -> Result<Echo, Failure> {
 }
 
 /// Runs `esplab recv` in node 1 and `esplab send` in node 0, which shows its progress.
-fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
+fn transfer(lab: &Lab, target: &str) -> Result<Transfer, Failure> {
     let mut recv = lab.command(1, "esplab")?;
     recv.args(["recv", "--quiet", PORT])
         .stdin(Stdio::null())
@@ -113,7 +163,7 @@ fn transfer(lab: &Lab) -> Result<Transfer, Failure> {
         }
         let mut send = lab.command(0, "esplab")?;
         send.args(["send", "--json", "--bytes", "64m"])
-            .arg(format!("node1:{PORT}"));
+            .arg(format!("{target}:{PORT}"));
         let mut transfer = None;
         lines(&mut send, "esplab send", |line| {
             transfer = Some(serde_json::from_str(line).doing("esplab send")?);
@@ -177,28 +227,4 @@ fn measure(rig: &mut Rig, lab: &Lab, name: &str) -> Result<String, Failure> {
         table = report::table(&report::rows(&bench, &results?), Style::Text);
     }
     Ok(table)
-}
-
-fn summary(echo: &Echo, transfer: &Transfer) -> String {
-    let Echo {
-        sent,
-        received,
-        avg_us,
-    } = echo;
-    let Transfer {
-        bytes,
-        intact,
-        gbit_s,
-    } = transfer;
-    let rtt = avg_us.map_or_else(String::new, |avg| format!(", {avg:.1} µs on average"));
-    let content = if *intact {
-        "every byte right"
-    } else {
-        "CONTENT WRONG"
-    };
-    format!(
-        "echo      {received} of {sent} answered{rtt}\n\
-         transfer  {} MiB at {gbit_s:.2} Gbit/s, {content}",
-        bytes >> 20
-    )
 }
