@@ -49,8 +49,8 @@ pub(super) struct Flags {
     /// Start no esp-daemons
     #[arg(long)]
     no_daemon: bool,
-    /// Carrier of the daemons: raw Ethernet, UDP, or both [default: raw; udp with --routed; both with
-    /// --ip 6 and --ip both]
+    /// Carrier of the daemons: raw Ethernet, UDP, or both [default: raw; udp with --routed; both
+    /// with --ip 6 and --ip both]
     #[arg(long, value_name = "CARRIER")]
     carrier: Option<Carrier>,
     /// Two segments with a router between: IP passes it, raw Ethernet does not
