@@ -20,9 +20,6 @@ pub(super) struct Flags {
     /// Cores the command may run on, such as 0,1
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cpus: Vec<usize>,
-    /// End the command by SIGTERM when the process that started it ends
-    #[arg(long, hide = true)]
-    with_parent: bool,
     /// Number of the node
     #[arg(value_name = "I")]
     node: usize,
@@ -40,10 +37,8 @@ pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
     let Flags {
         name,
         cpus,
-        with_parent,
         node,
         command,
     } = flags;
-    let how = lab::Exec { cpus, with_parent };
-    Err(lab::exec(&name.resolve(), node, &how, &command).into())
+    Err(lab::exec(&name.resolve(), node, &cpus, &command).into())
 }

@@ -5,7 +5,7 @@
 //! that their nodes have gone. So the guard adopts all descendants of the launcher, and ends them
 //! when the launcher or `esplab mpirun` has ended, in whatever way. It has a process group of its
 //! own, because `timeout` and terminals send signals to groups. If the guard is killed, `esplab
-//! mpirun` adopts the processes and ends them; if both are, the launcher receives SIGTERM.
+//! mpirun` adopts the processes and ends them. If both are, the job ends with the lab.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};

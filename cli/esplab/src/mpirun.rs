@@ -90,7 +90,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     // The variable is set for commands within the lab.
     let line = r#"m=$1; shift; exec "$m" --mca plm_rsh_agent "$ESPLAB_RSH" "$@""#;
     let mut launcher: Vec<OsString> = vec![esplab.into()];
-    launcher.extend(["exec", "--with-parent", "--name", &name, "0", "--"].map(Into::into));
+    launcher.extend(["exec", "--name", &name, "0", "--"].map(Into::into));
     launcher.extend(["/bin/sh", "-c", line, "mpirun"].map(Into::into));
     launcher.push(mpirun.into());
     launcher.extend(flags.arguments(&used, cores, &scratch.0));

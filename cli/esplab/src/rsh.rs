@@ -72,7 +72,7 @@ fn plan(words: &[OsString]) -> Result<(usize, OsString), LabError> {
 pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
     let (node, line) = plan(&flags.words)?;
     let command = ["/bin/sh".into(), "-c".into(), line];
-    Err(lab::exec(&flags.name.resolve(), node, &lab::Exec::default(), &command).into())
+    Err(lab::exec(&flags.name.resolve(), node, &[], &command).into())
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Signal, geteuid, set_parent_process_death_signal};
+use rustix::process::geteuid;
 
 use daemon::Daemon;
 use error::At;
@@ -496,18 +496,9 @@ pub fn down(name: &str) -> Result<Vec<ProcessRef>, LabError> {
     teardown(&state, &dir, None)
 }
 
-/// How a command is executed in a node.
-#[derive(Clone, Debug, Default)]
-pub struct Exec {
-    /// Cores that it may use; empty: all.
-    pub cpus: Vec<usize>,
-    /// It receives SIGTERM when the process that started it ends.
-    pub with_parent: bool,
-}
-
-/// Enters a node and executes the command in place of this process, which must have one thread.
-/// Returns only an error.
-pub fn exec(name: &str, node: usize, how: &Exec, command: &[OsString]) -> LabError {
+/// Enters a node and executes the command in place of this process, which must have one thread, on
+/// these cores (none: all). Returns only an error.
+pub fn exec(name: &str, node: usize, cpus: &[usize], command: &[OsString]) -> LabError {
     let go = || -> Result<(PathBuf, PathBuf), LabError> {
         let (state, dir) = Root::new().open(name)?;
         enter::join(state.holder(node)?, state.rootless)?;
@@ -515,10 +506,7 @@ pub fn exec(name: &str, node: usize, how: &Exec, command: &[OsString]) -> LabErr
         let here = dir.join(HERE);
         let bound = enter::private_view(&dir.join("hosts"), &own, &here);
         enter::private_name(&Node(node).to_string());
-        pin(&how.cpus)?;
-        if how.with_parent {
-            set_parent_process_death_signal(Some(Signal::TERM)).at(|| "prctl".into())?;
-        }
+        pin(cpus)?;
         Ok((dir, if bound { here } else { own }))
     };
     let (dir, own) = match go() {
