@@ -19,7 +19,7 @@ use crate::own::OwnQueue;
 use crate::peer::{Connection, Peer, PeerState};
 use crate::pending::PendingConnections;
 use crate::probe::Prober;
-use crate::record::Kind;
+use crate::record::{self, Kind};
 
 /// Exclusivity of this transport, see [`PeerInfo::exclusivity`].
 pub(crate) const EXCLUSIVITY: u32 = 100;
@@ -32,6 +32,8 @@ const UDP_LATENCY: u32 = 7_000;
 /// Number of calls of `progress` between two readings of the clock while a timer is set. Reading it
 /// takes longer than the rest of an empty call.
 const CALLS_PER_CLOCK: u32 = 16;
+/// Length of the header of a frame that counts towards the MTU: without the EtherType (W-08).
+const FRAME_HEADER: usize = 11;
 /// Maximum number of streams of a program, at the daemon and at its embedded engine together.
 const MAX_SLOTS: usize = 8192;
 /// Maximum time that `drop_peer` waits for acknowledgement of the last messages.
@@ -171,6 +173,14 @@ impl EthBtl {
         self.open
             .as_ref()
             .is_none_or(|open| !open.client.may_lease(self.config.path))
+    }
+
+    /// Returns the maximum length of a message (header and body) that one frame of the first
+    /// interface carries, in bytes.
+    pub fn frame_room(&self) -> usize {
+        let mtu = self.interfaces.first().map_or(0, |first| first.mtu);
+        let mtu = usize::try_from(mtu).unwrap_or(usize::MAX);
+        mtu.saturating_sub(FRAME_HEADER + record::HEAD)
     }
 
     /// Returns the counters.

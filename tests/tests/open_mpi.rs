@@ -345,10 +345,11 @@ fn verbose_prints_how_peers_are_reached() {
     }
 }
 
-/// If a node has no daemon, one line names it, and TCP is used if the user lists it.
+/// If a node has no daemon, its ranks are reached by UDP. If that is excluded, one line names the
+/// node, and TCP is used if the user lists it.
 #[test]
-fn without_a_daemon_tcp_is_used_if_it_is_listed() {
-    let test = "without_a_daemon_tcp_is_used_if_it_is_listed";
+fn a_node_without_a_daemon() {
+    let test = "a_node_without_a_daemon";
     let Some(program) = Program::new(test, "pingpong") else {
         return;
     };
@@ -362,7 +363,18 @@ fn without_a_daemon_tcp_is_used_if_it_is_listed() {
     {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let finished = output(&mut mpirun(&lab, 2, 2, "esp,tcp,self", &[], program.file()));
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &[], program.file()));
+    passed(&finished);
+    assert!(!finished.err.contains("esp:"), "{finished:?}");
+    let raw = ["--mca", "btl_esp_carrier=raw"];
+    let finished = output(&mut mpirun(
+        &lab,
+        2,
+        2,
+        "esp,tcp,self",
+        &raw,
+        program.file(),
+    ));
     passed(&finished);
     let line = finished
         .err
@@ -373,7 +385,7 @@ fn without_a_daemon_tcp_is_used_if_it_is_listed() {
         line.contains("no Ethernet transport") && line.contains("esp.sock"),
         "{finished:?}"
     );
-    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &[], program.file()));
+    let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &raw, program.file()));
     assert!(
         !matches!(finished.code, Some(0 | 124 | 137)),
         "{finished:?}"

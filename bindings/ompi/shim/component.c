@@ -52,8 +52,8 @@ static void register_parameters(void)
     carrier = "auto";
     register_parameter("carrier",
                        "Carrier of the packets: \"raw\" is raw Ethernet by esp-daemon, \"udp\" is UDP "
-                       "without a daemon or a privilege, \"auto\" is raw if the daemon is reachable, "
-                       "else udp",
+                       "without a daemon or a privilege, \"auto\" is both: short messages take raw "
+                       "Ethernet where the process has a lease, long ones UDP",
                        text, OPAL_INFO_LVL_2, &carrier);
     path = "auto";
     register_parameter("path",
@@ -184,7 +184,7 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
     const void *entry = NULL;
     size_t length = 0;
     int rc;
-    struct esp_rail rails[ESP_RAILS];
+    struct esp_interface interfaces[ESP_SENDING];
 
     *count = 0;
     /* The launcher may reuse the number of a job, but not the key, which is made for transports. */
@@ -207,9 +207,9 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         .verbose = verbose > mca_btl_base_verbose ? verbose : mca_btl_base_verbose,
         .report_errors = is_selected(),
     };
-    const int rail_count = esp_start(&parameters, &entry, &length, rails);
+    const int interface_count = esp_start(&parameters, &entry, &length, interfaces);
     publish(entry, length, &rc);
-    if (rail_count <= 0) {
+    if (interface_count <= 0) {
         return NULL;
     }
     mca_btl_base_module_t **modules = malloc(ESP_MODULES * sizeof *modules);
@@ -224,13 +224,13 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
     *onesided = *sends;
     onesided->btl_flags &= onesided_flags;
     sends->btl_flags &= ~onesided_flags;
-    for (int i = rail_count - 1; i >= 0; --i) {
+    for (int i = interface_count - 1; i >= 0; --i) {
         esp_modules[i] = *sends;
         if (0 == esp_modules[i].btl_bandwidth) {
-            esp_modules[i].btl_bandwidth = 0 != rails[i].speed ? rails[i].speed : 10000;
+            esp_modules[i].btl_bandwidth = 0 != interfaces[i].speed ? interfaces[i].speed : 10000;
         }
     }
-    while (*count < rail_count) {
+    while (*count < interface_count) {
         modules[*count] = &esp_modules[*count];
         ++*count;
     }

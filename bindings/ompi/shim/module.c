@@ -40,20 +40,20 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
     const int onesided = module == &esp_modules[ESP_ONESIDED];
     for (size_t i = 0; i < count; ++i) {
         const opal_process_name_t name = procs[i]->proc_name;
-        struct esp_endpoint id;
+        struct mca_btl_base_endpoint_t found;
         /* Processes of other jobs (MPI_Comm_spawn, MPI_Comm_connect) are left to other transports,
          * and the own process to `self`. */
         if (name.jobid != own.jobid || (name.vpid == own.vpid && !onesided)) {
             continue;
         }
         if (name.vpid == own.vpid) {
-            esp_own_endpoint(&id);
+            esp_own_endpoint(&found);
         } else {
             void *entry;
             size_t length;
-            const int rail = onesided ? -1 : (int) (module - esp_modules);
+            const int number = onesided ? -1 : (int) (module - esp_modules);
             const int reached = 0 == esp_shim_modex_entry(name.vpid, &entry, &length)
-                                && 0 == esp_add(rail, name.vpid, entry, length, &id);
+                                && 0 == esp_add(number, name.vpid, entry, length, &found);
             esp_shim_free(entry);
             if (!reached) {
                 continue;
@@ -63,7 +63,7 @@ static int add_procs(mca_btl_base_module_t *module, size_t count, struct opal_pr
         if (NULL == endpoint) {
             return OPAL_ERR_OUT_OF_RESOURCE;
         }
-        endpoint->id = id;
+        *endpoint = found;
         endpoints[i] = endpoint;
         if (NULL != reachable) {
             opal_bitmap_set_bit(reachable, i);
@@ -164,7 +164,7 @@ static int send_frag(mca_btl_base_module_t *module, struct mca_btl_base_endpoint
     const int call = descriptor->des_flags & MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
     /* Set before the call: another thread may have sent a queued descriptor when it returns. */
     descriptor->des_flags |= MCA_BTL_DES_SEND_ALWAYS_CALLBACK;
-    int rc = esp_send(endpoint->id, tag, descriptor->des_segments, descriptor->des_segment_count,
+    int rc = esp_send(*endpoint, tag, descriptor->des_segments, descriptor->des_segment_count,
                       descriptor);
     if (0 == rc) {
         return OPAL_SUCCESS;
@@ -193,7 +193,7 @@ static int sendi(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *
             {.seg_addr.pval = header, .seg_len = header_size},
             {.seg_addr.pval = data, .seg_len = payload_size},
         };
-        if (1 == esp_send(endpoint->id, tag, segments, payload_size > 0 ? 2 : 1, NULL)) {
+        if (1 == esp_send(*endpoint, tag, segments, payload_size > 0 ? 2 : 1, NULL)) {
             return OPAL_SUCCESS;
         }
     }
@@ -230,11 +230,11 @@ void esp_shim_sent(void *frag, int status)
     finish(frag, 1, status);
 }
 
-void esp_shim_deliver(uint32_t rail, uint8_t tag, void *data, size_t length)
+void esp_shim_deliver(uint32_t module, uint8_t tag, void *data, size_t length)
 {
     mca_btl_base_segment_t segment = {.seg_addr.pval = data, .seg_len = length};
     /* A tag without a receiver comes from a peer that does not run this component. */
-    if (tag >= MCA_BTL_TAG_MAX || rail >= ESP_RAILS) {
+    if (tag >= MCA_BTL_TAG_MAX || module >= ESP_SENDING) {
         return;
     }
     const mca_btl_active_message_callback_t *receiver = &mca_btl_base_active_message_trigger[tag];
@@ -243,10 +243,10 @@ void esp_shim_deliver(uint32_t rail, uint8_t tag, void *data, size_t length)
     }
 #if OPAL_MAJOR_VERSION == 4
     mca_btl_base_descriptor_t descriptor = {.des_segments = &segment, .des_segment_count = 1};
-    receiver->cbfunc(&esp_modules[rail], tag, &descriptor, receiver->cbdata);
+    receiver->cbfunc(&esp_modules[module], tag, &descriptor, receiver->cbdata);
 #else
     const mca_btl_base_receive_descriptor_t descriptor = {
         .des_segments = &segment, .des_segment_count = 1, .tag = tag, .cbdata = receiver->cbdata};
-    receiver->cbfunc(&esp_modules[rail], &descriptor);
+    receiver->cbfunc(&esp_modules[module], &descriptor);
 #endif
 }

@@ -68,7 +68,7 @@ static int put(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *en
     if (NULL == completion) {
         return OPAL_ERR_OUT_OF_RESOURCE;
     }
-    return started(esp_put(endpoint->id, local, remote, key_of(remote_handle), size, completion),
+    return started(esp_put(*endpoint, local, remote, key_of(remote_handle), size, completion),
                    completion);
 }
 
@@ -82,7 +82,7 @@ static int get(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t *en
     if (NULL == completion) {
         return OPAL_ERR_OUT_OF_RESOURCE;
     }
-    return started(esp_get(endpoint->id, local, remote, key_of(remote_handle), size, completion),
+    return started(esp_get(*endpoint, local, remote, key_of(remote_handle), size, completion),
                    completion);
 }
 
@@ -102,7 +102,7 @@ static int atomic(mca_btl_base_module_t *module, struct mca_btl_base_endpoint_t 
         return started(OPAL_ERR_NOT_SUPPORTED, completion);
     }
     const int four_bytes = flags & MCA_BTL_ATOMIC_FLAG_32BIT;
-    return started(esp_atomic(endpoint->id, local, remote, key_of(remote_handle), op, four_bytes,
+    return started(esp_atomic(*endpoint, local, remote, key_of(remote_handle), op, four_bytes,
                               operand, compare, completion),
                    completion);
 }

@@ -50,7 +50,7 @@ extern mca_btl_base_component_t mca_btl_esp_component;
 /* One module for each interface, which sends, and one with put, get and atomic operations but no
  * send: ob1 does not use it (its pipeline of sends is as fast), and one-sided communication does.
  */
-enum { ESP_RAILS = 4, ESP_ONESIDED = ESP_RAILS, ESP_MODULES };
+enum { ESP_SENDING = 4, ESP_ONESIDED = ESP_SENDING, ESP_MODULES };
 extern mca_btl_base_module_t esp_modules[ESP_MODULES];
 
 /* Maximum length of a message. Eager messages may be longer than btl_max_send_size: ob1 sends them
@@ -61,13 +61,14 @@ static inline size_t esp_max_message(const mca_btl_base_module_t *module)
                                                                : module->btl_eager_limit;
 }
 
-/* A peer as reached by one module, see src/endpoint.rs. */
+/* A peer as reached by one rail, see src/endpoint.rs. */
 struct esp_endpoint {
     uint32_t rail, remote;
 };
 
+/* A peer as reached by one module: the rails of its short and of its long messages. */
 struct mca_btl_base_endpoint_t {
-    struct esp_endpoint id;
+    struct esp_endpoint short_messages, long_messages;
 };
 
 /* Registered memory. Peers get a copy of it. */
@@ -87,8 +88,8 @@ struct esp_parameters {
     int report_errors; /* the user selected this component by name */
 };
 
-/* An interface in use. */
-struct esp_rail {
+/* An interface in use, that of a sending module. */
+struct esp_interface {
     char name[16];
     uint32_t speed; /* Mbit/s; 0: unknown */
 };
@@ -106,38 +107,38 @@ struct esp_completion {
 /* --- In Rust (src/entry.rs) --- */
 /* Returns whether `library` (MPI_Get_library_version) is of the series of this build. */
 int esp_series_matches(const char *library);
-/* Creates the transports. Returns their number and interfaces. `entry`: the modex entry, owned by
- * Rust; there is one also without a transport. */
+/* Creates the rails. Returns the interfaces and their number. `entry`: the modex entry, owned by
+ * Rust; there is one also without a rail. */
 int esp_start(const struct esp_parameters *parameters, const void **entry, size_t *length,
-              struct esp_rail rails[ESP_RAILS]);
+              struct esp_interface interfaces[ESP_SENDING]);
 void esp_stop(void);
-/* Adds a peer, and returns 0 and its endpoint if `rail` (-1: any rail) reaches it. */
-int esp_add(int rail, uint32_t rank, const void *entry, size_t length,
-            struct esp_endpoint *endpoint);
+/* Adds a peer, and returns 0 and its endpoint if `module` (-1: any) reaches it. */
+int esp_add(int module, uint32_t rank, const void *entry, size_t length,
+            struct mca_btl_base_endpoint_t *endpoint);
 /* Returns the endpoint of this process for operations on itself. */
-void esp_own_endpoint(struct esp_endpoint *endpoint);
+void esp_own_endpoint(struct mca_btl_base_endpoint_t *endpoint);
 /* Sends a message. Returns 1 if it was sent or copied, 0 if the descriptor is queued
  * (esp_shim_sent follows), else an error. Without a descriptor it may be OPAL_ERR_OUT_OF_RESOURCE.
  */
-int esp_send(struct esp_endpoint endpoint, uint8_t tag, const mca_btl_base_segment_t *segments,
-             size_t count, void *descriptor);
+int esp_send(struct mca_btl_base_endpoint_t endpoint, uint8_t tag,
+             const mca_btl_base_segment_t *segments, size_t count, void *descriptor);
 /* Polls. Returns the number of events. */
 int esp_progress(void);
 /* Registers memory for peers. Returns 0 and its key, or an error. */
 int esp_register(void *base, size_t size, int flags, uint64_t *key);
 void esp_deregister(uint64_t key);
 /* Each returns OPAL_SUCCESS if esp_shim_complete follows, possibly before the return. */
-int esp_put(struct esp_endpoint endpoint, const void *local, uint64_t remote, uint64_t key,
+int esp_put(struct mca_btl_base_endpoint_t endpoint, const void *local, uint64_t remote,
+            uint64_t key, size_t size, struct esp_completion *completion);
+int esp_get(struct mca_btl_base_endpoint_t endpoint, void *local, uint64_t remote, uint64_t key,
             size_t size, struct esp_completion *completion);
-int esp_get(struct esp_endpoint endpoint, void *local, uint64_t remote, uint64_t key, size_t size,
-            struct esp_completion *completion);
 /* `operation`: of enum mca_btl_base_atomic_op_t, 0: compare and swap. `result` may be NULL. */
-int esp_atomic(struct esp_endpoint endpoint, void *result, uint64_t remote, uint64_t key,
-               int operation, int four_bytes, uint64_t operand, uint64_t compare,
+int esp_atomic(struct mca_btl_base_endpoint_t endpoint, void *result, uint64_t remote,
+               uint64_t key, int operation, int four_bytes, uint64_t operand, uint64_t compare,
                struct esp_completion *completion);
 
 /* --- In C, called by Rust --- */
-void esp_shim_deliver(uint32_t rail, uint8_t tag, void *data, size_t length);
+void esp_shim_deliver(uint32_t module, uint8_t tag, void *data, size_t length);
 void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size_t *count);
 void esp_shim_sent(void *frag, int status);
 void esp_shim_complete(struct esp_completion *completion, int status);

@@ -1,29 +1,33 @@
-//! Peers as seen by one rail.
+//! Peers as seen by one rail, and by one module.
 //!
 //! Open MPI has one module per local interface and stripes messages over those that reach a peer.
-//! Any local interface may be connected to any interface of a peer, so the transport of a rail has
-//! one rank for each *interface* of each process: a [`RemoteRail`].
+//! An interface has a rail for each carrier, raw Ethernet and UDP; short and long messages of a
+//! module may take different ones. A local rail may be connected to any rail of a peer with its
+//! carrier, so the transport of a rail has one rank for each *rail* of each process: a
+//! [`RemoteRail`].
 
-use btl::Rank;
+use btl::{PeerInfo, Rank};
 
-/// Maximum number of interfaces of a process. Further ones are not used. `ESP_RAILS` in
-/// `shim/shim.h`.
-pub(crate) const MAX_RAILS: usize = 4;
+/// Maximum number of interfaces of a process, each with a module. Further ones are not used.
+/// `ESP_SENDING` in `shim/shim.h`.
+pub(crate) const MAX_INTERFACES: usize = 4;
+/// Maximum number of rails of a process: two carriers for each interface.
+pub(crate) const MAX_RAILS: usize = 2 * MAX_INTERFACES;
 #[allow(clippy::cast_possible_truncation)] // a small number
 const RANKS_PER_PROCESS: Rank = MAX_RAILS as Rank;
 
-/// Interface of a process, as a rank of a rail's transport.
+/// Rail of a process, as a rank of a rail's transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RemoteRail(pub(crate) Rank);
 
 impl RemoteRail {
-    /// Returns `None` if a process cannot have that many interfaces, or a job that many processes.
-    pub(crate) fn new(process: Rank, interface: usize) -> Option<RemoteRail> {
-        let interface = Rank::try_from(interface)
+    /// Returns `None` if a process cannot have that many rails, or a job that many processes.
+    pub(crate) fn new(process: Rank, rail: usize) -> Option<RemoteRail> {
+        let rail = Rank::try_from(rail)
             .ok()
-            .filter(|interface| *interface < RANKS_PER_PROCESS)?;
+            .filter(|rail| *rail < RANKS_PER_PROCESS)?;
         let first = process.checked_mul(RANKS_PER_PROCESS)?;
-        first.checked_add(interface).map(RemoteRail)
+        first.checked_add(rail).map(RemoteRail)
     }
 
     /// Rank of the process within the MPI job.
@@ -31,8 +35,8 @@ impl RemoteRail {
         self.0 / RANKS_PER_PROCESS
     }
 
-    /// Index among the process's interfaces.
-    pub(crate) fn interface(self) -> usize {
+    /// Index among the process's rails.
+    pub(crate) fn number(self) -> usize {
         (self.0 % RANKS_PER_PROCESS) as usize
     }
 }
@@ -42,11 +46,64 @@ pub(crate) fn transport_size(size: u32) -> Option<u32> {
     size.checked_mul(RANKS_PER_PROCESS)
 }
 
-/// A peer as reached by one module: a local rail and the peer's interface (`struct esp_endpoint`).
+/// A peer as reached by one rail: the local rail and the peer's (`struct esp_endpoint`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) rail: usize,
     pub(crate) remote: RemoteRail,
+}
+
+/// A peer as reached by one module (`struct mca_btl_base_endpoint_t`). A message is short if one
+/// frame of the rail carries it: each further frame costs raw Ethernet another pass through the
+/// kernel, and UDP only a little.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ModuleEndpoint {
+    /// Endpoint of short messages.
+    pub(crate) short: Endpoint,
+    /// Endpoint of long messages.
+    pub(crate) long: Endpoint,
+}
+
+/// Properties of a reached peer by which rails are chosen, from [`PeerInfo`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Quality {
+    exclusivity: u32,
+    latency_ns: u32,
+    bandwidth: u32,
+}
+
+impl From<&PeerInfo> for Quality {
+    fn from(info: &PeerInfo) -> Quality {
+        Quality {
+            exclusivity: info.exclusivity,
+            latency_ns: info.latency_ns,
+            bandwidth: info.bandwidth,
+        }
+    }
+}
+
+/// Chooses the rails of a module to a peer as the point-to-point layer does: of those of the highest
+/// exclusivity, the one of the least latency for short messages and the one of the highest bandwidth
+/// for long ones. `None` without any.
+pub(crate) fn choose(reached: &[(Endpoint, Quality)]) -> Option<ModuleEndpoint> {
+    let best = reached
+        .iter()
+        .map(|(_, quality)| quality.exclusivity)
+        .max()?;
+    let usable = || {
+        reached
+            .iter()
+            .filter(|(_, quality)| quality.exclusivity == best)
+    };
+    let (short, _) = usable().min_by_key(|(_, quality)| quality.latency_ns)?;
+    // Of equal ones `max_by_key` returns the last, and the first one is the better.
+    let (long, _) = usable()
+        .rev()
+        .max_by_key(|(_, quality)| quality.bandwidth)?;
+    Some(ModuleEndpoint {
+        short: *short,
+        long: *long,
+    })
 }
 
 #[cfg(test)]
@@ -54,14 +111,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interfaces_of_all_processes_are_numbered_without_gaps() {
+    fn rails_of_all_processes_are_numbered_without_gaps() {
         let mut next = 0;
         for process in 0..3 {
-            for interface in 0..MAX_RAILS {
-                let remote = RemoteRail::new(process, interface).unwrap();
+            for rail in 0..MAX_RAILS {
+                let remote = RemoteRail::new(process, rail).unwrap();
                 assert_eq!(
-                    (remote.0, remote.process(), remote.interface()),
-                    (next, process, interface)
+                    (remote.0, remote.process(), remote.number()),
+                    (next, process, rail)
                 );
                 next += 1;
             }
@@ -70,5 +127,30 @@ mod tests {
         assert_eq!(RemoteRail::new(0, MAX_RAILS), None);
         assert_eq!(RemoteRail::new(u32::MAX, 0), None);
         assert_eq!(transport_size(u32::MAX), None);
+    }
+
+    #[test]
+    fn short_messages_take_the_least_latency_and_long_ones_the_highest_bandwidth() {
+        let rail = |rail, exclusivity, latency_ns, bandwidth| {
+            let endpoint = Endpoint {
+                rail,
+                remote: RemoteRail(7),
+            };
+            let quality = Quality {
+                exclusivity,
+                latency_ns,
+                bandwidth,
+            };
+            (endpoint, quality)
+        };
+        let chosen = |rails: &[_]| choose(rails).map(|all| (all.short.rail, all.long.rail));
+        let (lease, udp) = (rail(0, 100, 5000, 500), rail(1, 100, 7000, 2000));
+        assert_eq!(chosen(&[lease, udp]), Some((0, 1)));
+        assert_eq!(chosen(&[lease]), Some((0, 0)));
+        let daemon = rail(0, 90, 30_000, 500);
+        assert_eq!(chosen(&[daemon, udp]), Some((1, 1)));
+        assert_eq!(chosen(&[daemon]), Some((0, 0)));
+        assert_eq!(chosen(&[rail(3, 1, 1, 1), rail(2, 1, 1, 1)]), Some((3, 3)));
+        assert_eq!(chosen(&[]), None);
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
-use crate::endpoint::{Endpoint, MAX_RAILS, RemoteRail};
+use crate::endpoint::{Endpoint, MAX_INTERFACES, ModuleEndpoint, RemoteRail};
 use crate::ffi::{ERROR, SUCCESS};
 use crate::header::{FOUR_BYTES, Header};
 use crate::memory::{self, REGIONS, Segment};
@@ -34,9 +34,9 @@ pub(crate) struct CParameters {
     report_errors: c_int,
 }
 
-/// `struct esp_rail`.
+/// `struct esp_interface`.
 #[repr(C)]
-pub(crate) struct CRail {
+pub(crate) struct CInterface {
     name: [u8; 16],
     speed: u32,
 }
@@ -55,6 +55,32 @@ impl From<CEndpoint> for Endpoint {
             rail: endpoint.rail as usize,
             remote: RemoteRail(endpoint.remote),
         }
+    }
+}
+
+impl From<Endpoint> for CEndpoint {
+    fn from(endpoint: Endpoint) -> CEndpoint {
+        CEndpoint {
+            rail: u32::try_from(endpoint.rail).unwrap_or(u32::MAX),
+            remote: endpoint.remote.0,
+        }
+    }
+}
+
+/// `struct mca_btl_base_endpoint_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CModuleEndpoint {
+    short: CEndpoint,
+    long: CEndpoint,
+}
+
+impl CModuleEndpoint {
+    /// Returns the endpoint of a message of this length in bytes.
+    #[inline]
+    fn of_length(self, length: usize) -> Endpoint {
+        let (short, long) = (self.short.into(), self.long.into());
+        RUNTIME.endpoint_of_length(ModuleEndpoint { short, long }, length)
     }
 }
 
@@ -81,14 +107,14 @@ unsafe extern "C" fn esp_series_matches(library: *const c_char) -> c_int {
 }
 
 /// # Safety
-/// All pointers are valid for their types, and the texts null or terminated; `rails` has room for
-/// [`MAX_RAILS`].
+/// All pointers are valid for their types, and the texts null or terminated; `interfaces` has room
+/// for [`MAX_INTERFACES`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_start(
     parameters: *const CParameters,
     entry: *mut *const c_void,
     length: *mut usize,
-    rails: *mut CRail,
+    interfaces: *mut CInterface,
 ) -> c_int {
     /// The modex entry, which Open MPI copies.
     static ENTRY: Mutex<Vec<u8>> = Mutex::new(Vec::new());
@@ -119,13 +145,13 @@ unsafe extern "C" fn esp_start(
     // SAFETY: guaranteed by the caller. The bytes stay in place until the next start.
     unsafe { (*entry, *length) = (published.as_ptr().cast(), published.len()) };
     let mut count = 0;
-    for (number, name) in names.iter().take(MAX_RAILS).enumerate() {
-        let rail = CRail {
+    for (number, name) in names.iter().take(MAX_INTERFACES).enumerate() {
+        let interface = CInterface {
             name: parameters::c_name(name),
             speed: parameters::link_speed(name),
         };
         // SAFETY: guaranteed by the caller.
-        unsafe { rails.add(number).write(rail) };
+        unsafe { interfaces.add(number).write(interface) };
         count += 1;
     }
     count
@@ -140,11 +166,11 @@ extern "C" fn esp_stop() {
 /// `entry` is null or readable for `length` bytes; `endpoint` is writable.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_add(
-    rail: c_int,
+    module: c_int,
     rank: u32,
     entry: *const c_void,
     length: usize,
-    endpoint: *mut CEndpoint,
+    endpoint: *mut CModuleEndpoint,
 ) -> c_int {
     let bytes = if entry.is_null() {
         &[]
@@ -152,16 +178,16 @@ unsafe extern "C" fn esp_add(
         // SAFETY: guaranteed by the caller.
         unsafe { std::slice::from_raw_parts(entry.cast(), length) }
     };
-    let found = match usize::try_from(rail) {
-        Ok(rail) => RUNTIME.add(rail, rank, bytes),
+    let found = match usize::try_from(module) {
+        Ok(module) => RUNTIME.add(module, rank, bytes),
         Err(_) => RUNTIME.add_to_any(rank, bytes),
     };
     let Some(found) = found else { return UNREACH };
     // SAFETY: guaranteed by the caller.
     unsafe {
-        *endpoint = CEndpoint {
-            rail: u32::try_from(found.rail).unwrap_or(u32::MAX),
-            remote: found.remote.0,
+        *endpoint = CModuleEndpoint {
+            short: found.short.into(),
+            long: found.long.into(),
         }
     };
     SUCCESS
@@ -170,17 +196,19 @@ unsafe extern "C" fn esp_add(
 /// # Safety
 /// `endpoint` is writable.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn esp_own_endpoint(endpoint: *mut CEndpoint) {
+unsafe extern "C" fn esp_own_endpoint(endpoint: *mut CModuleEndpoint) {
     let remote = RemoteRail::new(RUNTIME.rank(), 0).map_or(u32::MAX, |remote| remote.0);
+    let own = CEndpoint { rail: 0, remote };
+    let (short, long) = (own, own);
     // SAFETY: guaranteed by the caller.
-    unsafe { *endpoint = CEndpoint { rail: 0, remote } };
+    unsafe { *endpoint = CModuleEndpoint { short, long } };
 }
 
 /// # Safety
 /// The segments are readable; if 0 is returned, until `descriptor` is completed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_send(
-    endpoint: CEndpoint,
+    endpoint: CModuleEndpoint,
     tag: u8,
     segments: *const Segment,
     count: usize,
@@ -194,7 +222,8 @@ unsafe extern "C" fn esp_send(
     let Some(fallback) = RUNTIME.fallback(length, descriptor, RUNTIME.is_nested()) else {
         return OUT_OF_RESOURCE;
     };
-    match RUNTIME.send(endpoint.into(), &Header::Active { tag }, parts, fallback) {
+    let endpoint = endpoint.of_length(length);
+    match RUNTIME.send(endpoint, &Header::Active { tag }, parts, fallback) {
         SendOutcome::Complete => 1,
         SendOutcome::Incomplete if descriptor == 0 => OUT_OF_RESOURCE,
         SendOutcome::Incomplete => SUCCESS,
@@ -239,7 +268,7 @@ fn started(started: bool) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_put(
-    endpoint: CEndpoint,
+    endpoint: CModuleEndpoint,
     local: *const c_void,
     remote: u64,
     key: u64,
@@ -247,12 +276,13 @@ extern "C" fn esp_put(
     completion: *mut c_void,
 ) -> c_int {
     let (local, completion) = (local.expose_provenance(), completion.expose_provenance());
-    started(RUNTIME.put(endpoint.into(), local, remote, key, size, completion))
+    let endpoint = endpoint.of_length(size);
+    started(RUNTIME.put(endpoint, local, remote, key, size, completion))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_get(
-    endpoint: CEndpoint,
+    endpoint: CModuleEndpoint,
     local: *mut c_void,
     remote: u64,
     key: u64,
@@ -260,13 +290,14 @@ extern "C" fn esp_get(
     completion: *mut c_void,
 ) -> c_int {
     let (local, completion) = (local.expose_provenance(), completion.expose_provenance());
-    started(RUNTIME.get(endpoint.into(), local, remote, key, size, completion))
+    let endpoint = endpoint.of_length(size);
+    started(RUNTIME.get(endpoint, local, remote, key, size, completion))
 }
 
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // those of Open MPI
 extern "C" fn esp_atomic(
-    endpoint: CEndpoint,
+    endpoint: CModuleEndpoint,
     result: *mut c_void,
     remote: u64,
     key: u64,
@@ -287,7 +318,7 @@ extern "C" fn esp_atomic(
     };
     let (result, completion) = (result.expose_provenance(), completion.expose_provenance());
     let operands = (operand, compare);
-    let endpoint = endpoint.into();
+    let endpoint = endpoint.short.into();
     started(RUNTIME.atomic(
         endpoint, result, remote, key, operator, operands, completion,
     ))

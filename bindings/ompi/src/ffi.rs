@@ -39,10 +39,10 @@ unsafe extern "C" {
 }
 
 /// Delivers a message to the layer that registered `tag`.
-pub(crate) fn deliver(rail: usize, tag: u8, body: &[u8]) {
-    let rail = u32::try_from(rail).unwrap_or(u32::MAX);
+pub(crate) fn deliver(module: usize, tag: u8, body: &[u8]) {
+    let module = u32::try_from(module).unwrap_or(u32::MAX);
     // SAFETY: the callee reads the body during the call only.
-    unsafe { esp_shim_deliver(rail, tag, body.as_ptr().cast_mut().cast(), body.len()) }
+    unsafe { esp_shim_deliver(module, tag, body.as_ptr().cast_mut().cast(), body.len()) }
 }
 
 /// Returns the segments of a descriptor, and their number.

@@ -50,7 +50,7 @@ impl Inbox<'_> {
         match Header::decode(header) {
             Some(Header::Active { tag }) => {
                 if !runtime.stopping.load(Ordering::Relaxed) {
-                    ffi::deliver(self.rail.number, tag, body);
+                    ffi::deliver(self.rail.module.load(Ordering::Relaxed), tag, body);
                 }
             }
             Some(_) if runtime.replies_overrun() => {

@@ -7,29 +7,41 @@
 //! | 1 | 1: interfaces follow; 2: a text follows that says why there are none |
 //! | 1 | length of the node's name |
 //! | … | the node's name |
-//! | … | the text; or 1 to [`MAX_RAILS`] interfaces |
+//! | … | the text; or 1 to [`MAX_RAILS`] rails |
 //!
-//! Each interface: length of its name (1), its name, length of its transport's address (2, little
-//! endian), the address.
+//! Each rail: its carrier (1; 0: raw Ethernet, 1: UDP), length of its interface's name (1), the name,
+//! length of its transport's address (2, little endian), the address.
+
+use btl_eth::Carrier;
 
 use crate::endpoint::MAX_RAILS;
 
 /// Version of the format. Others are refused.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 const MAGIC: [u8; 4] = *b"ESPM";
+/// Numbers of the carriers.
+const RAW: u8 = 0;
+const UDP: u8 = 1;
 /// Maximum length of a peer's text, in bytes.
 const MAX_TEXT: usize = 1024;
 
-/// Name of an interface and the address of its transport.
-pub(crate) type InterfaceAddress = (String, Vec<u8>);
+/// Published rail of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RailAddress {
+    /// Name of the interface.
+    pub(crate) interface: String,
+    pub(crate) carrier: Carrier,
+    /// Address of the transport.
+    pub(crate) address: Vec<u8>,
+}
 
 /// Published addresses of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModexEntry {
     /// Name of the node, for messages to the user.
     pub(crate) node: String,
-    /// The interfaces, or why there are none.
-    pub(crate) interfaces: Result<Vec<InterfaceAddress>, String>,
+    /// The rails, or why there are none.
+    pub(crate) rails: Result<Vec<RailAddress>, String>,
 }
 
 /// Returns the longest prefix whose length fits into a byte.
@@ -40,13 +52,17 @@ fn prefix(text: &str) -> &[u8] {
 impl ModexEntry {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let node = prefix(&self.node);
-        let kind = if self.interfaces.is_ok() { 1 } else { 2 };
+        let kind = if self.rails.is_ok() { 1 } else { 2 };
         let length = u8::try_from(node.len()).unwrap_or(u8::MAX);
         let mut bytes = [&MAGIC[..], &[VERSION, kind, length], node].concat();
-        match &self.interfaces {
-            Ok(interfaces) => {
-                for (name, address) in interfaces.iter().take(MAX_RAILS) {
-                    let name = prefix(name);
+        match &self.rails {
+            Ok(rails) => {
+                for rail in rails.iter().take(MAX_RAILS) {
+                    let (name, address) = (prefix(&rail.interface), &rail.address);
+                    bytes.push(match rail.carrier {
+                        Carrier::Raw => RAW,
+                        Carrier::Udp => UDP,
+                    });
                     bytes.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
                     bytes.extend_from_slice(name);
                     // At most `btl::MAX_ADDRESS` bytes.
@@ -76,30 +92,38 @@ impl ModexEntry {
         let (node, rest) = rest
             .split_at_checked(usize::from(length))
             .ok_or_else(foreign)?;
-        let interfaces = match kind {
-            1 => Ok(interfaces(rest).ok_or_else(|| "its modex entry is damaged".to_owned())?),
+        let rails = match kind {
+            1 => Ok(rails(rest).ok_or_else(|| "its modex entry is damaged".to_owned())?),
             2 => Err(printable(&rest[..rest.len().min(MAX_TEXT)])),
             _ => return Err(foreign()),
         };
         Ok(ModexEntry {
             node: printable(node),
-            interfaces,
+            rails,
         })
     }
 }
 
-fn interfaces(mut rest: &[u8]) -> Option<Vec<InterfaceAddress>> {
-    let mut interfaces = Vec::new();
-    while let Some((length, after)) = rest.split_first() {
+fn rails(mut rest: &[u8]) -> Option<Vec<RailAddress>> {
+    let mut rails = Vec::new();
+    while let Some((carrier, after)) = rest.split_first() {
+        let carrier = match *carrier {
+            RAW => Carrier::Raw,
+            UDP => Carrier::Udp,
+            _ => return None,
+        };
+        let (length, after) = after.split_first()?;
         let (name, after) = after.split_at_checked(usize::from(*length))?;
         let (length, after) = after.split_first_chunk::<2>()?;
         let (address, after) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
-        interfaces.push((printable(name), address.to_vec()));
+        rails.push(RailAddress {
+            interface: printable(name),
+            carrier,
+            address: address.to_vec(),
+        });
         rest = after;
     }
-    (1..=MAX_RAILS)
-        .contains(&interfaces.len())
-        .then_some(interfaces)
+    (1..=MAX_RAILS).contains(&rails.len()).then_some(rails)
 }
 
 /// Returns text without control characters, which a terminal would interpret.
@@ -114,19 +138,30 @@ fn printable(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn entry(interfaces: Result<Vec<InterfaceAddress>, String>) -> ModexEntry {
+    fn entry(rails: Result<Vec<RailAddress>, String>) -> ModexEntry {
         let node = "node7".into();
-        ModexEntry { node, interfaces }
+        ModexEntry { node, rails }
+    }
+
+    fn rail(interface: &str, carrier: Carrier, address: &[u8]) -> RailAddress {
+        RailAddress {
+            interface: interface.into(),
+            carrier,
+            address: address.into(),
+        }
     }
 
     #[test]
     fn entries_round_trip() {
-        for interfaces in [
-            Ok(vec![("eth0".to_owned(), vec![1, 2, 3])]),
-            Ok(vec![("eth0".into(), vec![]), (String::new(), vec![2; 400])]),
+        for rails in [
+            Ok(vec![rail("eth0", Carrier::Raw, &[1, 2, 3])]),
+            Ok(vec![
+                rail("eth0", Carrier::Udp, &[]),
+                rail("", Carrier::Raw, &[2; 400]),
+            ]),
             Err("no daemon".to_owned()),
         ] {
-            let entry = entry(interfaces);
+            let entry = entry(rails);
             assert_eq!(ModexEntry::decode(&entry.encode()), Ok(entry));
         }
     }
@@ -138,7 +173,7 @@ mod tests {
             assert!(ModexEntry::decode(&bytes[..end]).is_err(), "cut at {end}");
         }
         let decoded = ModexEntry::decode(&bytes).unwrap();
-        assert_eq!(decoded.interfaces, Err("x[31my".into()));
+        assert_eq!(decoded.rails, Err("x[31my".into()));
         let mut other = bytes.clone();
         other[4] = 9;
         assert!(
@@ -154,12 +189,12 @@ mod tests {
     #[test]
     fn cut_empty_and_too_long_lists_are_damaged() {
         let damaged = |bytes: &[u8]| ModexEntry::decode(bytes).unwrap_err().contains("damaged");
-        let one = entry(Ok(vec![("a".into(), vec![1, 2, 3])])).encode();
+        let one = entry(Ok(vec![rail("a", Carrier::Udp, &[1, 2, 3])])).encode();
         for end in 12..one.len() {
             assert!(damaged(&one[..end]), "cut at {end}");
         }
         let mut many = one[..12].to_vec();
-        many.extend([0; 3 * (MAX_RAILS + 1)]);
+        many.extend([0; 4 * (MAX_RAILS + 1)]);
         assert!(damaged(&many));
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use btl::{Btl, MAX_HEADER};
 use btl_eth::{Carrier, EthBtl, EthConfig, Path};
 
-use crate::endpoint::{RemoteRail, transport_size};
+use crate::endpoint::{MAX_INTERFACES, RemoteRail, transport_size};
 
 /// Parameters and facts that the shim collected (`struct esp_parameters`).
 #[derive(Clone, Debug, Default)]
@@ -41,6 +41,28 @@ impl fmt::Display for Parameters {
     }
 }
 
+/// A rail of this process, not yet in use.
+pub(crate) struct NewRail {
+    /// Number of the interface's module.
+    pub(crate) module: usize,
+    /// Name of the interface.
+    pub(crate) interface: String,
+    pub(crate) carrier: Carrier,
+    pub(crate) transport: EthBtl,
+}
+
+/// Rails of this process under construction.
+#[derive(Default)]
+pub(crate) struct NewRails {
+    pub(crate) rails: Vec<NewRail>,
+    /// Names of the interfaces by module.
+    pub(crate) interfaces: Vec<String>,
+    /// Why a carrier has no rails, such as raw Ethernet without a daemon.
+    pub(crate) absent: Vec<String>,
+    /// Why an interface has no rail.
+    pub(crate) errors: Vec<String>,
+}
+
 /// Splits a comma-separated list of names.
 pub(crate) fn split_list(text: &str) -> Vec<String> {
     text.split(',')
@@ -63,7 +85,7 @@ impl Parameters {
         }
     }
 
-    /// Returns the carriers to use. `auto`: raw Ethernet if the daemon is reachable, else UDP.
+    /// Returns the carriers to use.
     fn carriers(&self) -> Result<&'static [Carrier], String> {
         match self.carrier.as_str() {
             "" | "auto" => Ok(&[Carrier::Raw, Carrier::Udp]),
@@ -87,50 +109,68 @@ impl Parameters {
         Ok(config)
     }
 
-    /// Creates a transport for each interface. Returns them with the interfaces' names, and why
-    /// others have none.
-    pub(crate) fn transports(&self) -> (Vec<(String, EthBtl)>, Vec<String>) {
+    /// Creates a rail for each carrier of each interface. `auto`: raw Ethernet and UDP on the
+    /// interfaces of the daemon; UDP on all interfaces if there is no daemon.
+    pub(crate) fn rails(&self) -> NewRails {
+        let mut new = NewRails::default();
         let (config, carriers) = match (self.config(), self.carriers()) {
             (Ok(config), Ok(carriers)) => (config, carriers),
-            (Err(error), _) | (_, Err(error)) => return (Vec::new(), vec![error]),
+            (Err(error), _) | (_, Err(error)) => {
+                new.errors.push(error);
+                return new;
+            }
         };
-        let mut errors = Vec::new();
         for &carrier in carriers {
             let mut config = config.clone();
             config.set_carrier(carrier);
-            let transports = self.transports_of(&config, &mut errors);
-            if !transports.is_empty() {
-                return (transports, errors);
-            }
+            self.add_rails(&mut new, &config);
         }
-        (Vec::new(), errors)
+        new
     }
 
-    /// Creates a transport for each interface of a carrier.
-    fn transports_of(&self, config: &EthConfig, errors: &mut Vec<String>) -> Vec<(String, EthBtl)> {
+    /// Creates a rail for each interface of a carrier: if there are rails already, for those of
+    /// their interfaces that have the carrier.
+    fn add_rails(&self, new: &mut NewRails, config: &EthConfig) {
         let names = match config.interfaces() {
             Ok(names) => names,
             Err(error) => {
-                errors.push(error.to_string());
-                return Vec::new();
+                new.absent.push(error.to_string());
+                return;
             }
         };
-        let mut transports = Vec::new();
-        for name in names {
-            let Some(own) = RemoteRail::new(self.rank, transports.len()) else {
-                break;
+        let known = new.interfaces.clone();
+        for interface in names {
+            let module = match known.iter().position(|name| *name == interface) {
+                Some(module) => module,
+                None if known.is_empty() && new.interfaces.len() < MAX_INTERFACES => {
+                    new.interfaces.len()
+                }
+                None => continue,
+            };
+            let Some(own) = RemoteRail::new(self.rank, new.rails.len()) else {
+                return;
             };
             let config = EthConfig {
                 rank: own.0,
-                include: vec![name.clone()],
+                include: vec![interface.clone()],
                 ..config.clone()
             };
+            let carrier = config.carrier;
             match self.transport(config) {
-                Ok(transport) => transports.push((name, transport)),
-                Err(error) => errors.push(format!("interface {name}: {error}")),
+                Ok(transport) => {
+                    if module == new.interfaces.len() {
+                        new.interfaces.push(interface.clone());
+                    }
+                    new.rails.push(NewRail {
+                        module,
+                        interface,
+                        carrier,
+                        transport,
+                    });
+                }
+                Err(error) => new.errors.push(format!("interface {interface}: {error}")),
             }
         }
-        transports
     }
 
     fn transport(&self, config: EthConfig) -> Result<EthBtl, String> {

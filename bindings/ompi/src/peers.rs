@@ -1,19 +1,19 @@
 //! Reachability of peers, and its report to the user.
 //!
-//! Each local interface is connected to one interface of a peer: the one of the same name if it
-//! answers, else the next that does, counted from the local interface's number, so that several
-//! local interfaces are spread over the peer's.
+//! Each local rail is connected to one rail of a peer with its carrier: that of the interface with
+//! the local one's name if it answers, else the next that does, counted from the local interface's
+//! number, so that several local interfaces are spread over the peer's.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use btl::{Btl, MAX_HEADER, PeerError, PendingPeers, Rank, Unavailable};
-use btl_eth::EthBtl;
+use btl_eth::{Carrier, EthBtl};
 
-use crate::endpoint::{Endpoint, RemoteRail};
+use crate::endpoint::{self, Endpoint, MAX_INTERFACES, ModuleEndpoint, Quality, RemoteRail};
 use crate::ffi;
-use crate::modex::{InterfaceAddress, ModexEntry};
+use crate::modex::{ModexEntry, RailAddress};
 use crate::parameters::Parameters;
 use crate::rail::Rail;
 use crate::runtime::Runtime;
@@ -26,12 +26,12 @@ const ADD_TIMEOUT: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub(crate) struct PeerDirectory {
     parameters: Parameters,
-    /// Names of the local interfaces, by rail.
-    interfaces: Vec<String>,
+    /// Interface and carrier of the local rails.
+    locals: Vec<(String, Carrier)>,
     /// Nodes of peers.
     nodes: HashMap<Rank, String>,
-    /// Peers' interfaces in use, by rail.
-    reached: HashMap<Rank, Vec<Option<RemoteRail>>>,
+    /// Peers' rails in use, by local rail.
+    reached: HashMap<Rank, Vec<Option<Reached>>>,
     /// Endpoints that their transport has added.
     added: HashSet<Endpoint>,
     /// Endpoints whose connections are refused.
@@ -42,22 +42,31 @@ pub(crate) struct PeerDirectory {
     reported: HashSet<String>,
 }
 
+/// A peer's rail that a local one reaches.
+#[derive(Clone, Copy, Debug)]
+struct Reached {
+    remote: RemoteRail,
+    /// The least if the peer is added later.
+    quality: Quality,
+}
+
 impl PeerDirectory {
-    pub(crate) fn new(parameters: Parameters, interfaces: Vec<String>) -> PeerDirectory {
+    pub(crate) fn new(parameters: Parameters, locals: Vec<(String, Carrier)>) -> PeerDirectory {
         PeerDirectory {
             parameters,
-            interfaces,
+            locals,
             ..PeerDirectory::default()
         }
     }
 
-    fn interface(&self, rail: usize) -> &str {
-        self.interfaces.get(rail).map_or("?", String::as_str)
-    }
-
-    /// Returns text such as `rank 0 on node host0, interface eth0,`.
+    /// Returns text such as `rank 0 on node host0, interface eth0,`, or `eth0/udp` over UDP.
     pub(crate) fn describe_rail(&self, rail: usize) -> String {
-        format!("{}, interface {},", self.parameters, self.interface(rail))
+        let (interface, carrier) = match self.locals.get(rail) {
+            Some((interface, Carrier::Raw)) => (interface.as_str(), ""),
+            Some((interface, Carrier::Udp)) => (interface.as_str(), "/udp"),
+            None => ("?", ""),
+        };
+        format!("{}, interface {interface}{carrier},", self.parameters)
     }
 
     /// Returns text such as `rank 3 on node host3`.
@@ -69,42 +78,51 @@ impl PeerDirectory {
     }
 }
 
-/// Returns the order in which a local interface tries those of a peer, as indices into `theirs`.
-fn order(own: &str, rail: usize, theirs: &[InterfaceAddress]) -> Vec<usize> {
+/// Returns the order in which a local rail tries those of a peer, as indices into `theirs`.
+/// `module`: number of the local interface.
+fn order((own, carrier): &(String, Carrier), module: usize, theirs: &[RailAddress]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..theirs.len()).collect();
-    if !order.is_empty() {
-        order.rotate_left(rail % theirs.len());
-    }
-    order.sort_by_key(|index| theirs[*index].0 != own);
+    order.retain(|index| theirs[*index].carrier == *carrier);
+    let first = module.checked_rem(order.len()).unwrap_or(0);
+    order.rotate_left(first);
+    order.sort_by_key(|index| theirs[*index].interface != *own);
     order
 }
 
-/// Result of adding one interface of a peer to a rail.
+/// Result of adding one rail of a peer to a local one.
 enum Added {
-    Yes,
+    Yes(Quality),
     No(String),
     /// Another call uses the transport and may wait for a lock of the caller.
     TransportTaken,
 }
 
 impl Runtime {
-    /// Returns the endpoint of a peer on a rail; `None` if the rail does not reach the peer.
-    /// `entry`: the peer's modex entry. The first call for a peer tries all its interfaces on all
-    /// rails.
-    pub(crate) fn add(&self, rail: usize, peer: Rank, entry: &[u8]) -> Option<Endpoint> {
+    /// Returns the endpoint of a peer for a module; `None` if none of its rails reaches the peer.
+    /// `entry`: the peer's modex entry. The first call for a peer tries all its rails on all local
+    /// ones.
+    pub(crate) fn add(&self, module: usize, peer: Rank, entry: &[u8]) -> Option<ModuleEndpoint> {
         let known = self.directory().as_ref()?.reached.get(&peer).cloned();
         let reached = known.unwrap_or_else(|| self.reach(peer, entry));
-        let remote = reached.get(rail).copied().flatten()?;
-        Some(Endpoint { rail, remote })
+        let of_module = self
+            .rails()
+            .iter()
+            .zip(reached)
+            .filter_map(|(rail, reached)| {
+                let Reached { remote, quality } = reached?;
+                let is_mine = rail.module.load(Ordering::Relaxed) == module;
+                is_mine.then(|| (rail.endpoint(remote), quality))
+            });
+        endpoint::choose(&of_module.collect::<Vec<_>>())
     }
 
-    /// Returns the endpoint of a peer on the first rail that reaches it.
-    pub(crate) fn add_to_any(&self, peer: Rank, entry: &[u8]) -> Option<Endpoint> {
-        (0..self.rails().len()).find_map(|rail| self.add(rail, peer, entry))
+    /// Returns the endpoint of a peer for the first module that reaches it.
+    pub(crate) fn add_to_any(&self, peer: Rank, entry: &[u8]) -> Option<ModuleEndpoint> {
+        (0..MAX_INTERFACES).find_map(|module| self.add(module, peer, entry))
     }
 
-    fn reach(&self, peer: Rank, entry: &[u8]) -> Vec<Option<RemoteRail>> {
-        let Some(interfaces) = self.decode_entry(peer, entry) else {
+    fn reach(&self, peer: Rank, entry: &[u8]) -> Vec<Option<Reached>> {
+        let Some(theirs) = self.decode_entry(peer, entry) else {
             return Vec::new();
         };
         let mut reasons = Vec::new();
@@ -112,7 +130,7 @@ impl Runtime {
             .rails()
             .iter()
             .map(|rail| {
-                let reached = self.reach_by(rail, peer, &interfaces);
+                let reached = self.reach_by(rail, peer, &theirs);
                 reached.map_err(|reason| reasons.push(reason)).ok()
             })
             .collect();
@@ -125,28 +143,35 @@ impl Runtime {
         reached
     }
 
-    /// Adds the first interface of a peer that answers to a rail.
-    fn reach_by(
-        &self,
-        rail: &Rail,
-        peer: Rank,
-        interfaces: &[InterfaceAddress],
-    ) -> Result<RemoteRail, String> {
-        let own = match self.directory().as_ref() {
-            Some(directory) => directory.interface(rail.number).to_owned(),
-            None => String::new(),
-        };
+    /// Adds the first rail of a peer that answers to a local one.
+    fn reach_by(&self, rail: &Rail, peer: Rank, theirs: &[RailAddress]) -> Result<Reached, String> {
+        let directory = self.directory();
+        let local = directory
+            .as_ref()
+            .and_then(|all| all.locals.get(rail.number).cloned());
+        drop(directory);
+        let local = local.ok_or("this process has no such rail")?;
         let mut candidates = Vec::new();
-        for index in order(&own, rail.number, interfaces) {
+        for index in order(&local, rail.module.load(Ordering::Relaxed), theirs) {
             candidates.extend(RemoteRail::new(peer, index).map(|remote| (remote, index)));
         }
         let mut reasons = Vec::new();
-        for (remote, index) in &candidates {
-            match self.add_interface(rail, *remote, &interfaces[*index].1) {
-                Added::Yes => return Ok(*remote),
+        for &(remote, index) in &candidates {
+            match self.add_remote(rail, remote, &theirs[index].address) {
+                Added::Yes(quality) => return Ok(Reached { remote, quality }),
                 Added::No(reason) => reasons.push(reason),
-                Added::TransportTaken => return Ok(self.defer(rail, &candidates, interfaces)),
+                Added::TransportTaken => {
+                    let remote = self.defer(rail, &candidates, theirs);
+                    let quality = Quality::default();
+                    return Ok(Reached { remote, quality });
+                }
             }
+        }
+        if candidates.is_empty() {
+            reasons.push(match local.1 {
+                Carrier::Raw => "it has no interface of raw Ethernet".to_owned(),
+                Carrier::Udp => "it has no interface of UDP".to_owned(),
+            });
         }
         let reason = reasons.join("; ");
         self.print_if_verbose(|directory| {
@@ -159,13 +184,13 @@ impl Runtime {
         Err(reason)
     }
 
-    /// Chooses an interface of a peer without probing it: one that was added before, because the
+    /// Chooses a rail of a peer without probing it: one that was added before, because the
     /// peer connected first, else the first candidate, which is added at the next poll.
     fn defer(
         &self,
         rail: &Rail,
         candidates: &[(RemoteRail, usize)],
-        interfaces: &[InterfaceAddress],
+        theirs: &[RailAddress],
     ) -> RemoteRail {
         let mut directory = self.directory();
         let is_added = |remote: RemoteRail| {
@@ -178,14 +203,14 @@ impl Runtime {
         }
         let (remote, index) = candidates[0];
         if let Some(directory) = directory.as_mut() {
-            let address = interfaces[index].1.clone();
+            let address = theirs[index].address.clone();
             directory.deferred.insert(rail.endpoint(remote), address);
         }
         rail.has_deferred.store(true, Ordering::SeqCst);
         remote
     }
 
-    fn add_interface(&self, rail: &Rail, remote: RemoteRail, address: &[u8]) -> Added {
+    fn add_remote(&self, rail: &Rail, remote: RemoteRail, address: &[u8]) -> Added {
         let deadline = Instant::now() + ADD_TIMEOUT;
         loop {
             let add = |place: &mut Option<EthBtl>| match place {
@@ -193,7 +218,7 @@ impl Runtime {
                 None => Err("this process has left the job".to_owned()),
             };
             match rail.transport.enter(add) {
-                Ok(Ok(())) => return Added::Yes,
+                Ok(Ok(quality)) => return Added::Yes(quality),
                 Ok(Err(reason)) => return Added::No(reason),
                 Err(Unavailable::Absent) => return Added::No("there is no transport".to_owned()),
                 Err(Unavailable::Taken) => {}
@@ -211,7 +236,7 @@ impl Runtime {
         transport: &mut EthBtl,
         remote: RemoteRail,
         address: &[u8],
-    ) -> Result<(), String> {
+    ) -> Result<Quality, String> {
         let info = transport.add_peer(remote.0, address).map_err(|error| {
             let prefix = format!("rank {} over Ethernet: ", remote.0);
             let reason = error.reason;
@@ -243,7 +268,7 @@ impl Runtime {
                 format!("esp: {} to {peer}: {reason}", directory.parameters)
             });
         }
-        Ok(())
+        Ok(Quality::from(&info))
     }
 
     /// Adds the peers whose addition was deferred. For the owner of the rail's transport.
@@ -296,26 +321,24 @@ impl Runtime {
     fn admit(&self, rail: &Rail, transport: &mut EthBtl, remote: RemoteRail) -> Result<(), String> {
         let peer = remote.process();
         let entry = ffi::modex_entry(peer);
-        let interfaces = entry.and_then(|entry| self.decode_entry(peer, &entry));
-        match interfaces
-            .as_deref()
-            .unwrap_or_default()
-            .get(remote.interface())
-        {
-            Some((_, address)) => self.add_to_transport(rail, transport, remote, address),
-            None => Err("its modex entry does not have the interface that it uses".to_owned()),
-        }
+        let theirs = entry.and_then(|entry| self.decode_entry(peer, &entry));
+        let theirs = theirs.unwrap_or_default();
+        let Some(RailAddress { address, .. }) = theirs.get(remote.number()) else {
+            return Err("its modex entry does not have the rail that it uses".to_owned());
+        };
+        self.add_to_transport(rail, transport, remote, address)
+            .map(drop)
     }
 
-    /// Decodes a peer's modex entry. `None`, after a report, if the peer has no interface.
-    fn decode_entry(&self, peer: Rank, bytes: &[u8]) -> Option<Vec<InterfaceAddress>> {
-        let interfaces = ModexEntry::decode(bytes).and_then(|entry| {
+    /// Decodes a peer's modex entry. `None`, after a report, if the peer has no rail.
+    fn decode_entry(&self, peer: Rank, bytes: &[u8]) -> Option<Vec<RailAddress>> {
+        let rails = ModexEntry::decode(bytes).and_then(|entry| {
             if let Some(directory) = self.directory().as_mut() {
                 directory.nodes.insert(peer, entry.node);
             }
-            entry.interfaces
+            entry.rails
         });
-        interfaces
+        rails
             .map_err(|reason| self.report_unreachable(peer, &reason))
             .ok()
     }
@@ -353,16 +376,40 @@ impl Runtime {
 
 #[cfg(test)]
 mod tests {
-    use super::order;
+    use super::*;
+
+    fn rail(interface: &str, carrier: Carrier) -> RailAddress {
+        RailAddress {
+            interface: interface.into(),
+            carrier,
+            address: Vec::new(),
+        }
+    }
 
     #[test]
     fn the_same_name_is_tried_first_and_several_interfaces_are_spread() {
-        let theirs = ["a", "b", "c"].map(|name| (name.to_owned(), Vec::new()));
+        let theirs = ["a", "b", "c"].map(|name| rail(name, Carrier::Raw));
+        let order = |own: &str, module, theirs| order(&(own.into(), Carrier::Raw), module, theirs);
         assert_eq!(order("a", 0, &theirs), [0, 1, 2]);
         assert_eq!(order("c", 0, &theirs), [2, 0, 1]);
         assert_eq!(order("x", 1, &theirs), [1, 2, 0]);
         assert_eq!(order("a", 1, &theirs), [0, 1, 2]);
         assert_eq!(order("x", 4, &theirs[..2]), [0, 1]);
         assert!(order("x", 1, &[]).is_empty());
+    }
+
+    #[test]
+    fn rails_of_another_carrier_are_not_tried() {
+        let (raw, udp) = (Carrier::Raw, Carrier::Udp);
+        let theirs = [
+            rail("a", raw),
+            rail("b", raw),
+            rail("a", udp),
+            rail("b", udp),
+        ];
+        assert_eq!(order(&("a".into(), udp), 0, &theirs), [2, 3]);
+        assert_eq!(order(&("c".into(), udp), 1, &theirs), [3, 2]);
+        assert_eq!(order(&("b".into(), raw), 0, &theirs), [1, 0]);
+        assert!(order(&("a".into(), udp), 1, &theirs[..2]).is_empty());
     }
 }

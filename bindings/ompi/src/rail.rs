@@ -1,6 +1,6 @@
-//! One local interface (rail) and its transport.
+//! One rail: a local interface with one of its carriers, and its transport.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use btl::SharedTransport;
 use btl_eth::EthBtl;
@@ -8,9 +8,13 @@ use btl_eth::EthBtl;
 use crate::endpoint::{Endpoint, RemoteRail};
 use crate::queued::Queued;
 
-/// A local interface and its transport.
+/// A local interface with one carrier, and its transport.
 pub(crate) struct Rail {
     pub(crate) number: usize,
+    /// Number of the interface's module.
+    pub(crate) module: AtomicUsize,
+    /// Maximum length of a message of Open MPI that one frame carries, in bytes.
+    pub(crate) frame_room: AtomicUsize,
     pub(crate) transport: SharedTransport<EthBtl, Queued>,
     /// Set if `PeerDirectory::deferred` has peers for this rail.
     pub(crate) has_deferred: AtomicBool,
@@ -20,6 +24,8 @@ impl Rail {
     pub(crate) const fn new(number: usize) -> Rail {
         Rail {
             number,
+            module: AtomicUsize::new(0),
+            frame_room: AtomicUsize::new(0),
             transport: SharedTransport::new(),
             has_deferred: AtomicBool::new(false),
         }

@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use btl::{Btl, PeerError, Rank, SendError};
+use btl::{Btl, MAX_HEADER, PeerError, Rank, SendError};
 use btl_eth::EthBtl;
 
-use crate::endpoint::{Endpoint, MAX_RAILS};
+use crate::endpoint::{Endpoint, MAX_RAILS, ModuleEndpoint};
 use crate::ffi;
 use crate::header::Header;
 use crate::idle::{EmptyPolls, Idle};
-use crate::modex::ModexEntry;
+use crate::modex::{ModexEntry, RailAddress};
 use crate::onesided::Operations;
-use crate::parameters::Parameters;
+use crate::parameters::{NewRail, Parameters};
 use crate::peers::PeerDirectory;
 use crate::queued::Queued;
 use crate::rail::Rail;
@@ -74,7 +74,16 @@ pub(crate) static RUNTIME: Runtime = Runtime::new();
 impl Runtime {
     const fn new() -> Runtime {
         Runtime {
-            rails: [Rail::new(0), Rail::new(1), Rail::new(2), Rail::new(3)],
+            rails: [
+                Rail::new(0),
+                Rail::new(1),
+                Rail::new(2),
+                Rail::new(3),
+                Rail::new(4),
+                Rail::new(5),
+                Rail::new(6),
+                Rail::new(7),
+            ],
             operations: Operations::new(),
             directory: Mutex::new(None),
             rail_count: AtomicUsize::new(0),
@@ -112,26 +121,34 @@ impl Runtime {
             .unwrap_or_default()
     }
 
-    /// Creates the transports. Returns the modex entry to publish and the interfaces' names.
+    /// Creates the rails. Returns the modex entry to publish and the names of the modules'
+    /// interfaces.
     pub(crate) fn start(&self, parameters: Parameters) -> (Vec<u8>, Vec<String>) {
-        let (transports, errors) = parameters.transports();
+        let mut new = parameters.rails();
+        if new.rails.is_empty() || parameters.verbose {
+            new.errors.append(&mut new.absent);
+        }
         if parameters.report_errors || parameters.verbose {
-            for error in &errors {
+            for error in &new.errors {
                 ffi::print(&format!("esp: {parameters}: {error}"));
             }
-            if transports.is_empty() {
+            if new.rails.is_empty() {
                 ffi::show_help(c"no transport");
             }
         }
-        let interfaces = if transports.is_empty() {
-            Err(errors.join("; "))
+        let rails = if new.rails.is_empty() {
+            Err(new.errors.join("; "))
         } else {
-            let entry = |(name, transport): &(String, EthBtl)| (name.clone(), transport.address());
-            Ok(transports.iter().map(entry).collect())
+            let published = |rail: &NewRail| RailAddress {
+                interface: rail.interface.clone(),
+                carrier: rail.carrier,
+                address: rail.transport.address(),
+            };
+            Ok(new.rails.iter().map(published).collect())
         };
         let entry = ModexEntry {
             node: parameters.node.clone(),
-            interfaces,
+            rails,
         };
         self.rank.store(parameters.rank, Ordering::Relaxed);
         self.eager.store(parameters.eager, Ordering::Relaxed);
@@ -139,21 +156,37 @@ impl Runtime {
         self.backlog.store(parameters.backlog, Ordering::Relaxed);
         self.fragment_size
             .store(parameters.max_message, Ordering::Relaxed);
-        let (names, transports): (Vec<_>, Vec<_>) = transports.into_iter().unzip();
-        *self.directory() = Some(PeerDirectory::new(parameters, names.clone()));
-        self.stopping.store(transports.is_empty(), Ordering::SeqCst);
-        let descriptors = transports.iter().filter_map(|transport| {
-            let descriptor = transport.wait_fd()?;
+        let locals = new.rails.iter();
+        let locals = locals.map(|rail| (rail.interface.clone(), rail.carrier));
+        *self.directory() = Some(PeerDirectory::new(parameters, locals.collect()));
+        self.stopping.store(new.rails.is_empty(), Ordering::SeqCst);
+        let descriptors = new.rails.iter().filter_map(|rail| {
+            let descriptor = rail.transport.wait_fd()?;
             descriptor.try_clone_to_owned().ok()
         });
         self.empty_polls.set_descriptors(descriptors.collect());
-        for (rail, transport) in self.rails.iter().zip(transports) {
-            let install = |place: &mut Option<EthBtl>| *place = Some(transport);
+        let count = new.rails.len();
+        for (rail, new) in self.rails.iter().zip(new.rails) {
+            let room = new.transport.frame_room().saturating_sub(MAX_HEADER);
+            rail.frame_room.store(room, Ordering::Relaxed);
+            rail.module.store(new.module, Ordering::Relaxed);
+            let install = |place: &mut Option<EthBtl>| *place = Some(new.transport);
             let installed = rail.transport.enter(install);
             debug_assert!(installed.is_ok(), "a rail is in use before the start");
         }
-        self.rail_count.store(names.len(), Ordering::Release);
-        (entry.encode(), names)
+        self.rail_count.store(count, Ordering::Release);
+        (entry.encode(), new.interfaces)
+    }
+
+    /// Returns the endpoint of a message of this length in bytes.
+    #[inline]
+    pub(crate) fn endpoint_of_length(&self, peer: ModuleEndpoint, length: usize) -> Endpoint {
+        let is_short = |rail: &Rail| length <= rail.frame_room.load(Ordering::Relaxed);
+        if peer.short == peer.long || self.rails.get(peer.short.rail).is_some_and(is_short) {
+            peer.short
+        } else {
+            peer.long
+        }
     }
 
     /// Returns whether the calling thread is in a callback of this component's own progress.
@@ -351,6 +384,31 @@ impl Runtime {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::RemoteRail;
+
+    #[test]
+    fn messages_of_one_frame_are_short() {
+        let runtime = Runtime::new();
+        runtime.rails[0].frame_room.store(1400, Ordering::Relaxed);
+        let on = |rail| Endpoint {
+            rail,
+            remote: RemoteRail(3),
+        };
+        let peer = |short, long| ModuleEndpoint {
+            short: on(short),
+            long: on(long),
+        };
+        for (short, long, length, rail) in [
+            (0, 1, 0, 0),
+            (0, 1, 1400, 0),
+            (0, 1, 1401, 1),
+            (0, 0, 1401, 0),
+            (1, 1, 0, 1),
+        ] {
+            let chosen = runtime.endpoint_of_length(peer(short, long), length);
+            assert_eq!(chosen, on(rail), "{length} bytes");
+        }
+    }
 
     #[test]
     fn a_full_backlog_refuses_what_has_no_descriptor() {
