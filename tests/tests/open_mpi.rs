@@ -345,6 +345,49 @@ fn verbose_prints_how_peers_are_reached() {
     }
 }
 
+/// Returns the number of UDP datagrams that a node has sent. Segments of one call count once.
+fn datagrams_sent(lab: &Lab, node: usize) -> u64 {
+    let mut command = lab.command(node, "cat").expect("a command");
+    let shown = output(command.arg("/proc/net/snmp"));
+    let mut rows = shown.out.lines().filter(|line| line.starts_with("Udp:"));
+    let (names, values) = (rows.next().expect("names"), rows.next().expect("values"));
+    let mut columns = names.split(' ').zip(values.split(' '));
+    let (_, count) = columns
+        .find(|(name, _)| *name == "OutDatagrams")
+        .expect("a column");
+    count.parse().expect("a number")
+}
+
+/// Each interface has a rail of raw Ethernet and one of UDP. Long messages take UDP, unless the user
+/// excludes it.
+#[test]
+fn long_messages_take_udp() {
+    let test = "long_messages_take_udp";
+    let Some(program) = Program::new(test, "pingpong") else {
+        return;
+    };
+    let Some(lab) = lab(test, 2, 1500, "[lease]\nallow = \"all\"\n") else {
+        return;
+    };
+    let run = |carrier: &str| {
+        let before = datagrams_sent(&lab, 0);
+        let carrier = format!("btl_esp_carrier={carrier}");
+        let more = ["--mca", "btl_esp_verbose=1", "--mca", &carrier];
+        let finished = output(&mut mpirun(&lab, 2, 2, "esp,self", &more, program.file()));
+        passed(&finished);
+        (finished.err, datagrams_sent(&lab, 0) - before)
+    };
+    let (by_raw, by_udp) = ("eth0 to eth0 02:e5:00:00:00:", "eth0 to eth0 10.99.0.");
+    let (said, sent) = run("auto");
+    assert!(said.contains(by_raw) && said.contains(by_udp), "{said}");
+    assert!(sent > 100, "{sent} datagrams");
+    let (said, sent) = run("raw");
+    assert!(said.contains(by_raw) && !said.contains(by_udp), "{said}");
+    assert_eq!(sent, 0);
+    let (said, _) = run("udp");
+    assert!(!said.contains(by_raw) && said.contains(by_udp), "{said}");
+}
+
 /// If a node has no daemon, its ranks are reached by UDP. If that is excluded, one line names the
 /// node, and TCP is used if the user lists it.
 #[test]
