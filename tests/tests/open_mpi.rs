@@ -358,8 +358,8 @@ fn datagrams_sent(lab: &Lab, node: usize) -> u64 {
     count.parse().expect("a number")
 }
 
-/// Each interface has a rail of raw Ethernet and one of UDP. Long messages take UDP, unless the user
-/// excludes it.
+/// Each interface has a rail of raw Ethernet and one of UDP. Long messages take UDP, unless the
+/// user excludes it.
 #[test]
 fn long_messages_take_udp() {
     let test = "long_messages_take_udp";

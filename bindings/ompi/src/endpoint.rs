@@ -82,9 +82,9 @@ impl From<&PeerInfo> for Quality {
     }
 }
 
-/// Chooses the rails of a module to a peer as the point-to-point layer does: of those of the highest
-/// exclusivity, the one of the least latency for short messages and the one of the highest bandwidth
-/// for long ones. `None` without any.
+/// Chooses the rails of a module to a peer as the point-to-point layer does: of those of the
+/// highest exclusivity, the one of the least latency for short messages and the one of the highest
+/// bandwidth for long ones. `None` without any.
 pub(crate) fn choose(reached: &[(Endpoint, Quality)]) -> Option<ModuleEndpoint> {
     let best = reached
         .iter()

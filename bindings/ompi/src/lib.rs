@@ -13,8 +13,8 @@
 //! | [`peers`] | reachability of peers, and its report to the user |
 //! | [`runtime`] | state of the component; sending, progress, loss of peers, finalization |
 //! | [`inbox`] | progress of one rail, and its incoming messages |
-//! | [`rail`] | one interface and its transport |
-//! | [`endpoint`] | peers as seen by one rail |
+//! | [`rail`] | one interface with one carrier, and its transport |
+//! | [`endpoint`] | peers as seen by one rail and by one module |
 //! | [`queued`] | sends that wait for room or a connection |
 //! | [`onesided`] | put, get and atomic operations as messages |
 //! | [`memory`] | raw memory of fragments, regions and atomic operations |

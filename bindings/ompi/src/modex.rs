@@ -9,8 +9,8 @@
 //! | … | the node's name |
 //! | … | the text; or 1 to [`MAX_RAILS`] rails |
 //!
-//! Each rail: its carrier (1; 0: raw Ethernet, 1: UDP), length of its interface's name (1), the name,
-//! length of its transport's address (2, little endian), the address.
+//! Each rail: its carrier (1; 0: raw Ethernet, 1: UDP), length of its interface's name (1), the
+//! name, length of its transport's address (2, little endian), the address.
 
 use btl_eth::Carrier;
 
