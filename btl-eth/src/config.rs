@@ -40,11 +40,11 @@ pub struct EthConfig {
     /// Size of each of a stream's two rings in bytes: a power of two from 8 KiB to 64 MiB. Each
     /// connection takes twice this on both nodes. Default: 1 MiB. The daemon may grant less.
     pub rings: u32,
-    /// Maximum length of a message, header and body, in bytes. Default: 64 KiB. At most a quarter
-    /// of a ring is used, so that several messages fit.
+    /// Maximum length of a message, header and body, in bytes. Default: a header and 64 KiB. At
+    /// most a quarter of a ring is used, so that several messages fit.
     pub max_send: usize,
-    /// See [`btl::PeerInfo::eager`]; at most `max_send`. Default: 64 KiB, up to which a rendezvous
-    /// takes longer than the copy.
+    /// See [`btl::PeerInfo::eager`]; at most `max_send`. Default: a header and 64 KiB, up to which
+    /// a rendezvous takes longer than the copy.
     pub eager: usize,
     /// Value of [`btl::PeerInfo::bandwidth`] in MB/s. It is not measured, because a probe that is
     /// long enough would disturb a starting job. Default: 1000, about that of a 10 Gbit/s link.
@@ -67,8 +67,8 @@ impl EthConfig {
             // A wrong value is refused when the transport opens its client.
             path: Path::from_environment().unwrap_or_default(),
             rings: 1 << 20,
-            max_send: 64 << 10,
-            eager: 64 << 10,
+            max_send: DEFAULT_MESSAGE,
+            eager: DEFAULT_MESSAGE,
             bandwidth: RAW_BANDWIDTH,
             retries: 4,
         }
@@ -131,6 +131,9 @@ impl EthConfig {
     }
 }
 
+/// Default of [`EthConfig::max_send`] and [`EthConfig::eager`]: programs send powers of two, to
+/// which the layer above adds its header.
+const DEFAULT_MESSAGE: usize = (64 << 10) + MAX_HEADER;
 /// Default of [`EthConfig::bandwidth`] for raw Ethernet, in MB/s.
 const RAW_BANDWIDTH: u32 = 1000;
 /// Default of [`EthConfig::bandwidth`] for UDP, in MB/s: the device cuts the segments, so the
