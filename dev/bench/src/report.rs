@@ -59,6 +59,13 @@ pub struct Row {
     /// CPU time of both daemons per data frame, in microseconds; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_us_per_frame: Option<f64>,
+    /// CPU time of both workers and of the daemons between them per KiB received, in nanoseconds;
+    /// median of the rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ns_per_kib: Option<f64>,
+    /// Ratio of that to TCP's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ratio_to_tcp: Option<Ratio>,
     /// Ratio of the CPU time per frame (of a ping-pong: of its time) to that with no other
     /// connection open.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,6 +91,8 @@ pub struct Measured {
     pub gbit_s: Option<f64>,
     /// CPU time of both daemons meanwhile, in nanoseconds.
     pub daemon_cpu: Option<u64>,
+    /// CPU time of both workers, in nanoseconds.
+    pub worker_cpu: u64,
     /// Bytes received.
     pub bytes: u64,
 }
@@ -101,6 +110,7 @@ impl Measured {
             times: client.times,
             gbit_s,
             daemon_cpu: None,
+            worker_cpu: client.cpu + server.cpu,
             bytes,
         }
     }
@@ -111,6 +121,12 @@ impl Measured {
             Work::Stream { .. } => self.gbit_s,
             _ => (!self.times.is_empty()).then(|| self.times.percentile(50.0)),
         }
+    }
+
+    /// Returns the CPU time of all processes per KiB, in nanoseconds.
+    fn cpu_ns_per_kib(&self) -> Option<f64> {
+        let cpu = self.worker_cpu + self.daemon_cpu.unwrap_or(0);
+        (self.bytes > 0 && cpu > 0).then(|| cpu as f64 / (self.bytes as f64 / 1024.0))
     }
 
     /// Returns the CPU time of the daemons per frame of this payload, in microseconds.
@@ -207,6 +223,12 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
         ratio_to_raw: ratio(bench.beside(case, case.path.bare()), &value),
         ratio_to_lossless: ratio(bench.without_loss(case), &value),
         cpu_us_per_frame: of_rounds(&cost),
+        cpu_ns_per_kib: of_rounds(&Measured::cpu_ns_per_kib),
+        cpu_ratio_to_tcp: if stream {
+            ratio(bench.beside(case, Protocol::Tcp), &Measured::cpu_ns_per_kib)
+        } else {
+            None
+        },
         ratio_to_one_connection: ratio(
             bench.without_held(case),
             if stream { &cost } else { &value },
@@ -227,7 +249,7 @@ fn rounds_of(results: &Results, case: usize) -> &[Measured] {
     results.measured.get(case).map_or(&[], Vec::as_slice)
 }
 
-const COLUMNS: [Column<Row>; 18] = [
+const COLUMNS: [Column<Row>; 20] = [
     ("path", true, |r| Some(r.path.to_owned())),
     ("wait", true, |r| r.wait.map(|w| w.name().to_owned())),
     ("size", false, |r| r.size.map(|s| s.to_string())),
@@ -252,6 +274,12 @@ const COLUMNS: [Column<Row>; 18] = [
     }),
     ("daemons' µs/frame", false, |r| {
         r.cpu_us_per_frame.map(|v| format!("{v:.2}"))
+    }),
+    ("CPU ns/KiB", false, |r| {
+        r.cpu_ns_per_kib.map(|v| format!("{v:.0}"))
+    }),
+    ("CPU / tcp", false, |r| {
+        r.cpu_ratio_to_tcp.map(|v| v.to_string())
     }),
     ("/ 1 connection", false, |r| {
         r.ratio_to_one_connection.map(|v| v.to_string())
@@ -281,6 +309,7 @@ mod tests {
             times,
             gbit_s: Some(gbit_s),
             daemon_cpu: Some(1_000_000),
+            worker_cpu: 2_000_000,
             bytes: 1_489_000,
         }
     }
@@ -362,6 +391,9 @@ mod tests {
         );
         // 1,489,000 bytes are 1000 frames; 1 ms for them.
         assert_eq!(daemon.cpu_us_per_frame, Some(1.0));
+        // 3 ms for 1454 KiB.
+        assert_eq!(daemon.cpu_ns_per_kib.map(f64::round), Some(2063.0));
+        assert_eq!(daemon.cpu_ratio_to_tcp.map(|r| r.median), Some(1.0));
         Ok(())
     }
 

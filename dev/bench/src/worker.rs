@@ -210,6 +210,8 @@ pub struct TaskResult {
     pub bytes: u64,
     /// Nanoseconds from the first to the last of them.
     pub nanos: u64,
+    /// CPU time of the worker, in nanoseconds.
+    pub cpu: u64,
 }
 
 /// Bytes of a read of a stream.
@@ -219,7 +221,20 @@ const CHUNK: usize = 256 * 1024;
 ///
 /// # Errors
 /// The connection fails or ends early.
-pub fn work(task: &Task, mut say: impl FnMut(&str) -> io::Result<()>) -> io::Result<TaskResult> {
+pub fn work(task: &Task, say: impl FnMut(&str) -> io::Result<()>) -> io::Result<TaskResult> {
+    let result = work_untimed(task, say)?;
+    let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let cpu = Duration::try_from(cpu).unwrap_or_default().as_nanos();
+    Ok(TaskResult {
+        cpu: u64::try_from(cpu).unwrap_or(u64::MAX),
+        ..result
+    })
+}
+
+fn work_untimed(
+    task: &Task,
+    mut say: impl FnMut(&str) -> io::Result<()>,
+) -> io::Result<TaskResult> {
     if task.path == Protocol::Raw {
         return raw::work(task, || say(LISTENING));
     }
