@@ -33,7 +33,9 @@ pub(super) fn open(
             };
             Ok(Box::new(tcp_end(stream, job.wait)?))
         }
-        Protocol::Daemon | Protocol::Lease => Ok(Box::new(EspEnd(esp_stream(job, listening)?))),
+        Protocol::Daemon | Protocol::Lease | Protocol::UdpDaemon => {
+            Ok(Box::new(EspEnd(esp_stream(job, listening)?)))
+        }
         Protocol::Udp => Ok(Box::new(EspEnd(udp_stream(job, listening)?))),
         Protocol::P2p | Protocol::P2pUdp => {
             if job.role == Role::Server {
@@ -70,7 +72,13 @@ fn esp_stream(job: &Task, listening: impl FnOnce() -> io::Result<()>) -> io::Res
             if let Some(spin) = spin {
                 builder = builder.spin(spin);
             }
-            builder.connect((MacAddr(Node(job.node).mac()), job.port))
+            let node = Node(job.node);
+            let addr: NodeAddr = match job.path {
+                // At the default port of daemons.
+                Protocol::UdpDaemon => node.ip().to_string().parse().map_err(io::Error::other)?,
+                _ => MacAddr(node.mac()).into(),
+            };
+            builder.connect((addr, job.port))
         }
     }
 }

@@ -119,7 +119,7 @@ impl Bench {
 }
 
 /// All protocols, in the order they are measured.
-pub const PROTOCOLS: [Protocol; 9] = [
+pub const PROTOCOLS: [Protocol; 10] = [
     Protocol::Tcp,
     Protocol::TcpNoOffload,
     Protocol::Raw,
@@ -128,6 +128,7 @@ pub const PROTOCOLS: [Protocol; 9] = [
     Protocol::P2p,
     Protocol::RawUdp,
     Protocol::Udp,
+    Protocol::UdpDaemon,
     Protocol::P2pUdp,
 ];
 
@@ -284,7 +285,11 @@ fn fits(bench: &str, path: Protocol, work: Work, mtu: u32) -> bool {
         "leases" => matches!(path, Protocol::Lease | Protocol::Daemon),
         _ => matches!(
             path,
-            Protocol::Tcp | Protocol::Lease | Protocol::Daemon | Protocol::Udp
+            Protocol::Tcp
+                | Protocol::Lease
+                | Protocol::Daemon
+                | Protocol::Udp
+                | Protocol::UdpDaemon
         ),
     }
 }

@@ -15,7 +15,7 @@ use crate::report::{Measured, Results};
 use crate::scratch::Scratch;
 use crate::worker::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
 use cli::out::{Doing, Failure};
-use lab::{Lab, LabOptions, cpu_time};
+use lab::{Carriers, Lab, LabOptions, cpu_time};
 
 /// Time limit of a worker for a case.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -109,6 +109,7 @@ impl Rig {
         let wire = plan.wire();
         let lab = self.lab(&LabOptions {
             daemon,
+            carriers: Carriers::Both,
             ..LabOptions::new(wire.nodes).with_wire(wire)
         })?;
         if plan.leases > 0 {

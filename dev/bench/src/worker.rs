@@ -30,6 +30,8 @@ pub enum Protocol {
     RawUdp,
     /// ESP in UDP by engines embedded in both programs, without a daemon.
     Udp,
+    /// ESP in UDP through the daemons of both nodes.
+    UdpDaemon,
     /// Messages of the point-to-point layer over ESP in UDP.
     P2pUdp,
 }
@@ -47,7 +49,7 @@ pub enum Carrier {
 impl Protocol {
     /// Returns true if the daemons forward the frames, so that their CPU time counts.
     pub fn by_daemons(self) -> bool {
-        matches!(self, Protocol::Daemon | Protocol::P2p)
+        matches!(self, Protocol::Daemon | Protocol::P2p | Protocol::UdpDaemon)
     }
 
     /// Returns true if daemons must run.
@@ -75,7 +77,9 @@ impl Protocol {
             Protocol::Raw | Protocol::Daemon | Protocol::Lease | Protocol::P2p => {
                 Some(Carrier::Raw)
             }
-            Protocol::RawUdp | Protocol::Udp | Protocol::P2pUdp => Some(Carrier::Udp),
+            Protocol::RawUdp | Protocol::Udp | Protocol::UdpDaemon | Protocol::P2pUdp => {
+                Some(Carrier::Udp)
+            }
         }
     }
 
@@ -90,6 +94,7 @@ impl Protocol {
             Protocol::P2p => "p2p over leases (lease.allow)",
             Protocol::RawUdp => "bare UDP loop (any user)",
             Protocol::Udp => "ESP in UDP (any user, no daemon)",
+            Protocol::UdpDaemon => "ESP in UDP, daemon (any user)",
             Protocol::P2pUdp => "p2p over UDP (any user, no daemon)",
         }
     }
@@ -105,6 +110,7 @@ impl Protocol {
             Protocol::P2p => "p2p",
             Protocol::RawUdp => "raw-udp",
             Protocol::Udp => "udp",
+            Protocol::UdpDaemon => "udp-daemon",
             Protocol::P2pUdp => "p2p-udp",
         }
     }
