@@ -1,7 +1,6 @@
 //! The types exchanged between an [`Endpoint`](crate::Endpoint) and its host.
 
 use crate::addr::{NodeAddr, Port};
-use crate::congestion::Congestion;
 use crate::time::Duration;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -317,8 +316,6 @@ pub struct EndpointConfig {
     /// sends its packets as ECT(0) (W-111) and reports the marks of received ones in
     /// [`RxFrame::ce`]. Default false.
     pub ecn: bool,
-    /// Congestion controller of new connections. Default AIMD (`docs/congestion.md`).
-    pub congestion: Congestion,
     /// Name sent in INFO_REPLY, truncated to 64 bytes. Default empty.
     pub node_name: alloc::string::String,
 }
@@ -348,7 +345,6 @@ impl Default for EndpointConfig {
             keepalive: Duration::from_secs(2),
             time_wait: Duration::from_millis(100),
             ecn: false,
-            congestion: Congestion::default(),
             node_name: alloc::string::String::new(),
         }
     }

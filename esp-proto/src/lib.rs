@@ -82,7 +82,7 @@ extern crate std;
 
 mod addr;
 mod api;
-pub mod congestion;
+mod congestion;
 mod connection;
 mod counters;
 mod endpoint;

@@ -1,7 +1,6 @@
 //! Explicit congestion notification: the counts of marks of one connection (W-110 to W-117).
 
 use super::{Connection, Cx};
-use crate::congestion::MarkEvent;
 use crate::wire::EspFrame;
 
 /// Increase of a count from which on it is older than the last one, not newer (W-115).
@@ -107,10 +106,8 @@ impl Connection {
             Some(0) => {}
             Some(new) => {
                 cx.counters.rx_ecn_reported += u64::from(new);
-                let reduced = self.congestion.on_marks(&MarkEvent {
-                    marked: u32::from(new),
-                    in_flight: self.recovery.in_flight(),
-                });
+                let in_flight = self.recovery.in_flight();
+                let reduced = self.congestion.on_marks(new.into(), in_flight);
                 cx.counters.ecn_reductions += u64::from(reduced);
             }
             None => cx.counters.rx_ecn_ignored += 1,

@@ -3,7 +3,7 @@
 use super::ack_requests::UNASKED;
 use super::{Connection, Cx};
 use crate::api::{CloseReason, ConnId, ResetReason, Sink, State};
-use crate::congestion::{AckEvent, LossEvent};
+use crate::congestion::AckEvent;
 use crate::recv::Verdict;
 use crate::send::FinState;
 use crate::seq::Seq;
@@ -190,7 +190,6 @@ impl Connection {
 
     /// Applies an acceptable acknowledgement.
     fn settle_ack(&mut self, cx: &mut Cx<'_>, ack: Seq, sack: &[u8]) {
-        let in_flight = self.recovery.in_flight();
         let outcome = self
             .recovery
             .on_ack(&mut self.send, &mut self.rtt, ack, sack, cx.now);
@@ -205,11 +204,9 @@ impl Connection {
         }
         if outcome.acked > 0 {
             self.congestion.on_ack(&AckEvent {
-                now: cx.now,
                 acked: outcome.acked,
                 rtt: outcome.rtt,
                 min_rtt: self.rtt.min(),
-                in_flight,
                 app_limited: !self.window_limited,
                 round_start: outcome.round_start,
             });
@@ -240,12 +237,7 @@ impl Connection {
         }
         if lost > 0 {
             cx.counters.losses_detected += u64::from(lost);
-            let in_flight = self.recovery.in_flight();
-            self.congestion.on_loss(&LossEvent {
-                now: cx.now,
-                lost,
-                in_flight,
-            });
+            self.congestion.on_loss(lost);
         }
     }
 

@@ -19,7 +19,7 @@ use self::ecn::Ecn;
 use self::moves::Mobility;
 use crate::addr::{MacAddr, NodeAddr, Port};
 use crate::api::{Buffers, CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
-use crate::congestion::Controller;
+use crate::congestion::Aimd;
 use crate::counters::Counters;
 use crate::recovery::Recovery;
 use crate::recv::{Pool, RecvSide};
@@ -30,6 +30,7 @@ use crate::state::{Input, next};
 use crate::time::{Duration, Instant};
 use crate::timers::{Timer, TimerTable};
 use crate::token_bucket::TokenBucket;
+use crate::wire::MAX_WINDOW;
 use alloc::boxed::Box;
 use core::hash::{Hash, Hasher};
 use core::net::IpAddr;
@@ -87,6 +88,13 @@ pub(crate) struct Cx<'a> {
     pub(crate) max_payload: u16,
     /// Addresses of the node's other interfaces.
     pub(crate) rails: &'a [MacAddr],
+}
+
+impl Cx<'_> {
+    /// Returns the maximum number of outstanding packets (W-31).
+    fn max_window(&self) -> u16 {
+        self.config.max_window.min(MAX_WINDOW)
+    }
 }
 
 /// End of a connection: what is reported to the host, and the reset to the peer, if any.
@@ -191,7 +199,7 @@ pub(crate) struct Connection {
     recovery: Recovery,
     recv: RecvSide,
     rtt: Rtt,
-    congestion: Box<dyn Controller>,
+    congestion: Aimd,
     /// The congestion window held back data at the last check.
     window_limited: bool,
     ack_requests: AckRequests,

@@ -7,6 +7,7 @@
 use super::{Acks, Connection, Cx, PathProbe};
 use crate::addr::{MacAddr, NodeAddr};
 use crate::api::{CloseReason, ResetReason, State};
+use crate::congestion::Aimd;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::send::FinState;
@@ -408,10 +409,7 @@ impl Connection {
         self.recv.restart(seq, self.agreed, cx.pool);
         self.recovery = Recovery::new();
         self.rtt = Rtt::new();
-        self.congestion = cx
-            .config
-            .congestion
-            .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW)));
+        self.congestion = Aimd::new(cx.max_window().into());
         if self.ecn.in_force() {
             self.congestion.enable_ecn();
             self.ecn.restart(); // W-117

@@ -5,6 +5,7 @@ use super::ecn::Ecn;
 use super::moves::Mobility;
 use super::{Acks, Connection, Cx, Key, Notes, PathProbe, Queued, Stats};
 use crate::api::{Buffers, ConnId, State};
+use crate::congestion::Aimd;
 use crate::recovery::Recovery;
 use crate::recv::RecvSide;
 use crate::rtt::Rtt;
@@ -150,10 +151,7 @@ impl Connection {
             recovery: Recovery::new(),
             recv: RecvSide::new(Seq(0), 0, key.peer.safe_payload(), 0),
             rtt: Rtt::new(),
-            congestion: cx
-                .config
-                .congestion
-                .build(u32::from(cx.config.max_window.clamp(1, MAX_WINDOW))),
+            congestion: Aimd::new(cx.max_window().into()),
             window_limited: false,
             ack_requests: AckRequests::new(0),
             ecn: Ecn::new(cx.config.ecn),

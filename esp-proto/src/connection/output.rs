@@ -120,7 +120,7 @@ impl Connection {
             self.window_limited = true;
             return None;
         }
-        if self.send.outstanding() >= cx.config.max_window.min(MAX_WINDOW) {
+        if self.send.outstanding() >= cx.max_window() {
             return None;
         }
         let (seq, segment) = self
@@ -140,7 +140,7 @@ impl Connection {
     /// Returns true if this new segment requests an acknowledgement (W-34).
     fn asks(&mut self, cx: &Cx<'_>, window: u32, segment: &Segment) -> bool {
         let outstanding = self.send.outstanding();
-        let window = window.min(u32::from(cx.config.max_window.min(MAX_WINDOW)));
+        let window = window.min(u32::from(cx.max_window()));
         let room = window
             .saturating_sub(self.recovery.in_flight())
             .min(u32::from(self.send.credit()));
@@ -187,7 +187,6 @@ impl Connection {
             self.acks.due = false;
             self.timers.stop(Timer::Ack);
         }
-        self.congestion.on_sent(cx.now, self.recovery.in_flight());
         if !self.timers.is_set(Timer::Retransmit) {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx));
         }

@@ -115,7 +115,7 @@ impl Connection {
         self.stats.timeouts += 1;
         cx.counters.retransmit_timeouts += 1;
         self.recovery.on_timeout(&mut self.send);
-        self.congestion.on_rto(cx.now);
+        self.congestion.on_rto();
         self.timers.stop(Timer::TailProbe);
         self.timers.stop(Timer::Loss);
         self.timers.set(Timer::Retransmit, self.retransmit_at(cx));

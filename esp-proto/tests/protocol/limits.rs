@@ -246,16 +246,14 @@ fn a_reset_is_never_answered() {
 
 #[test]
 fn connections_take_turns() {
-    let mut pair = Pair::with(
-        1500,
-        EndpointConfig {
-            congestion: congestion::Congestion::Fixed(1000),
-            ..EndpointConfig::default()
-        },
-    );
+    let mut pair = Pair::new();
     pair.listen(1000, 8);
     let conns: Vec<_> = (0..3).map(|n| pair.connect(5000 + n, 1000)).collect();
     pair.run(Duration::from_millis(5));
+    for conn in &conns {
+        pair.a.write(pair.now, *conn, 1_000_000); // opens the congestion window
+        pair.run(Duration::from_millis(50));
+    }
     let from = pair.log.len();
     for conn in &conns {
         pair.a.write(pair.now, *conn, 200_000);

@@ -256,7 +256,6 @@ fn the_largest_window_is_respected_and_repaired() {
     // after it.
     let config = EndpointConfig {
         max_window: u16::MAX,
-        congestion: congestion::Congestion::Fixed(100_000),
         ..EndpointConfig::default()
     };
     let mut pair = Pair::with(1500, config);
@@ -265,6 +264,10 @@ fn the_largest_window_is_respected_and_repaired() {
     let a = pair.connect(5000, 1000);
     pair.run(Duration::from_millis(1));
     let b = pair.b.only();
+    const OPENING: u64 = 10_000 * 1489; // opens the congestion window
+    pair.a.write(pair.now, a, OPENING);
+    pair.run_until(Duration::from_secs(1), |p| p.b.app(b).received == OPENING);
+    pair.run(Duration::from_millis(10));
     let from = pair.log.len();
     pair.filter = drop_data(&[1]);
     pair.a.write(pair.now, a, 5000 * 1489);
@@ -282,7 +285,7 @@ fn the_largest_window_is_respected_and_repaired() {
         .to_vec();
     assert_eq!(sack, [0xff; wire::MAX_SACK]);
     pair.run_until(Duration::from_secs(1), |p| {
-        p.b.app(b).received == 5000 * 1489
+        p.b.app(b).received == OPENING + 5000 * 1489
     });
     let info = pair.a.ep.info(a).unwrap();
     assert_eq!((info.retransmits, info.timeouts), (1, 0));
