@@ -394,9 +394,7 @@ impl Leases {
             .map_err(|e| failed(&e))?
             .on_interface(index);
         // Only replies to the engine's queries: datagram ports belong to other sockets.
-        let reply = EdpKind::PortReply
-            .control_type()
-            .map_or(0, |kind| kind as u16);
+        let reply = EdpKind::PortReply as u16;
         let answers = Filter::for_ports(edp, range())
             .map_err(|e| failed(&e))?
             .with_half(FLAGS_OFFSET, CTL << 8 | reply)

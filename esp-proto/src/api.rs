@@ -89,6 +89,16 @@ pub enum Payload {
     Owned(Box<[u8]>),
 }
 
+impl Payload {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Payload::None => 0,
+            Payload::Stream { len, .. } | Payload::Filler { len } => usize::from(*len),
+            Payload::Owned(bytes) => bytes.len(),
+        }
+    }
+}
+
 /// Receives the contents of frames. Implemented by the host and called from within `handle_frame`.
 pub trait Sink {
     /// Delivers the next bytes of a connection's stream, in order, each byte once. `offset` is the
@@ -117,23 +127,24 @@ pub struct Datagram<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Type of an EDP datagram.
+/// Type of an EDP datagram; the number of a control datagram is its control type byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum EdpKind {
     /// Program data.
-    Data,
-    /// Control type 1.
-    EchoRequest,
-    /// Control type 2.
-    EchoReply,
-    /// Control type 3.
-    InfoRequest,
-    /// Control type 4.
-    InfoReply,
-    /// Control type 5; used between engines, never by programs.
-    PortQuery,
-    /// Control type 6; used between engines, never by programs.
-    PortReply,
+    Data = 0,
+    /// Asks for the same bytes.
+    EchoRequest = 1,
+    /// Reply to it.
+    EchoReply = 2,
+    /// Asks for the node's [`InfoReply`](crate::wire::InfoReply).
+    InfoRequest = 3,
+    /// Reply to it.
+    InfoReply = 4,
+    /// Used between engines, never by programs.
+    PortQuery = 5,
+    /// Used between engines, never by programs.
+    PortReply = 6,
 }
 
 /// Notification for the host; drained with `poll_event` after every input.
@@ -328,6 +339,15 @@ pub struct EndpointConfig {
 /// these payloads.
 pub const fn least_listener_capacity(mtu: u32) -> u32 {
     mtu.saturating_mul(4)
+}
+
+impl EndpointConfig {
+    pub(crate) fn ethertype(&self, proto: Proto) -> u16 {
+        match proto {
+            Proto::Esp => self.esp_ethertype,
+            Proto::Edp => self.edp_ethertype,
+        }
+    }
 }
 
 impl Default for EndpointConfig {

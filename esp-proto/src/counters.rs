@@ -108,6 +108,9 @@ counters! {
     time_wait_reclaimed: "TIME-WAIT states ended early by a new connection.",
 }
 
+/// Selects the counter of a dropped frame.
+pub(crate) type DropCounter = fn(&mut Counters) -> &mut u64;
+
 impl Counters {
     /// Counts a frame that could not be parsed.
     pub(crate) fn wire(&mut self, error: WireError) {
@@ -120,6 +123,7 @@ impl Counters {
             WireError::PortZero => &mut self.rx_drop_port_zero,
             WireError::Extension => &mut self.rx_drop_extension,
             WireError::SetUp => &mut self.rx_drop_setup,
+            WireError::Version => &mut self.rx_drop_version,
             WireError::ResetBlock => &mut self.rx_drop_reset_block,
             WireError::MoveBlock => &mut self.rx_drop_move_block,
             WireError::Control => &mut self.rx_drop_control,

@@ -4,9 +4,9 @@
 //! calls [`serve`] after frames and deadlines were handled, and transfers its own state of a
 //! connection that moved.
 
-use crate::addr::{NodeAddr, Port};
+use crate::addr::Port;
 use crate::api::ConnId;
-use crate::connection::{Key, MoveVerdict};
+use crate::connection::{Key, MoveAction};
 use crate::endpoint::{Endpoint, MoveFrame, MoveRequest};
 use crate::time::Instant;
 
@@ -72,70 +72,55 @@ fn ask(rails: &mut impl Rails, home: usize, conn: ConnId) {
 
 /// Processes a MOVE that was received through an interface.
 fn take(rails: &mut impl Rails, rail: usize, frame: &MoveFrame) {
-    let found =
-        (0..rails.count()).find_map(|home| Some((home, rails.endpoint(home)?.find_moving(frame)?)));
-    let verdict = match found {
-        Some((home, conn)) => rails.endpoint(home).map_or(MoveVerdict::Unknown, |e| {
-            e.judge_move(conn, frame, home == rail)
-        }),
-        None => MoveVerdict::Unknown,
-    };
-    let moves = matches!(
-        verdict,
-        MoveVerdict::Answer | MoveVerdict::Go | MoveVerdict::Come
-    );
-    let place = found.filter(|from| !moves || has_place(rails, *from, (rail, frame)));
+    let found = (0..rails.count()).find_map(|home| {
+        let (conn, verdict) = rails.endpoint(home)?.judge_move(frame, home == rail)?;
+        Some(((home, conn), verdict))
+    });
     let Some(endpoint) = rails.endpoint(rail) else {
         return;
     };
-    match (verdict, found, place) {
-        (MoveVerdict::Unknown, ..) => {
-            endpoint.refuse_move(verdict);
-            if found.is_none() {
-                endpoint.deny_move(frame);
-            }
+    let (from, action) = match found {
+        None => {
+            endpoint.drop_move(|c| &mut c.rx_drop_move_unknown);
+            return endpoint.deny_move(frame);
         }
-        (MoveVerdict::Answer, _, Some(_)) => endpoint.answer_move(frame),
-        (MoveVerdict::Go | MoveVerdict::Come, _, Some(from)) => {
-            let Some(conn) = relocate(rails, from, (rail, frame.src)) else {
+        Some((_, Err(counter))) => return endpoint.drop_move(counter),
+        Some((from, Ok(action))) => (from, action),
+    };
+    let to = match action {
+        MoveAction::Answer | MoveAction::Go | MoveAction::Come => {
+            if !has_place(rails, from, rail, &frame.key) {
+                if let Some(endpoint) = rails.endpoint(rail) {
+                    endpoint.drop_move(|c| &mut c.rx_drop_move_state);
+                }
                 return;
-            };
-            let Some(endpoint) = rails.endpoint(rail) else {
+            }
+            if action == MoveAction::Answer {
+                if let Some(endpoint) = rails.endpoint(rail) {
+                    endpoint.answer_move(frame);
+                }
                 return;
-            };
-            if verdict == MoveVerdict::Go {
-                endpoint.go(conn);
-            } else {
-                endpoint.resume(conn, frame);
             }
+            relocate(rails, from, rail, &frame.key)
         }
-        (MoveVerdict::Finish, _, Some((_, conn))) => endpoint.resume(conn, frame),
-        (MoveVerdict::Repeat, _, Some((_, conn))) => endpoint.repeat_done(conn),
-        (MoveVerdict::Lost, _, Some((home, conn))) => {
-            if let Some(home) = rails.endpoint(home) {
-                home.lose_peer(conn);
-            }
-        }
-        (_, _, None) => endpoint.refuse_move(MoveVerdict::State),
-        _ => endpoint.refuse_move(verdict),
+        MoveAction::Finish | MoveAction::Repeat | MoveAction::Lost => Some(from),
+    };
+    if let Some((rail, conn)) = to
+        && let Some(endpoint) = rails.endpoint(rail)
+    {
+        endpoint.apply_move(conn, frame, action);
     }
 }
 
 /// Returns true if the connection can be added where the MOVE came from, or is there already.
-fn has_place(
-    rails: &mut impl Rails,
-    (home, conn): (usize, ConnId),
-    to: (usize, &MoveFrame),
-) -> bool {
-    let (rail, frame) = to;
-    let Some(key) = rails.endpoint(home).and_then(|e| e.key_of(conn)) else {
-        return false;
-    };
-    let wanted = Key {
-        peer: frame.src,
-        ..key
-    };
-    (home == rail && wanted == key) || rails.endpoint(rail).is_some_and(|e| e.has_place(&wanted))
+fn has_place(rails: &mut impl Rails, from: (usize, ConnId), rail: usize, key: &Key) -> bool {
+    stays(rails, from, rail, key) || rails.endpoint(rail).is_some_and(|e| e.has_place(key))
+}
+
+/// Returns true if the connection is where the MOVE came from.
+fn stays(rails: &mut impl Rails, (home, conn): (usize, ConnId), rail: usize, key: &Key) -> bool {
+    let peer = rails.endpoint(home).and_then(|e| e.peer_of(conn));
+    home == rail && peer == Some(key.peer)
 }
 
 /// Moves a connection to the endpoint that reaches the peer; the caller has checked that it has
@@ -143,13 +128,14 @@ fn has_place(
 fn relocate(
     rails: &mut impl Rails,
     (home, conn): (usize, ConnId),
-    (rail, peer): (usize, NodeAddr),
-) -> Option<ConnId> {
-    if home == rail && rails.endpoint(home)?.key_of(conn)?.peer == peer {
-        return Some(conn);
+    rail: usize,
+    key: &Key,
+) -> Option<(usize, ConnId)> {
+    if stays(rails, (home, conn), rail, key) {
+        return Some((home, conn));
     }
     let detached = rails.endpoint(home)?.take_connection(conn)?;
-    let id = rails.endpoint(rail)?.adopt_connection(detached, peer)?;
+    let id = rails.endpoint(rail)?.adopt_connection(detached, key.peer)?;
     rails.moved((home, conn), (rail, id));
-    Some(id)
+    Some((rail, id))
 }

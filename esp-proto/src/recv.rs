@@ -144,11 +144,6 @@ impl RecvSide {
         u64::from(self.capacity).saturating_sub(self.queued())
     }
 
-    /// Returns the number of packets of the largest payload that fit in the free space (W-38).
-    fn room(&self) -> u16 {
-        self.credit_at(self.payload)
-    }
-
     /// Returns the size of the whole buffer in packets.
     pub(crate) fn window(&self) -> u16 {
         let packets = self.capacity / u32::from(self.payload.max(1));
@@ -157,7 +152,7 @@ impl RecvSide {
 
     /// Returns the number of packets by which the edge could be advanced now.
     pub(crate) fn edge_gain(&self) -> u16 {
-        self.room().saturating_sub(self.credit())
+        self.credit_at(self.payload).saturating_sub(self.credit()) // W-38
     }
 
     /// Advances the edge as far as there is room and returns it, to be announced to the peer.
@@ -230,18 +225,13 @@ impl RecvSide {
             None => self.advance_fin(),
         }
         self.kept.pop_front();
-        loop {
-            match self.kept.front() {
-                None | Some(Slot::Missing) => break,
-                Some(Slot::Data(_) | Slot::Fin) => {}
-            }
+        while (self.kept.front()).is_some_and(|slot| !matches!(slot, Slot::Missing)) {
             match self.kept.pop_front() {
                 Some(Slot::Data(buffer)) => {
                     self.advance(&buffer, &mut deliver);
                     pool.give(buffer);
                 }
-                Some(Slot::Fin) => self.advance_fin(),
-                Some(Slot::Missing) | None => break,
+                _ => self.advance_fin(),
             }
         }
         verdict
@@ -289,22 +279,18 @@ impl RecvSide {
         self.expected = self.expected.plus(1);
     }
 
-    /// Writes the selective acknowledgement (W-42) and returns its length in bytes; 0 without a
-    /// gap.
+    /// Writes the selective acknowledgement (W-42) into a bitmap of zeros and returns its length in
+    /// bytes; 0 without a gap.
     pub(crate) fn sack(&self, bitmap: &mut [u8; MAX_SACK]) -> usize {
-        let mut len = 0;
-        for (j, chunk) in (Chunks {
-            slots: &self.kept,
-            at: 1,
-        })
-        .enumerate()
-        {
-            if let Some(byte) = bitmap.get_mut(j) {
-                *byte = chunk;
-                len = j + 1;
+        for (i, slot) in self.kept.iter().skip(1).enumerate() {
+            let Some(byte) = bitmap.get_mut(i / 8) else {
+                return MAX_SACK;
+            };
+            if !matches!(slot, Slot::Missing) {
+                *byte |= 1 << (i % 8);
             }
         }
-        len
+        self.kept.len().saturating_sub(1).div_ceil(8)
     }
 
     /// Releases all memory: nothing will be received any more.
@@ -314,31 +300,6 @@ impl RecvSide {
                 pool.give(buffer);
             }
         }
-    }
-}
-
-/// Iterator over the bits of the stored packets from index 1 on, eight at a time; at most
-/// [`MAX_SACK`] bytes are requested.
-struct Chunks<'a> {
-    slots: &'a VecDeque<Slot>,
-    at: usize,
-}
-
-impl Iterator for Chunks<'_> {
-    type Item = u8;
-
-    fn next(&mut self) -> Option<u8> {
-        if self.at >= self.slots.len() || self.at > 8 * MAX_SACK {
-            return None;
-        }
-        let mut byte = 0;
-        for k in 0..8 {
-            if matches!(self.slots.get(self.at + k), Some(Slot::Data(_) | Slot::Fin)) {
-                byte |= 1 << k;
-            }
-        }
-        self.at += 8;
-        Some(byte)
     }
 }
 
@@ -382,7 +343,7 @@ mod tests {
         }
 
         fn sack(&self) -> Vec<u8> {
-            let mut bitmap = [0xee; MAX_SACK];
+            let mut bitmap = [0; MAX_SACK];
             let len = self.recv.sack(&mut bitmap);
             bitmap[..len].to_vec()
         }

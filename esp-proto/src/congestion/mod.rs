@@ -77,8 +77,9 @@ pub(crate) struct Aimd {
 }
 
 impl Aimd {
-    /// Creates a controller whose window never exceeds `max` packets.
-    pub(crate) fn new(max: u32) -> Self {
+    /// Creates a controller whose window never exceeds `max` packets, for a connection with ECN or
+    /// without.
+    pub(crate) fn new(max: u32, ecn: bool) -> Self {
         let max = max.max(LEAST);
         Aimd {
             window: INITIAL.min(max),
@@ -91,7 +92,7 @@ impl Aimd {
             round_samples: 0,
             standing: false,
             before_rto: None,
-            ecn: None,
+            ecn: ecn.then(Dctcp::default),
         }
     }
 
@@ -155,11 +156,6 @@ impl Aimd {
             self.credit -= self.window;
             self.window += 1;
         }
-    }
-
-    /// Records that ECN comes into force, before the first packet is sent.
-    pub(crate) fn enable_ecn(&mut self) {
-        self.ecn = Some(Dctcp::default());
     }
 
     /// Reduces the window by the share of packets newly reported as `marked` (W-116), unless losses
@@ -245,7 +241,7 @@ mod tests {
 
     #[test]
     fn slow_start_doubles_and_stops_at_the_limit() {
-        let mut cc = Aimd::new(100);
+        let mut cc = Aimd::new(100, false);
         assert_eq!(cc.window(), 16);
         cc.on_ack(&ack(16, true));
         assert_eq!(cc.window(), 32);
@@ -257,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_spurious_timeout_restores_the_window() {
-        let mut cc = Aimd::new(100);
+        let mut cc = Aimd::new(100, false);
         cc.on_ack(&ack(64, true));
         let before = cc.clone();
         cc.on_rto();
@@ -280,7 +276,7 @@ mod tests {
 
     #[test]
     fn growth_needs_a_full_window() {
-        let mut cc = Aimd::new(100);
+        let mut cc = Aimd::new(100, false);
         cc.on_ack(&AckEvent {
             app_limited: true,
             ..ack(16, true)
@@ -290,7 +286,7 @@ mod tests {
 
     #[test]
     fn one_percent_random_loss_does_not_shrink_the_window() {
-        let mut cc = Aimd::new(64);
+        let mut cc = Aimd::new(64, false);
         for round in 0..1000u32 {
             cc.on_ack(&ack(64, true));
             if round % 3 != 0 {
@@ -302,7 +298,7 @@ mod tests {
 
     #[test]
     fn heavy_loss_shrinks_once_a_round() {
-        let mut cc = Aimd::new(1000);
+        let mut cc = Aimd::new(1000, false);
         cc.on_ack(&ack(84, true));
         assert_eq!(cc.window(), 100);
         cc.on_loss(10);
@@ -323,7 +319,7 @@ mod tests {
 
     #[test]
     fn additive_increase_is_one_a_round() {
-        let mut cc = Aimd::new(1000);
+        let mut cc = Aimd::new(1000, false);
         cc.on_loss(10);
         let start = cc.window();
         for _ in 0..10 {
@@ -334,7 +330,7 @@ mod tests {
 
     #[test]
     fn rising_delay_ends_slow_start() {
-        let mut cc = Aimd::new(1000);
+        let mut cc = Aimd::new(1000, false);
         let slow = |round_start| AckEvent {
             rtt: Some(Duration::from_micros(200)),
             ..ack(1, round_start)
@@ -350,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_single_loss_behind_a_standing_queue_shrinks_to_a_batch_at_least() {
-        let mut cc = Aimd::new(1000);
+        let mut cc = Aimd::new(1000, false);
         cc.on_ack(&ack(17, true));
         cc.on_loss(1);
         assert_eq!(cc.window(), 33, "no queue, within the budget");
@@ -370,9 +366,8 @@ mod tests {
 
     #[test]
     fn marks_reduce_the_window_by_their_share_once_a_window() {
-        let mut cc = Aimd::new(1000);
-        assert!(!cc.on_marks(1, 16), "not in force");
-        cc.enable_ecn();
+        assert!(!Aimd::new(1000, false).on_marks(1, 16), "not in force");
+        let mut cc = Aimd::new(1000, true);
         cc.on_ack(&ack(84, false));
         assert_eq!(cc.window(), 100);
         assert!(cc.on_marks(1, 100));
@@ -392,8 +387,7 @@ mod tests {
 
     #[test]
     fn marks_after_a_timeout_count_at_once() {
-        let mut cc = Aimd::new(1000);
-        cc.enable_ecn();
+        let mut cc = Aimd::new(1000, true);
         assert!(cc.on_marks(1, 100));
         cc.on_rto();
         assert_eq!(cc.window(), AFTER_RTO);
@@ -403,8 +397,7 @@ mod tests {
 
     #[test]
     fn marks_and_losses_of_one_window_reduce_it_once() {
-        let mut cc = Aimd::new(1000);
-        cc.enable_ecn();
+        let mut cc = Aimd::new(1000, true);
         cc.on_ack(&ack(84, true));
         cc.on_loss(10);
         let window = cc.window();
@@ -414,23 +407,21 @@ mod tests {
 
     #[test]
     fn marks_never_reduce_the_window_below_its_least() {
-        let mut cc = Aimd::new(1000);
-        cc.enable_ecn();
+        let mut cc = Aimd::new(1000, true);
         for _ in 0..100 {
             cc.on_marks(1000, 0);
             assert!(cc.window() >= LEAST);
         }
         assert!(!cc.on_marks(1000, 0));
         assert_eq!(cc.window(), LEAST);
-        let mut cc = Aimd::new(2);
-        cc.enable_ecn();
+        let mut cc = Aimd::new(2, true);
         assert!(!cc.on_marks(1, 0));
         assert_eq!(cc.window(), 2);
     }
 
     #[test]
     fn a_timeout_restarts_slow_start() {
-        let mut cc = Aimd::new(1000);
+        let mut cc = Aimd::new(1000, false);
         cc.on_rto();
         assert_eq!(cc.window(), 4);
         cc.on_ack(&ack(4, true));

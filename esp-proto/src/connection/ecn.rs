@@ -10,18 +10,19 @@ const OLDER: u16 = 1 << 15;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ecn {
     /// This side offers ECN in its set-up block.
-    offered: bool,
-    in_force: bool,
+    pub(super) offered: bool,
+    /// The peer offers it, too (W-18).
+    pub(super) in_force: bool,
     /// A packet has arrived with a mark.
     marked: bool,
     /// `received` is greater than the count sent last.
-    unreported: bool,
+    pub(super) unreported: bool,
     /// Packets that arrived with a mark.
     received: u16,
     /// The last accepted count of the peer.
     reported: u16,
     /// Number of the transmission from which on packets may have been marked since that count.
-    base: u64,
+    pub(super) base: u64,
 }
 
 impl Ecn {
@@ -31,24 +32,6 @@ impl Ecn {
             offered,
             ..Ecn::default()
         }
-    }
-
-    pub(super) fn offered(&self) -> bool {
-        self.offered
-    }
-
-    pub(super) fn in_force(&self) -> bool {
-        self.in_force
-    }
-
-    /// Reads the peer's offer (W-18).
-    pub(super) fn agree(&mut self, peer_offers: bool) {
-        self.in_force = self.offered && peer_offers;
-    }
-
-    /// Returns true while a packet was counted that no acknowledgement has reported.
-    pub(super) fn unreported(&self) -> bool {
-        self.unreported
     }
 
     /// Counts a packet received with a mark (W-112).
@@ -78,22 +61,17 @@ impl Ecn {
         self.base = next_tx.saturating_sub(u64::from(outstanding));
         Some(new)
     }
-
-    /// Follows a move, after which transmissions are numbered from 0 again (W-117).
-    pub(super) fn restart(&mut self) {
-        self.base = 0;
-    }
 }
 
 impl Connection {
     /// Returns true for a frame with a field that this connection does not know (W-114).
     pub(super) fn has_unknown_field(&self, frame: &EspFrame<'_>) -> bool {
-        frame.ext.is_some_and(|ext| ext.ce.is_some()) && !self.ecn.in_force()
+        frame.ext.is_some_and(|ext| ext.ce.is_some()) && !self.ecn.in_force
     }
 
     /// Counts a data frame or FIN that arrived with a mark (W-112).
     pub(super) fn count_mark(&mut self, cx: &mut Cx<'_>) {
-        if self.ecn.in_force() {
+        if self.ecn.in_force {
             self.ecn.count();
             cx.counters.rx_ecn_marks += 1;
         }
@@ -120,27 +98,19 @@ mod tests {
     use super::*;
 
     fn agreed() -> Ecn {
-        let mut ecn = Ecn::new(true);
-        ecn.agree(true);
-        ecn
-    }
-
-    #[test]
-    fn both_sides_must_offer() {
-        for (own, peer) in [(false, false), (false, true), (true, false), (true, true)] {
-            let mut ecn = Ecn::new(own);
-            ecn.agree(peer);
-            assert_eq!((ecn.offered(), ecn.in_force()), (own, own && peer));
+        Ecn {
+            in_force: true,
+            ..Ecn::new(true)
         }
     }
 
     #[test]
     fn the_field_is_sent_from_the_first_mark_on_and_wraps() {
         let mut ecn = agreed();
-        assert_eq!((ecn.take_field(), ecn.unreported()), (None, false));
+        assert_eq!((ecn.take_field(), ecn.unreported), (None, false));
         ecn.count();
-        assert!(ecn.unreported());
-        assert_eq!((ecn.take_field(), ecn.unreported()), (Some(1), false));
+        assert!(ecn.unreported);
+        assert_eq!((ecn.take_field(), ecn.unreported), (Some(1), false));
         assert_eq!(ecn.take_field(), Some(1), "again in every acknowledgement");
         ecn.received = u16::MAX;
         ecn.count();
@@ -167,7 +137,7 @@ mod tests {
         // Four outstanding then, and six sent since.
         assert_eq!(ecn.read(21, 16, 6), None);
         assert_eq!(ecn.read(20, 16, 6), Some(10));
-        ecn.restart();
+        ecn.base = 0;
         assert_eq!(ecn.read(23, 2, 2), None);
         assert_eq!(ecn.read(22, 2, 2), Some(2));
     }

@@ -11,18 +11,10 @@ use crate::state::Input;
 use crate::timers::Timer;
 use crate::wire::{EspFrame, Ext, FrameType, MAX_WINDOW, Reset};
 
-/// Reply to the frame's sender that belongs to no connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FrameReply {
-    /// No reply.
-    None,
-    /// RST, reason UNKNOWN, sequence = the frame's ack sequence, nonce 0 (W-29).
-    ResetUnknown,
-}
-
 impl Connection {
     /// Processes a frame that is neither SYN nor SYN+ACK. `room_to_accept` is false when the
-    /// listener's accept queue is full. `ce`: the frame arrived with a congestion mark.
+    /// listener's accept queue is full. `ce`: the frame arrived with a congestion mark. Returns true
+    /// when the sender must be answered with RST, reason UNKNOWN (W-29).
     pub(crate) fn on_frame<S: Sink>(
         &mut self,
         cx: &mut Cx<'_>,
@@ -30,52 +22,47 @@ impl Connection {
         room_to_accept: bool,
         ce: bool,
         sink: &mut S,
-    ) -> FrameReply {
+    ) -> bool {
         if frame.kind == FrameType::Rst {
             self.on_reset(cx, frame);
-            return FrameReply::None;
+            return false;
         }
         if self.frozen {
             cx.counters.rx_drop_moving += 1; // W-105
-            return FrameReply::None;
+            return false;
         }
         match self.state {
             State::SynSent => {
                 cx.counters.rx_drop_unexpected += 1;
-                return FrameReply::ResetUnknown; // W-29
+                return true; // W-29
             }
             State::SynReceived => {
                 if !self.acknowledges_syn(frame) {
                     cx.counters.rx_drop_ack_forged += 1;
                     // W-29: the sender may be talking to an earlier incarnation, and must be
                     // informed.
-                    let other = frame.ack != self.iss.plus(1);
-                    return if other {
-                        FrameReply::ResetUnknown
-                    } else {
-                        FrameReply::None
-                    };
+                    return frame.ack != self.iss.plus(1);
                 }
                 if self.passive && !room_to_accept {
                     cx.counters.rx_drop_backlog += 1; // W-24: our SYN+ACK will ask again
                     self.proven = true;
-                    return FrameReply::None;
+                    return false;
                 }
                 if self.has_unknown_field(frame) {
                     cx.counters.rx_drop_extension += 1; // W-114
-                    return FrameReply::None;
+                    return false;
                 }
                 self.establish(cx);
             }
             State::TimeWait => {
                 self.on_frame_in_time_wait(cx, frame);
-                return FrameReply::None;
+                return false;
             }
-            State::Closed => return FrameReply::None,
+            State::Closed => return false,
             _ => {}
         }
         if !self.take_ack(cx, frame) {
-            return FrameReply::None;
+            return false;
         }
         match frame.kind {
             FrameType::Data => {
@@ -102,10 +89,10 @@ impl Connection {
             }
             FrameType::Syn | FrameType::SynAck | FrameType::Rst | FrameType::Move => {}
         }
-        if self.ecn.unreported() {
+        if self.ecn.unreported {
             self.acks.now |= self.acks.due; // W-113
         }
-        FrameReply::None
+        false
     }
 
     /// Records that the peer sent an acceptable frame.
@@ -180,10 +167,9 @@ impl Connection {
         if let Some(count) = ext.ce {
             self.take_report(cx, count);
         }
-        if ext.probed.is_some_and(|len| len == self.agreed) && !self.path.verified {
-            self.path.verified = true; // W-53
-            self.path.pending = false;
-            self.payload = self.agreed;
+        if ext.probed.is_some_and(|len| len == self.agreed) && !self.path_verified() {
+            self.payload = self.agreed; // W-53
+            self.path_pending = false;
             self.timers.stop(Timer::Path);
         }
     }
@@ -220,8 +206,7 @@ impl Connection {
         } else {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx)); // RFC 6298 5.3
             self.queries = 0;
-            self.timers
-                .set(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2); // W-46, W-77
+            self.timers.set(Timer::PeerDead, cx.peer_deadline());
             self.arm_tail_probe(cx);
         }
         if self.send.fin == FinState::Acked {
@@ -298,11 +283,7 @@ impl Connection {
             }
             Verdict::Violation => {
                 cx.counters.rx_drop_violation += 1; // W-56
-                self.end(
-                    CloseReason::Aborted(ResetReason::Protocol),
-                    Some(ResetReason::Protocol),
-                );
-                return;
+                return self.abort(ResetReason::Protocol);
             }
         }
         self.notes.progress = true;
@@ -351,16 +332,10 @@ impl Connection {
         let exact = reset.nonce == 0 && frame.seq == expected;
         if reset.nonce == self.nonce || exact {
             cx.counters.rx_resets += 1;
-            // The peer has already left TIME-WAIT, before our FIN was repeated.
-            let complete = matches!(self.state, State::LastAck | State::Closing)
-                && reset.reason == ResetReason::Unknown
-                && self.send.acked() == self.send.written();
-            let reason = if complete {
-                CloseReason::Finished
-            } else {
-                CloseReason::Reset(reset.reason)
-            };
-            self.end(reason, None); // W-59: never answered
+            match reset.reason {
+                ResetReason::Unknown => self.lose_peer(),
+                reason => self.end(CloseReason::Reset(reason), None), // W-59: never answered
+            }
             return;
         }
         cx.counters.rx_drop_reset_forged += 1;

@@ -10,15 +10,16 @@ mod open;
 mod output;
 mod timeout;
 
-pub(crate) use input::FrameReply;
-pub(crate) use moves::{MoveVerdict, Question};
+pub(crate) use moves::{MoveAction, Question};
 pub(crate) use open::{Opening, SynVerdict};
 
 use self::ack_requests::AckRequests;
 use self::ecn::Ecn;
 use self::moves::Mobility;
 use crate::addr::{MacAddr, NodeAddr, Port};
-use crate::api::{Buffers, CloseReason, ConnId, ConnInfo, EndpointConfig, ResetReason, State};
+use crate::api::{
+    Buffers, CloseReason, ConnId, ConnInfo, EndpointConfig, Progress, ResetReason, State,
+};
 use crate::congestion::Aimd;
 use crate::counters::Counters;
 use crate::recovery::Recovery;
@@ -95,13 +96,11 @@ impl Cx<'_> {
     fn max_window(&self) -> u16 {
         self.config.max_window.min(MAX_WINDOW)
     }
-}
 
-/// End of a connection: what is reported to the host, and the reset to the peer, if any.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fate {
-    pub(crate) reason: CloseReason,
-    pub(crate) reset: Option<ResetReason>,
+    /// Returns the expiry of the first half of a peer timeout that starts now (W-46, W-77).
+    fn peer_deadline(&self) -> Instant {
+        self.now + self.config.peer_timeout / 2
+    }
 }
 
 /// Requests of a connection to the endpoint after a call.
@@ -140,14 +139,6 @@ struct Acks {
     probed: Option<u16>,
 }
 
-/// Verification that frames of the agreed size arrive (W-53).
-#[derive(Clone, Copy, Debug, Default)]
-struct PathProbe {
-    verified: bool,
-    pending: bool,
-    tries: u32,
-}
-
 /// Counts for `ConnInfo`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stats {
@@ -183,7 +174,8 @@ pub(crate) struct Connection {
     pub(crate) reported: bool,
     pub(crate) notes: Notes,
     pub(crate) queued: Queued,
-    pub(crate) fate: Option<Fate>,
+    /// Set when the connection has ended: what is reported to the host, and the reset to the peer.
+    pub(crate) fate: Option<(CloseReason, Option<ResetReason>)>,
     pub(crate) timers: TimerTable,
     opening: Opening,
     nonce: u64,
@@ -205,7 +197,9 @@ pub(crate) struct Connection {
     ack_requests: AckRequests,
     ecn: Ecn,
     acks: Acks,
-    path: PathProbe,
+    /// A probe of the agreed payload is to be sent, to verify that such frames arrive (W-53).
+    path_pending: bool,
+    path_tries: u32,
     /// A probe without data is to be sent (W-40, W-52).
     probe: bool,
     /// Queries sent to the peer's node since the last sign of life.
@@ -232,10 +226,7 @@ impl Connection {
         match self.state {
             State::TimeWait => self.enter_time_wait(cx),
             State::Closed if self.fate.is_none() => {
-                self.fate = Some(Fate {
-                    reason: CloseReason::Finished,
-                    reset: None,
-                });
+                self.fate = Some((CloseReason::Finished, None));
             }
             _ => {}
         }
@@ -247,7 +238,7 @@ impl Connection {
             .set(Timer::TimeWait, cx.now + cx.config.time_wait);
         self.probe = false;
         self.frozen = false;
-        self.path.pending = false;
+        self.path_pending = false;
         self.send.release();
         self.recovery.release();
         self.recv.release(cx.pool);
@@ -257,8 +248,27 @@ impl Connection {
     pub(crate) fn end(&mut self, reason: CloseReason, reset: Option<ResetReason>) {
         if self.fate.is_none() {
             self.state = next(self.state, Input::End);
-            self.fate = Some(Fate { reason, reset });
+            self.fate = Some((reason, reset));
         }
+    }
+
+    /// Ends the connection on this side, and resets the peer.
+    pub(crate) fn abort(&mut self, reason: ResetReason) {
+        self.end(CloseReason::Aborted(reason), Some(reason));
+    }
+
+    /// Ends a connection that the peer no longer has: successfully if only the last acknowledgement
+    /// was missing, because the peer has left TIME-WAIT (W-58).
+    pub(crate) fn lose_peer(&mut self) {
+        let complete = matches!(self.state, State::LastAck | State::Closing)
+            && self.send.fin == FinState::Sent
+            && self.send.acked() == self.send.written();
+        let reason = if complete {
+            CloseReason::Finished
+        } else {
+            CloseReason::Reset(ResetReason::Unknown)
+        };
+        self.end(reason, None);
     }
 
     /// Records that the program has written up to offset `total`.
@@ -291,17 +301,28 @@ impl Connection {
         self.acks.now = true;
     }
 
+    /// Sets the largest payload that both sides accept.
+    fn agree(&mut self, payload: u16) {
+        self.agreed = payload;
+        self.payload = payload.min(self.key.peer.safe_payload()); // W-53
+    }
+
+    /// Returns true when frames of the agreed payload arrive, or need no verification (W-53).
+    fn path_verified(&self) -> bool {
+        self.payload == self.agreed
+    }
+
     /// Returns the largest payload that both sides accept.
     pub(crate) fn agreed(&self) -> u16 {
         self.agreed
     }
 
-    pub(crate) fn acked(&self) -> u64 {
-        self.send.acked()
-    }
-
-    pub(crate) fn delivered(&self) -> u64 {
-        self.recv.delivered()
+    pub(crate) fn progress(&self) -> Progress {
+        Progress {
+            conn: self.id,
+            acked: self.send.acked(),
+            delivered: self.recv.delivered(),
+        }
     }
 
     /// Returns true while bytes or a FIN wait to be sent or sent again.

@@ -4,13 +4,12 @@
 //! is *done* when the peer has followed. In between it is *frozen*: it sends and accepts only MOVE
 //! frames and resets. Both ends then continue from the bytes received, under new sequence numbers.
 
-use super::{Acks, Connection, Cx, PathProbe};
+use super::{Acks, Connection, Cx};
 use crate::addr::{MacAddr, NodeAddr};
-use crate::api::{CloseReason, ResetReason, State};
 use crate::congestion::Aimd;
+use crate::counters::DropCounter;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
-use crate::send::FinState;
 use crate::seq::Seq;
 use crate::state::Input;
 use crate::time::Duration;
@@ -79,7 +78,7 @@ pub(crate) struct Question {
 
 /// Action on a received MOVE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MoveVerdict {
+pub(crate) enum MoveAction {
     /// Answer that this path is usable.
     Answer,
     /// Go to the path it arrived on.
@@ -92,12 +91,6 @@ pub(crate) enum MoveVerdict {
     Repeat,
     /// The peer no longer has the connection.
     Lost,
-    /// Drop it, counted under this name.
-    Unknown,
-    Address,
-    Stale,
-    Position,
-    State,
 }
 
 impl Mobility {
@@ -216,11 +209,9 @@ impl Connection {
         true
     }
 
-    /// Starts the peer timeout regardless of outstanding data: the interface is gone for good, so
-    /// the peer must be found elsewhere within that time.
+    /// Starts the peer timeout (W-46), unless it is running.
     pub(crate) fn start_peer_timeout(&mut self, cx: &Cx<'_>) {
-        self.timers
-            .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+        self.timers.start(Timer::PeerDead, cx.peer_deadline());
     }
 
     /// Records a frame received on the current path: no move is needed.
@@ -313,37 +304,44 @@ impl Connection {
         Some((self.send.una(), block))
     }
 
-    /// Judges a MOVE from `src` (W-102, W-104). `here` is true if it came on the current path.
-    pub(crate) fn judge_move(&self, block: &Move, src: NodeAddr, here: bool) -> MoveVerdict {
+    /// Judges a MOVE from `src` (W-102, W-104): the action, or the counter of dropped frames. `here`
+    /// is true if it came on the current path.
+    pub(crate) fn judge_move(
+        &self,
+        block: &Move,
+        src: NodeAddr,
+        here: bool,
+    ) -> Result<MoveAction, DropCounter> {
         let Some(mobility) = &self.mobility else {
-            return MoveVerdict::Unknown;
+            return Err(|c| &mut c.rx_drop_move_unknown);
         };
         if block.nonce != self.nonce || block.sender_nonce != self.peer_nonce {
-            return MoveVerdict::Unknown;
+            return Err(|c| &mut c.rx_drop_move_unknown);
         }
         if !mobility.peer.contains(&src) {
-            return MoveVerdict::Address;
+            return Err(|c| &mut c.rx_drop_move_address);
         }
         if !self.may_move() {
-            return MoveVerdict::State;
+            return Err(|c| &mut c.rx_drop_move_state);
         }
         let asked = mobility.phase == Phase::Asking(block.epoch);
         let gone = self.frozen && mobility.epoch == block.epoch;
         let newer = block.epoch > mobility.epoch;
-        let plausible = self.send.may_have_received(block.received, block.finished);
-        match block.step {
-            Step::Ask if newer => MoveVerdict::Answer,
-            Step::Answer if asked => MoveVerdict::Go,
-            Step::Go if newer && !plausible => MoveVerdict::Position,
-            Step::Go if newer => MoveVerdict::Come,
-            Step::Go if mobility.epoch == block.epoch && here && !self.frozen => {
-                MoveVerdict::Repeat
-            }
-            Step::Done if gone && here && !plausible => MoveVerdict::Position,
-            Step::Done if gone && here => MoveVerdict::Finish,
-            Step::Gone if asked || gone => MoveVerdict::Lost,
-            _ => MoveVerdict::Stale,
+        let repeated = mobility.epoch == block.epoch && here && !self.frozen;
+        let action = match block.step {
+            Step::Ask if newer => MoveAction::Answer,
+            Step::Answer if asked => MoveAction::Go,
+            Step::Go if newer => MoveAction::Come,
+            Step::Go if repeated => MoveAction::Repeat,
+            Step::Done if gone && here => MoveAction::Finish,
+            Step::Gone if asked || gone => MoveAction::Lost,
+            _ => return Err(|c| &mut c.rx_drop_move_stale),
+        };
+        let continues = matches!(action, MoveAction::Come | MoveAction::Finish);
+        if continues && !self.send.may_have_received(block.received, block.finished) {
+            return Err(|c| &mut c.rx_drop_move_position);
         }
+        Ok(action)
     }
 
     /// Freezes the connection, which is now on the path that answered, and sends GO (W-105).
@@ -363,8 +361,7 @@ impl Connection {
         self.recv.release(cx.pool);
         self.stop_sending();
         self.timers.set(Timer::Move, cx.now + FIRST_INTERVAL);
-        self.timers
-            .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+        self.start_peer_timeout(cx);
     }
 
     fn stop_sending(&mut self) {
@@ -379,7 +376,7 @@ impl Connection {
             self.timers.stop(timer);
         }
         self.probe = false;
-        self.path = PathProbe::default();
+        (self.path_pending, self.path_tries) = (false, 0);
         self.acks = Acks::default();
     }
 
@@ -395,8 +392,8 @@ impl Connection {
         mobility.step = (block.step == Step::Go).then_some(Step::Done);
         mobility.moves += 1;
         cx.counters.connections_moved += 1;
-        self.agreed = mobility.base.min(cx.max_payload).min(block.max_payload);
-        self.payload = self.agreed.min(self.key.peer.safe_payload()); // W-53
+        let agreed = mobility.base.min(cx.max_payload).min(block.max_payload);
+        self.agree(agreed);
         self.stop_sending();
         self.timers.stop(Timer::Move);
         self.timers.stop(Timer::PeerDead);
@@ -409,14 +406,10 @@ impl Connection {
         self.recv.restart(seq, self.agreed, cx.pool);
         self.recovery = Recovery::new();
         self.rtt = Rtt::new();
-        self.congestion = Aimd::new(cx.max_window().into());
-        if self.ecn.in_force() {
-            self.congestion.enable_ecn();
-            self.ecn.restart(); // W-117
-        }
+        self.congestion = Aimd::new(cx.max_window().into(), self.ecn.in_force);
+        self.ecn.base = 0; // W-117: transmissions are numbered from 0 again
         self.ack_requests.restart();
-        self.path.verified = self.agreed <= self.key.peer.safe_payload();
-        self.path.pending = !self.path.verified;
+        self.path_pending = !self.path_verified();
         self.acks.now = true;
         self.notes.progress = true;
         self.timers
@@ -431,19 +424,5 @@ impl Connection {
         if let Some(mobility) = &mut self.mobility {
             mobility.step = Some(Step::Done);
         }
-    }
-
-    /// Ends a connection that the peer no longer has: successfully if only the last acknowledgement
-    /// was missing (W-58).
-    pub(crate) fn lose_peer(&mut self) {
-        let complete = matches!(self.state, State::LastAck | State::Closing)
-            && self.send.fin == FinState::Sent
-            && self.send.acked() == self.send.written();
-        let reason = if complete {
-            CloseReason::Finished
-        } else {
-            CloseReason::Reset(ResetReason::Unknown)
-        };
-        self.end(reason, None);
     }
 }

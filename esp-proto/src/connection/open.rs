@@ -3,7 +3,7 @@
 use super::ack_requests::AckRequests;
 use super::ecn::Ecn;
 use super::moves::Mobility;
-use super::{Acks, Connection, Cx, Key, Notes, PathProbe, Queued, Stats};
+use super::{Acks, Connection, Cx, Key, Notes, Queued, Stats};
 use crate::api::{Buffers, ConnId, State};
 use crate::congestion::Aimd;
 use crate::recovery::Recovery;
@@ -107,7 +107,7 @@ impl Connection {
         let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynReceived);
         conn.passive = true;
         conn.mobility = Mobility::offer(cx, key.peer);
-        conn.learn_peer(syn.seq, block);
+        conn.learn_peer(cx, syn.seq, block);
         conn
     }
 
@@ -151,12 +151,13 @@ impl Connection {
             recovery: Recovery::new(),
             recv: RecvSide::new(Seq(0), 0, key.peer.safe_payload(), 0),
             rtt: Rtt::new(),
-            congestion: Aimd::new(cx.max_window().into()),
+            congestion: Aimd::new(cx.max_window().into(), false),
             window_limited: false,
             ack_requests: AckRequests::new(0),
             ecn: Ecn::new(cx.config.ecn),
             acks: Acks::default(),
-            path: PathProbe::default(),
+            path_pending: false,
+            path_tries: 0,
             probe: false,
             persist_tries: 0,
             stats: Stats::default(),
@@ -164,15 +165,12 @@ impl Connection {
     }
 
     /// Applies the peer's set-up block. Two features are known (W-18, W-100, W-110).
-    fn learn_peer(&mut self, irs: Seq, block: &SetUp<'_>) {
+    fn learn_peer(&mut self, cx: &Cx<'_>, irs: Seq, block: &SetUp<'_>) {
         self.peer_nonce = block.nonce;
-        self.agreed = self.opening.offered.min(block.max_payload); // W-19
-        self.payload = self.agreed.min(self.key.peer.safe_payload()); // W-53
+        self.agree(self.opening.offered.min(block.max_payload)); // W-19
         self.learn_rails(block);
-        self.ecn.agree(block.features & FEATURE_ECN != 0);
-        if self.ecn.in_force() {
-            self.congestion.enable_ecn();
-        }
+        self.ecn.in_force = self.ecn.offered && block.features & FEATURE_ECN != 0;
+        self.congestion = Aimd::new(cx.max_window().into(), self.ecn.in_force);
         self.peer_ack_delay = Duration::from_micros(u64::from(block.max_ack_delay));
         self.recv = RecvSide::new(
             irs.plus(1),
@@ -190,7 +188,7 @@ impl Connection {
         if self.mobility.is_some() {
             features |= FEATURE_MOVES;
         }
-        if self.ecn.offered() {
+        if self.ecn.offered {
             features |= FEATURE_ECN; // W-110
         }
         SetUp {
@@ -259,7 +257,7 @@ impl Connection {
             cx.counters.rx_drop_key += 1;
             return SynVerdict::BadKey;
         }
-        self.learn_peer(frame.seq, block);
+        self.learn_peer(cx, frame.seq, block);
         self.advance(cx, Input::PeerSyn);
         self.opening.pending = true;
         SynVerdict::Done
@@ -294,7 +292,7 @@ impl Connection {
             return false;
         }
         if self.state == State::SynSent {
-            self.learn_peer(frame.seq, block);
+            self.learn_peer(cx, frame.seq, block);
         } else {
             self.send
                 .raise_edge(self.iss.plus(1).plus(block.credit.min(MAX_WINDOW)));
@@ -323,8 +321,7 @@ impl Connection {
         self.timers.stop(Timer::Syn);
         self.timers.stop(Timer::Connect);
         self.heard(cx);
-        self.path.verified = self.agreed <= self.key.peer.safe_payload();
-        self.path.pending = !self.path.verified;
+        self.path_pending = !self.path_verified();
         self.notes.established = true;
         cx.counters.connections_opened += 1;
     }

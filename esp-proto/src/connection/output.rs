@@ -9,8 +9,8 @@ use crate::state::Input;
 use crate::time::Duration;
 use crate::timers::Timer;
 use crate::wire::{
-    ExtWriter, FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK,
-    MAX_WINDOW, MIN_FRAME, Move, emit_prefix, pad,
+    Ext, FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK, MAX_WINDOW,
+    MIN_FRAME, Move, emit_frame, tail_of,
 };
 
 /// First interval between path probes (W-53).
@@ -30,7 +30,7 @@ impl Connection {
         if self.frozen {
             return self.has_move();
         }
-        self.acks.now || self.opening.pending || self.probe || self.path.pending || self.has_move()
+        self.acks.now || self.opening.pending || self.probe || self.path_pending || self.has_move()
     }
 
     /// Returns true when `poll_data` may build a frame.
@@ -63,13 +63,13 @@ impl Connection {
             self.opening.pending = false;
             return Some(self.build_syn(cx, head));
         }
-        if self.path.pending {
-            self.path.pending = false;
-            let wait = match self.path.tries {
+        if self.path_pending {
+            self.path_pending = false;
+            let wait = match self.path_tries {
                 tries if tries < PATH_TRIES => PATH_INTERVAL * (1 << tries),
                 _ => PATH_INTERVAL_LATER,
             };
-            self.path.tries += 1;
+            self.path_tries += 1;
             self.timers.set(Timer::Path, cx.now + wait);
             return Some(self.build_probe(cx, head, self.agreed));
         }
@@ -178,11 +178,15 @@ impl Connection {
         if free || (self.acks.credit && fits) {
             flags |= FLAG_EXT;
             let edge = self.recv.raise_edge();
-            tail = ext_room(head).credit(edge).finish();
+            tail = Ext {
+                credit: Some(edge),
+                ..Ext::default()
+            }
+            .emit(tail_of(head));
             self.acks.credit = false;
         }
         // The data frame carries the acknowledgement (W-34), but no count of marks (W-113).
-        if !self.ecn.unreported() {
+        if !self.ecn.unreported {
             self.acks.waiting = 0;
             self.acks.due = false;
             self.timers.stop(Timer::Ack);
@@ -190,8 +194,7 @@ impl Connection {
         if !self.timers.is_set(Timer::Retransmit) {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx));
         }
-        self.timers
-            .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+        self.start_peer_timeout(cx);
         self.arm_tail_probe(cx);
         let payload = match segment.len {
             0 => Payload::None,
@@ -209,20 +212,20 @@ impl Connection {
     fn build_ack(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Transmit {
         cx.counters.tx_acks += 1;
         let edge = self.recv.raise_edge();
-        let mut ext = ext_room(head).credit(edge);
-        if let Some(len) = self.acks.probed.take() {
-            ext = ext.probed(len);
-        }
-        if let Some(count) = self.ecn.take_field() {
-            ext = ext.ce(count);
-        }
+        let mut bitmap;
+        let mut ext = Ext {
+            credit: Some(edge),
+            probed: self.acks.probed,
+            ce: self.ecn.take_field(),
+            sack: &[],
+        };
         if self.recv.has_gap() {
-            let mut bitmap = [0; MAX_SACK];
+            bitmap = [0; MAX_SACK];
             let room = usize::from(cx.max_payload) - EXT_BESIDE_SACK; // W-45
             let len = self.recv.sack(&mut bitmap).min(room);
-            ext = ext.sack(bitmap.get(..len).unwrap_or_default());
+            ext.sack = bitmap.get(..len).unwrap_or_default();
         }
-        let tail = ext.finish();
+        let tail = ext.emit(tail_of(head));
         self.acks = super::Acks::default();
         self.timers.stop(Timer::Ack);
         self.build(
@@ -257,9 +260,7 @@ impl Connection {
         self.opening.tries += 1;
         self.opening.sent_at = cx.now;
         let block = self.set_up_block(cx.config.max_ack_delay);
-        let len = head
-            .get_mut(PREFIX_LEN..)
-            .map_or(0, |tail| block.emit(tail));
+        let len = block.emit(tail_of(head));
         let flags = if self.state == State::SynSent {
             FLAG_SYN
         } else {
@@ -270,9 +271,7 @@ impl Connection {
 
     fn build_move(&mut self, cx: &mut Cx<'_>, head: &mut Head, seq: Seq, block: &Move) -> Transmit {
         cx.counters.tx_moves += 1;
-        let len = head
-            .get_mut(PREFIX_LEN..)
-            .map_or(0, |tail| block.emit(tail));
+        let len = block.emit(tail_of(head));
         self.build(
             cx,
             head,
@@ -305,23 +304,8 @@ impl Connection {
             len,
             flags,
         };
-        emit_prefix(head, self.key.peer, cx.own, &header);
-        let outside = match payload {
-            Payload::Stream { len, .. } | Payload::Filler { len } => usize::from(len),
-            Payload::None | Payload::Owned(_) => 0,
-        };
-        let tail_len = pad(head, outside, tail);
         cx.counters.tx_frames += 1;
-        Transmit {
-            dst: self.key.peer,
-            proto: Proto::Esp,
-            payload,
-            tail_len,
-        }
+        let way = (cx.own, self.key.peer);
+        emit_frame(head, way, Proto::Esp, &header, payload, tail)
     }
-}
-
-/// Returns a writer for an extension block after the prefix.
-fn ext_room(head: &mut Head) -> ExtWriter<'_> {
-    ExtWriter::new(head.get_mut(PREFIX_LEN..).unwrap_or_default())
 }

@@ -49,7 +49,7 @@ impl Connection {
             Timer::Loss => self.detect_losses(cx),
             Timer::Ack => {
                 self.acks.due = self.acks.waiting > 0;
-                self.acks.now |= self.acks.due && self.ecn.unreported(); // W-113
+                self.acks.now |= self.acks.due && self.ecn.unreported; // W-113
             }
             Timer::Persist => {
                 self.persist_tries += 1;
@@ -70,7 +70,9 @@ impl Connection {
                     self.ask(cx); // W-52; otherwise retransmission asks already
                 }
             }
-            Timer::Path => self.path.pending = self.state.is_synchronized() && !self.path.verified,
+            Timer::Path => {
+                self.path_pending = self.state.is_synchronized() && !self.path_verified()
+            }
             Timer::PeerDead if self.queries < QUERIES => {
                 self.queries += 1;
                 self.notes.ask_node = true; // W-77
@@ -92,8 +94,7 @@ impl Connection {
     fn ask(&mut self, cx: &Cx<'_>) {
         if self.state != State::TimeWait && !self.frozen {
             self.probe = true;
-            self.timers
-                .start(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+            self.start_peer_timeout(cx);
         }
     }
 
@@ -102,8 +103,7 @@ impl Connection {
     pub(crate) fn on_held(&mut self, cx: &Cx<'_>) {
         if self.queries > 0 && self.timers.is_set(Timer::PeerDead) {
             self.queries = 0;
-            self.timers
-                .set(Timer::PeerDead, cx.now + cx.config.peer_timeout / 2);
+            self.timers.set(Timer::PeerDead, cx.peer_deadline());
         }
     }
 

@@ -3,7 +3,7 @@
 use super::Endpoint;
 use crate::addr::{NodeAddr, Port};
 use crate::api::{CloseReason, ConnId, ConnOptions, ConnectError, ResetReason, State};
-use crate::connection::{Connection, Fate, Key};
+use crate::connection::{Connection, Cx, Key};
 use crate::time::Instant;
 use crate::wire::{MAX_KEY, MIN_MAX_PAYLOAD, max_payload};
 
@@ -63,13 +63,7 @@ impl Endpoint {
     /// Ends TIME-WAIT early (W-55).
     pub(super) fn reclaim(&mut self, slot: u32) {
         self.counters.time_wait_reclaimed += 1;
-        self.finish(
-            slot,
-            Fate {
-                reason: CloseReason::Finished,
-                reset: None,
-            },
-        );
+        self.finish(slot, CloseReason::Finished, None);
     }
 
     /// Runs `act` on a connection that the host may still use.
@@ -103,9 +97,7 @@ impl Endpoint {
     /// Ends a connection immediately. The peer receives RST with `reason`; `Closed` with
     /// `Aborted(reason)` follows.
     pub fn abort(&mut self, now: Instant, conn: ConnId, reason: ResetReason) {
-        self.with_open(now, conn, |c| {
-            c.end(CloseReason::Aborted(reason), Some(reason));
-        });
+        self.with_open(now, conn, |c| c.abort(reason));
     }
 
     /// Ends all connections: every peer receives RST SHUTDOWN, every connection reports `Closed`,
@@ -126,16 +118,20 @@ impl Endpoint {
         self.end_where(ResetReason::Resources, |conn| conn.agreed() > limit);
     }
 
-    fn end_where(&mut self, reason: ResetReason, which: impl Fn(&Connection) -> bool) {
+    /// Resets the connections for which `which` is true.
+    pub(super) fn end_where(&mut self, reason: ResetReason, which: impl Fn(&Connection) -> bool) {
+        self.with_all(|conn, _| {
+            if which(conn) {
+                conn.abort(reason);
+            }
+        });
+    }
+
+    /// Runs `act` on all connections that the host may still use or that are opening.
+    pub(super) fn with_all(&mut self, mut act: impl FnMut(&mut Connection, &mut Cx<'_>)) {
         for slot in 0..self.table.slots() {
-            if self
-                .table
-                .at(slot)
-                .is_some_and(|conn| !conn.over && which(conn))
-            {
-                self.with(slot, |conn, _| {
-                    conn.end(CloseReason::Aborted(reason), Some(reason));
-                });
+            if self.table.at(slot).is_some_and(|conn| !conn.over) {
+                self.with(slot, &mut act);
             }
         }
     }

@@ -5,13 +5,15 @@ use crate::addr::{NodeAddr, Port};
 use crate::api::{
     Datagram, EdpKind, Head, ListenError, PREFIX_LEN, Payload, Proto, RxFrame, Sink, Transmit,
 };
+use crate::connection::Key;
 use crate::seq::Seq;
 use crate::wire::{
-    ControlType, EdpFrame, FLAG_CTL, HEADER_LEN, Header, InfoReply, MIN_FRAME, MIN_UDP_REQUEST,
-    VERSION, emit_prefix, max_payload, put,
+    EdpFrame, FLAG_CTL, HEADER_LEN, Header, InfoReply, MIN_FRAME, MIN_UDP_REQUEST, VERSION,
+    emit_prefix, max_payload, put,
 };
 use alloc::boxed::Box;
 use alloc::vec;
+use alloc::vec::Vec;
 
 /// Processes a checked EDP frame that is addressed to us or to broadcast.
 pub(super) fn receive<S: Sink>(
@@ -54,9 +56,9 @@ fn answer(endpoint: &mut Endpoint, raw: &RxFrame<'_>, header: &Header, frame: &E
     let (peer, received) = (raw.src, raw.body.len());
     let payload = match frame.kind {
         EdpKind::EchoRequest => {
-            let mut reply = vec![0u8; frame.body.len() + 1].into_boxed_slice();
-            put(&mut reply, 0, &[ControlType::EchoReply as u8]);
-            put(&mut reply, 1, frame.body);
+            let mut reply = Vec::with_capacity(1 + frame.body.len());
+            reply.push(EdpKind::EchoReply as u8);
+            reply.extend(frame.body);
             reply
         }
         _ => info_reply(endpoint),
@@ -67,14 +69,26 @@ fn answer(endpoint: &mut Endpoint, raw: &RxFrame<'_>, header: &Header, frame: &E
         endpoint.counters.rx_drop_edp_reply_long += 1;
     } else if payload.len() > usize::from(max_payload(endpoint.mtu)) {
         endpoint.counters.rx_drop_edp_reply_long += 1; // W-75
-    } else if endpoint.push_edp(peer, header.src_port, header.seq.0, payload) {
+    } else {
+        reply(endpoint, peer, header, payload.into());
+    }
+}
+
+/// Queues the reply to a request of the node itself.
+pub(super) fn reply(endpoint: &mut Endpoint, peer: NodeAddr, to: &Header, payload: Box<[u8]>) {
+    let key = Key {
+        local_port: 0,
+        peer,
+        peer_port: to.src_port,
+    };
+    if endpoint.push_edp(key, to.seq, payload) {
         endpoint.counters.rx_edp_requests += 1;
     } else {
         endpoint.counters.rx_drop_edp_reply_limit += 1; // W-73
     }
 }
 
-fn info_reply(endpoint: &Endpoint) -> Box<[u8]> {
+fn info_reply(endpoint: &Endpoint) -> Vec<u8> {
     let info = InfoReply {
         version: VERSION,
         max_payload: max_payload(endpoint.mtu),
@@ -82,11 +96,8 @@ fn info_reply(endpoint: &Endpoint) -> Box<[u8]> {
         incarnation: endpoint.incarnation,
         name: &endpoint.config.node_name,
     };
-    let mut reply = vec![0u8; 1 + info.emit_len()].into_boxed_slice();
-    put(&mut reply, 0, &[ControlType::InfoReply as u8]);
-    if let Some(body) = reply.get_mut(1..) {
-        info.emit(body);
-    }
+    let mut reply = vec![EdpKind::InfoReply as u8];
+    info.emit(&mut reply);
     reply
 }
 
@@ -159,8 +170,8 @@ impl Endpoint {
             flags: if request { FLAG_CTL } else { 0 },
         };
         emit_prefix(head, dst, self.addr, &header);
-        if let Some(control) = kind.control_type() {
-            put(head, PREFIX_LEN, &[control as u8]);
+        if request {
+            put(head, PREFIX_LEN, &[kind as u8]);
         }
         let start = kind.prefix_len();
         let least = match kind {

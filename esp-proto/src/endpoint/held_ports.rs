@@ -2,13 +2,13 @@
 //! and answers queries for them while their holder cannot.
 
 use super::Endpoint;
-use super::transmit::Control;
+use super::transmit::{Control, ControlBody};
 use crate::addr::{NodeAddr, Port};
-use crate::api::ResetReason;
+use crate::api::{EdpKind, ResetReason};
 use crate::connection::Key;
 use crate::seq::Seq;
 use crate::time::Instant;
-use crate::wire::{ControlType, Header, Reset};
+use crate::wire::{Header, Reset};
 use alloc::boxed::Box;
 
 /// State of an unused port in PORT_REPLY.
@@ -20,12 +20,8 @@ pub(super) fn on_query(endpoint: &mut Endpoint, peer: NodeAddr, header: &Header,
     let [high, low] = *body else { return };
     let port = Port::from_be_bytes([high, low]);
     let state = if endpoint.is_held(port) { HELD } else { FREE };
-    let payload = Box::new([ControlType::PortReply as u8, high, low, state]);
-    if endpoint.push_edp(peer, header.src_port, header.seq.0, payload) {
-        endpoint.counters.rx_edp_requests += 1;
-    } else {
-        endpoint.counters.rx_drop_edp_reply_limit += 1; // W-73
-    }
+    let payload = Box::new([EdpKind::PortReply as u8, high, low, state]);
+    super::edp::reply(endpoint, peer, header, payload);
 }
 
 /// Processes a PORT_REPLY (W-77). An unsolicited reply, and FREE, have no effect: the node itself
@@ -88,8 +84,7 @@ impl Endpoint {
         reason: ResetReason,
     ) {
         self.clock(now);
-        let limit = self.config.max_connections.saturating_mul(2);
-        if local_port == 0 || peer_port == 0 || peer.is_group() || self.control.len() >= limit {
+        if local_port == 0 || peer_port == 0 || peer.is_group() {
             return;
         }
         let key = Key {
@@ -97,12 +92,11 @@ impl Endpoint {
             peer,
             peer_port,
         };
-        let reset = Reset { reason, nonce };
-        self.control.push_back(Control::Reset {
+        self.push_own(Control {
             key,
             seq: Seq(0),
             ack: None,
-            reset,
+            body: ControlBody::Reset(Reset { reason, nonce }),
         });
     }
 }

@@ -5,7 +5,7 @@ use crate::addr::Port;
 use crate::api::{
     Buffers, CloseReason, ConnId, Event, ListenError, ListenOptions, ResetReason, State,
 };
-use crate::connection::{Connection, Fate};
+use crate::connection::Connection;
 use crate::time::{Duration, Instant};
 use crate::wire::MAX_KEY;
 use alloc::collections::VecDeque;
@@ -97,18 +97,9 @@ impl Endpoint {
         if self.listeners.remove(&port).is_none() {
             return;
         }
-        for slot in 0..self.table.slots() {
-            let ours =
-                |c: &&Connection| c.passive && !c.attached && c.key.local_port == port && !c.over;
-            if self.table.at(slot).filter(ours).is_some() {
-                self.with(slot, |conn, _| {
-                    conn.end(
-                        CloseReason::Aborted(ResetReason::Refused),
-                        Some(ResetReason::Refused),
-                    );
-                });
-            }
-        }
+        self.end_where(ResetReason::Refused, |conn| {
+            conn.passive && !conn.attached && conn.key.local_port == port
+        });
     }
 
     /// Sets the buffers of a listener's connection; the peer may send from now on. Returns
@@ -174,13 +165,7 @@ impl Endpoint {
                 Some(_) => {
                     listener.half_open.pop_front();
                     self.counters.half_open_evicted += 1;
-                    self.finish(
-                        id.slot,
-                        Fate {
-                            reason: CloseReason::ConnectTimedOut,
-                            reset: None,
-                        },
-                    );
+                    self.finish(id.slot, CloseReason::ConnectTimedOut, None);
                     return true;
                 }
             };

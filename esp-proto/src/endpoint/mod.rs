@@ -28,14 +28,16 @@ mod table;
 mod transmit;
 
 use crate::addr::{MacAddr, NodeAddr, Port};
-use crate::api::{ConnId, ConnInfo, EndpointConfig, Event, Progress, State};
-use crate::connection::{Connection, Cx, Fate};
+use crate::api::{
+    CloseReason, ConnId, ConnInfo, EndpointConfig, Event, Progress, ResetReason, State,
+};
+use crate::connection::{Connection, Cx};
 use crate::counters::Counters;
 use crate::recv::Pool;
 use crate::time::Instant;
 use crate::timers::DeadlineHeap;
 use crate::token_bucket::TokenBucket;
-use crate::wire::MAX_NAME;
+use crate::wire::{MAX_NAME, Reset};
 use alloc::collections::{BTreeSet, VecDeque};
 use answers::AnswerLimits;
 use foldhash::fast::FixedState;
@@ -47,7 +49,7 @@ pub(crate) use moves::{MoveFrame, MoveRequest};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use table::Table;
-use transmit::{Control, Ring};
+use transmit::{Control, ControlBody, Ring};
 
 /// Connections whose deadlines one call of `handle_timeout` processes; the remaining ones stay due.
 const TIMEOUT_BATCH: usize = 1024;
@@ -264,11 +266,7 @@ impl Endpoint {
                 Touched::Live(id) => {
                     if let Some(conn) = self.table.get_mut(id) {
                         conn.queued.progress = false;
-                        return Some(Progress {
-                            conn: id,
-                            acked: conn.acked(),
-                            delivered: conn.delivered(),
-                        });
+                        return Some(conn.progress());
                     }
                 }
             }
@@ -376,41 +374,33 @@ impl Endpoint {
             return;
         };
         let notes = core::mem::take(&mut conn.notes);
+        let (id, key) = (conn.id, conn.key);
         if notes.established {
             self.announce(slot);
-        }
-        let Some(conn) = self.table.at_mut(slot) else {
-            return;
-        };
-        let id = conn.id;
-        if notes.peer_finished && conn.visible {
-            self.events.push_back(Event::PeerFinished(id));
         }
         if notes.ask_paths {
             self.moves.push_back(MoveRequest::Ask(id));
         }
         if notes.ask_node {
-            let key = conn.key;
             self.push_query(key);
         }
         let Some(conn) = self.table.at_mut(slot) else {
             return;
         };
+        if notes.peer_finished && conn.visible {
+            self.events.push_back(Event::PeerFinished(id));
+        }
         if notes.progress && conn.visible && !conn.over && !conn.queued.progress {
             conn.queued.progress = true;
             self.progress.push_back(Touched::Live(id));
         }
-        if let Some(fate) = conn.fate {
-            return self.finish(slot, fate);
+        if let Some((reason, reset)) = conn.fate {
+            return self.finish(slot, reason, reset);
         }
         if conn.state == State::TimeWait && !conn.over {
             conn.over = true;
-            let last = Progress {
-                conn: id,
-                acked: conn.acked(),
-                delivered: conn.delivered(),
-            };
-            self.report_closed(last, crate::api::CloseReason::Finished);
+            let last = conn.progress();
+            self.report_closed(last, CloseReason::Finished);
         }
         let Some(conn) = self.table.at_mut(slot) else {
             return;
@@ -428,7 +418,7 @@ impl Endpoint {
         }
     }
 
-    fn report_closed(&mut self, last: Progress, reason: crate::api::CloseReason) {
+    fn report_closed(&mut self, last: Progress, reason: CloseReason) {
         // The host may not have polled the `Incoming` of a connection without progress.
         if last.acked > 0 || last.delivered > 0 {
             self.progress.push_back(Touched::Final(last));
@@ -440,19 +430,24 @@ impl Endpoint {
         });
     }
 
-    /// Removes a connection, reports its end to the host and, if its fate says so, to the peer.
-    fn finish(&mut self, slot: u32, fate: Fate) {
+    /// Removes a connection, reports its end to the host and to the peer with `reset`.
+    fn finish(&mut self, slot: u32, reason: CloseReason, reset: Option<ResetReason>) {
         let Some(mut conn) = self.table.remove(slot) else {
             return;
         };
         self.deadlines.remove(slot);
         conn.release(&mut self.pool);
-        if let Some(reason) = fate.reset
+        if let Some(reason) = reset
             && let Some((seq, ack, nonce)) = conn.reset_fields()
         {
-            self.push_own_reset(conn.key, seq, ack, nonce, reason);
+            self.push_own(Control {
+                key: conn.key,
+                seq,
+                ack: Some(ack),
+                body: ControlBody::Reset(Reset { reason, nonce }),
+            });
         }
-        if matches!(fate.reason, crate::api::CloseReason::Reset(_)) {
+        if matches!(reason, CloseReason::Reset(_)) {
             self.counters.connections_reset += 1;
         }
         if conn.passive {
@@ -460,12 +455,7 @@ impl Endpoint {
         }
         let reported = !conn.visible || conn.reported;
         if conn.visible && !conn.over {
-            let last = Progress {
-                conn: conn.id,
-                acked: conn.acked(),
-                delivered: conn.delivered(),
-            };
-            self.report_closed(last, fate.reason);
+            self.report_closed(conn.progress(), reason);
         } else if reported {
             self.table.release(slot);
         }

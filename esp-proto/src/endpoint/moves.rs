@@ -1,10 +1,11 @@
 //! Connections that move between the endpoints of a node (section 10). Driven by [`crate::rails`].
 
-use super::transmit::Control;
+use super::transmit::{Control, ControlBody};
 use super::{Endpoint, Touched};
-use crate::addr::{MacAddr, NodeAddr, Port};
-use crate::api::{CloseReason, ConnId, Event, ResetReason, State};
-use crate::connection::{Connection, Key, MoveVerdict, Question};
+use crate::addr::{MacAddr, NodeAddr};
+use crate::api::{ConnId, Event, ResetReason, State};
+use crate::connection::{Connection, Key, MoveAction, Question};
+use crate::counters::DropCounter;
 use crate::seq::Seq;
 use crate::time::{Duration, Instant};
 use crate::wire::{EspFrame, MAX_RAILS, Move, Step, max_payload};
@@ -20,9 +21,8 @@ const MOVES_WAITING: usize = 1024;
 /// A received MOVE, for whichever endpoint has the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MoveFrame {
-    pub(crate) src: NodeAddr,
-    pub(crate) local_port: Port,
-    pub(crate) peer_port: Port,
+    /// Its ports and its source.
+    pub(crate) key: Key,
     pub(crate) seq: Seq,
     pub(crate) block: Move,
 }
@@ -107,21 +107,11 @@ impl Endpoint {
         if for_good {
             self.listeners.clear();
         }
-        for slot in 0..self.table.slots() {
-            if self.table.at(slot).is_some_and(|conn| !conn.over) {
-                self.with(slot, |conn, cx| {
-                    let leaves = conn.abandon_path(cx);
-                    match (for_good, leaves) {
-                        (true, true) => conn.start_peer_timeout(cx),
-                        (true, false) => {
-                            let reason = ResetReason::Shutdown;
-                            conn.end(CloseReason::Aborted(reason), Some(reason));
-                        }
-                        (false, _) => {}
-                    }
-                });
-            }
-        }
+        self.with_all(|conn, cx| match (for_good, conn.abandon_path(cx)) {
+            (true, true) => conn.start_peer_timeout(cx),
+            (true, false) => conn.abort(ResetReason::Shutdown),
+            (false, _) => {}
+        });
     }
 
     /// Returns true when [`serve`](crate::rails::serve) has work for this endpoint.
@@ -130,7 +120,7 @@ impl Endpoint {
     }
 
     /// Processes a received MOVE.
-    pub(super) fn on_move(&mut self, src: NodeAddr, frame: &EspFrame<'_>) {
+    pub(super) fn on_move(&mut self, key: Key, frame: &EspFrame<'_>) {
         let block = match Move::parse(frame.payload) {
             Ok(block) => block,
             Err(error) => return self.counters.wire(error),
@@ -139,19 +129,9 @@ impl Endpoint {
             self.counters.rx_drop_move_unknown += 1;
             return;
         }
-        let EspFrame {
-            dst_port: local_port,
-            src_port: peer_port,
-            seq,
-            ..
-        } = *frame;
-        self.moves.push_back(MoveRequest::Frame(MoveFrame {
-            src,
-            local_port,
-            peer_port,
-            seq,
-            block,
-        }));
+        let seq = frame.seq;
+        self.moves
+            .push_back(MoveRequest::Frame(MoveFrame { key, seq, block }));
     }
 
     pub(crate) fn poll_move(&mut self) -> Option<MoveRequest> {
@@ -167,19 +147,20 @@ impl Endpoint {
         Some((conn.key, conn.question()?))
     }
 
-    /// Returns the connection to which a MOVE refers.
-    pub(crate) fn find_moving(&self, frame: &MoveFrame) -> Option<ConnId> {
+    /// Returns the connection to which a MOVE refers, and judges the MOVE. `here` is true if it came
+    /// in through this endpoint.
+    pub(crate) fn judge_move(
+        &self,
+        frame: &MoveFrame,
+        here: bool,
+    ) -> Option<(ConnId, Result<MoveAction, DropCounter>)> {
         let conn = self.table.find_nonce(frame.block.nonce)?;
-        let same = conn.key.local_port == frame.local_port && conn.key.peer_port == frame.peer_port;
-        same.then_some(conn.id)
-    }
-
-    /// Judges a MOVE. `here` is true if it came in through this endpoint.
-    pub(crate) fn judge_move(&self, id: ConnId, frame: &MoveFrame, here: bool) -> MoveVerdict {
-        let Some(conn) = self.table.get(id) else {
-            return MoveVerdict::Unknown;
+        let moved = Key {
+            peer: frame.key.peer,
+            ..conn.key
         };
-        conn.judge_move(&frame.block, frame.src, here && conn.key.peer == frame.src)
+        let here = here && conn.key == frame.key;
+        (moved == frame.key).then(|| (conn.id, conn.judge_move(&frame.block, frame.key.peer, here)))
     }
 
     /// Returns true when a connection with this key can be added.
@@ -189,10 +170,6 @@ impl Endpoint {
         free && !self.table.is_full()
             && !self.held.contains(&key.local_port)
             && key.peer != self.addr
-    }
-
-    pub(crate) fn key_of(&self, id: ConnId) -> Option<Key> {
-        self.table.get(id).map(|conn| conn.key)
     }
 
     /// Removes a connection that moves to another endpoint. Frames that arrive for it here are
@@ -253,26 +230,16 @@ impl Endpoint {
         Some(id)
     }
 
-    /// Sends GO for a connection that is now here, where the peer answered (W-105).
-    pub(crate) fn go(&mut self, id: ConnId) {
+    /// Applies an accepted MOVE to the connection, which is here now.
+    pub(crate) fn apply_move(&mut self, id: ConnId, frame: &MoveFrame, action: MoveAction) {
         self.counters.rx_moves += 1;
-        self.with(id.slot, |conn, cx| conn.go(cx));
-    }
-
-    /// Resumes a connection whose ends are both on this path (W-106).
-    pub(crate) fn resume(&mut self, id: ConnId, frame: &MoveFrame) {
-        self.counters.rx_moves += 1;
-        self.with(id.slot, |conn, cx| conn.resume(cx, frame.seq, &frame.block));
-    }
-
-    pub(crate) fn repeat_done(&mut self, id: ConnId) {
-        self.counters.rx_moves += 1;
-        self.with(id.slot, |conn, _| conn.repeat_done());
-    }
-
-    pub(crate) fn lose_peer(&mut self, id: ConnId) {
-        self.counters.rx_moves += 1;
-        self.with(id.slot, |conn, _| conn.lose_peer());
+        self.with(id.slot, |conn, cx| match action {
+            MoveAction::Answer => {}
+            MoveAction::Go => conn.go(cx),
+            MoveAction::Come | MoveAction::Finish => conn.resume(cx, frame.seq, &frame.block),
+            MoveAction::Repeat => conn.repeat_done(),
+            MoveAction::Lost => conn.lose_peer(),
+        });
     }
 
     /// Answers an ASK through this endpoint.
@@ -294,51 +261,34 @@ impl Endpoint {
     }
 
     fn reply_move(&mut self, frame: &MoveFrame, step: Step) {
-        let Move {
-            nonce,
-            sender_nonce,
-            ..
-        } = frame.block;
         let block = Move {
             step,
-            nonce: sender_nonce,
-            sender_nonce: nonce,
+            nonce: frame.block.sender_nonce,
+            sender_nonce: frame.block.nonce,
             received: 0,
             finished: false,
             ..frame.block
         };
-        let key = Key {
-            local_port: frame.local_port,
-            peer: frame.src,
-            peer_port: frame.peer_port,
-        };
-        self.push_move(key, block);
+        self.push_move(frame.key, block);
     }
 
     /// Queues a MOVE frame that belongs to no connection of this endpoint (yet).
     pub(crate) fn push_move(&mut self, key: Key, block: Move) {
-        let limit = self.config.max_connections.max(256).saturating_mul(2);
-        if self.control.len() >= limit {
-            self.counters.tx_reset_limited += 1;
-            return;
-        }
         let block = Move {
             max_payload: max_payload(self.mtu),
             credit: 0,
             ..block
         };
-        self.control.push_back(Control::Move { key, block });
+        self.push_own(Control {
+            key,
+            seq: Seq(0),
+            ack: None,
+            body: ControlBody::Move(block),
+        });
     }
 
     /// Counts a MOVE that was dropped.
-    pub(crate) fn refuse_move(&mut self, why: MoveVerdict) {
-        let counter = match why {
-            MoveVerdict::Address => &mut self.counters.rx_drop_move_address,
-            MoveVerdict::Stale => &mut self.counters.rx_drop_move_stale,
-            MoveVerdict::Position => &mut self.counters.rx_drop_move_position,
-            MoveVerdict::State => &mut self.counters.rx_drop_move_state,
-            _ => &mut self.counters.rx_drop_move_unknown,
-        };
-        *counter += 1;
+    pub(crate) fn drop_move(&mut self, counter: DropCounter) {
+        *counter(&mut self.counters) += 1;
     }
 }

@@ -2,11 +2,11 @@
 
 use super::{Endpoint, edp};
 use crate::api::{CloseReason, ResetReason, RxFrame, Sink, State};
-use crate::connection::{Connection, Fate, FrameReply, Key, SynVerdict};
+use crate::connection::{Connection, Key, SynVerdict};
 use crate::seq::Seq;
 use crate::time::Instant;
 use crate::wire::{
-    EspFrame, FrameType, Header, MIN_PACKET, SetUp, SetUpError, VERSION, WireError, keys_equal,
+    EspFrame, FrameType, Header, MIN_PACKET, Reset, SetUp, VERSION, WireError, keys_equal,
 };
 
 impl Endpoint {
@@ -63,22 +63,18 @@ impl Endpoint {
         };
         match frame.kind {
             FrameType::Syn | FrameType::SynAck => {
-                let block = match SetUp::parse(frame.payload) {
-                    Ok(block) => block,
-                    Err(SetUpError::Malformed) => return Err(WireError::SetUp), // W-22
-                    Err(SetUpError::Version(_)) => {
-                        self.counters.rx_drop_version += 1;
-                        self.refuse(key, frame, 0, ResetReason::Version(VERSION)); // W-17
-                        return Ok(());
-                    }
-                };
+                let block = SetUp::parse(frame.payload);
+                if block == Err(WireError::Version) {
+                    self.refuse(key, frame, 0, ResetReason::Version(VERSION)); // W-17
+                }
+                let block = block?; // W-22
                 if frame.kind == FrameType::Syn {
                     self.on_syn(key, frame, &block);
                 } else {
                     self.on_syn_ack(key, frame, &block);
                 }
             }
-            FrameType::Move => self.on_move(raw.src, frame),
+            FrameType::Move => self.on_move(key, frame),
             _ => self.on_other(key, frame, raw.ce, sink),
         }
         Ok(())
@@ -97,9 +93,8 @@ impl Endpoint {
                 .listeners
                 .get(&key.local_port)
                 .is_none_or(|l| !l.accept_full());
-        let answer = self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, ce, sink));
-        if answer == Some(FrameReply::ResetUnknown) {
-            self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
+        if self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, ce, sink)) == Some(true) {
+            self.reset_unknown(key, frame);
         }
     }
 
@@ -111,7 +106,7 @@ impl Endpoint {
         }
         self.counters.rx_drop_no_connection += 1;
         if frame.kind != FrameType::Rst {
-            self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown);
+            self.reset_unknown(key, frame);
         }
     }
 
@@ -123,7 +118,14 @@ impl Endpoint {
         } else {
             frame.ack
         };
-        self.push_reset(key, seq, Some(frame.seq.plus(1)), nonce, reason);
+        let reset = Reset { reason, nonce };
+        self.push_reset(key, seq, Some(frame.seq.plus(1)), reset);
+    }
+
+    /// Answers a frame of which this endpoint knows nothing (W-29, W-50).
+    fn reset_unknown(&mut self, key: Key, frame: &EspFrame<'_>) {
+        let (reason, nonce) = (ResetReason::Unknown, 0);
+        self.push_reset(key, frame.ack, None, Reset { reason, nonce });
     }
 
     fn on_syn_ack(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
@@ -131,7 +133,7 @@ impl Endpoint {
             return self.no_connection(key, frame);
         };
         if self.with(slot, |conn, cx| conn.on_syn_ack(cx, frame, block)) == Some(true) {
-            self.push_reset(key, frame.ack, None, 0, ResetReason::Unknown); // W-29
+            self.reset_unknown(key, frame); // W-29
         }
     }
 
@@ -149,11 +151,7 @@ impl Endpoint {
                     {
                         self.reclaim(slot); // W-55
                     } else {
-                        let fate = Fate {
-                            reason: CloseReason::ConnectTimedOut,
-                            reset: None,
-                        };
-                        self.finish(slot, fate); // W-26: the newer attempt
+                        self.finish(slot, CloseReason::ConnectTimedOut, None); // W-26: the newer
                     }
                 }
                 Some(SynVerdict::BadKey) => {

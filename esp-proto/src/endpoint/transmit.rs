@@ -1,14 +1,12 @@
 //! Selection of the next frame to send, and frames that belong to no connection.
 
 use super::Endpoint;
-use crate::addr::{NodeAddr, Port};
-use crate::api::{ConnId, Head, PREFIX_LEN, Payload, Proto, ResetReason, Transmit};
+use crate::api::{ConnId, EdpKind, Head, Payload, Proto, Transmit};
 use crate::connection::Key;
 use crate::seq::Seq;
 use crate::time::Instant;
 use crate::wire::{
-    ControlType, FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Header, MOVE_LEN, Move,
-    RESET_LEN, Reset, emit_prefix, pad,
+    FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Header, Move, Reset, emit_frame, tail_of,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -21,24 +19,20 @@ const ANSWERS_WAITING: usize = 256;
 
 /// A frame that belongs to no connection.
 #[derive(Debug)]
-pub(super) enum Control {
-    Reset {
-        key: Key,
-        seq: Seq,
-        ack: Option<Seq>,
-        reset: Reset,
-    },
-    Move {
-        key: Key,
-        block: Move,
-    },
-    Edp {
-        dst: NodeAddr,
-        dst_port: Port,
-        src_port: Port,
-        sequence: u16,
-        payload: Box<[u8]>,
-    },
+pub(super) struct Control {
+    /// Its ports and its destination.
+    pub(super) key: Key,
+    pub(super) seq: Seq,
+    pub(super) ack: Option<Seq>,
+    pub(super) body: ControlBody,
+}
+
+#[derive(Debug)]
+pub(super) enum ControlBody {
+    Reset(Reset),
+    Move(Move),
+    /// A control datagram.
+    Edp(Box<[u8]>),
 }
 
 /// Round-robin queue of connections.
@@ -114,70 +108,42 @@ impl Endpoint {
     }
 
     /// Queues a RST for an unknown connection or a confused peer, within the limits (W-50).
-    pub(super) fn push_reset(
-        &mut self,
-        key: Key,
-        seq: Seq,
-        ack: Option<Seq>,
-        nonce: u64,
-        reason: ResetReason,
-    ) {
+    pub(super) fn push_reset(&mut self, key: Key, seq: Seq, ack: Option<Seq>, reset: Reset) {
         let limited = !self.resets.take(self.now) || !self.answers.take(&key.peer, self.now);
         if self.control.len() >= ANSWERS_WAITING || limited {
             self.counters.tx_reset_limited += 1;
             return;
         }
-        self.control.push_back(Control::Reset {
+        let body = ControlBody::Reset(reset);
+        self.control.push_back(Control {
             key,
             seq,
             ack,
-            reset: Reset { reason, nonce },
+            body,
         });
     }
 
-    /// Queues the RST that ends a connection of this endpoint: at most one for each connection.
-    pub(super) fn push_own_reset(
-        &mut self,
-        key: Key,
-        seq: Seq,
-        ack: Seq,
-        nonce: u64,
-        reason: ResetReason,
-    ) {
-        let limit = self
-            .config
-            .max_connections
-            .max(ANSWERS_WAITING)
-            .saturating_mul(2);
-        if self.control.len() >= limit {
+    /// Queues a frame for a connection of this endpoint, such as the RST that ends it: at most one
+    /// for each connection.
+    pub(super) fn push_own(&mut self, control: Control) {
+        let connections = self.config.max_connections.max(ANSWERS_WAITING);
+        if self.control.len() >= connections.saturating_mul(2) {
             self.counters.tx_reset_limited += 1;
             return;
         }
-        self.control.push_back(Control::Reset {
-            key,
-            seq,
-            ack: Some(ack),
-            reset: Reset { reason, nonce },
-        });
+        self.control.push_back(control);
     }
 
     /// Queues the reply to an EDP request. Returns false when too many are waiting (W-73), or were
     /// sent to the address's network (W-123).
-    pub(super) fn push_edp(
-        &mut self,
-        dst: NodeAddr,
-        dst_port: Port,
-        sequence: u16,
-        payload: Box<[u8]>,
-    ) -> bool {
-        let room = self.control.len() < ANSWERS_WAITING && self.answers.take(&dst, self.now);
+    pub(super) fn push_edp(&mut self, key: Key, seq: Seq, payload: Box<[u8]>) -> bool {
+        let room = self.control.len() < ANSWERS_WAITING && self.answers.take(&key.peer, self.now);
         if room {
-            self.control.push_back(Control::Edp {
-                dst,
-                dst_port,
-                src_port: 0,
-                sequence,
-                payload,
+            self.control.push_back(Control {
+                key,
+                seq,
+                ack: None,
+                body: ControlBody::Edp(payload),
             });
         }
         room
@@ -191,101 +157,46 @@ impl Endpoint {
         }
         self.edp_sequence = self.edp_sequence.wrapping_add(1);
         let [high, low] = key.peer_port.to_be_bytes();
-        let payload = Box::new([ControlType::PortQuery as u8, high, low]);
-        let (dst, src_port, sequence) = (key.peer, key.local_port, self.edp_sequence);
-        self.control.push_back(Control::Edp {
-            dst,
-            dst_port: 0,
-            src_port,
-            sequence,
-            payload,
+        self.control.push_back(Control {
+            key: Key {
+                peer_port: 0,
+                ..key
+            },
+            seq: Seq(self.edp_sequence),
+            ack: None,
+            body: ControlBody::Edp(Box::new([EdpKind::PortQuery as u8, high, low])),
         });
     }
 
     fn build_control(&mut self, head: &mut Head, control: Control) -> Transmit {
-        self.counters.tx_frames += 1;
-        match control {
-            Control::Reset {
-                key,
-                seq,
-                ack,
-                reset,
-            } => {
+        let Control { key, ack, .. } = control;
+        let tail = tail_of(head);
+        let (proto, flags, payload, tail) = match control.body {
+            ControlBody::Reset(reset) => {
                 self.counters.tx_resets += 1;
-                let header = Header {
-                    packet_type: self.config.esp_ethertype,
-                    dst_port: key.peer_port,
-                    src_port: key.local_port,
-                    seq,
-                    ack: ack.unwrap_or_default(),
-                    len: RESET_LEN as u16,
-                    flags: if ack.is_some() {
-                        FLAG_RST | FLAG_ACK
-                    } else {
-                        FLAG_RST
-                    },
-                };
-                emit_prefix(head, key.peer, self.addr, &header);
-                let len = head
-                    .get_mut(PREFIX_LEN..)
-                    .map_or(0, |tail| reset.emit(tail));
-                let tail_len = pad(head, 0, len);
-                Transmit {
-                    dst: key.peer,
-                    proto: Proto::Esp,
-                    payload: Payload::None,
-                    tail_len,
-                }
+                let flags = ack.map_or(FLAG_RST, |_| FLAG_RST | FLAG_ACK);
+                (Proto::Esp, flags, Payload::None, reset.emit(tail))
             }
-            Control::Move { key, block } => {
+            ControlBody::Move(block) => {
                 self.counters.tx_moves += 1;
-                let header = Header {
-                    packet_type: self.config.esp_ethertype,
-                    dst_port: key.peer_port,
-                    src_port: key.local_port,
-                    seq: Seq(0),
-                    ack: Seq(0),
-                    len: MOVE_LEN as u16,
-                    flags: FLAG_SYN | FLAG_PRB,
-                };
-                emit_prefix(head, key.peer, self.addr, &header);
-                let len = head
-                    .get_mut(PREFIX_LEN..)
-                    .map_or(0, |tail| block.emit(tail));
-                let tail_len = pad(head, 0, len);
-                Transmit {
-                    dst: key.peer,
-                    proto: Proto::Esp,
-                    payload: Payload::None,
-                    tail_len,
-                }
+                let flags = FLAG_SYN | FLAG_PRB;
+                (Proto::Esp, flags, Payload::None, block.emit(tail))
             }
-            Control::Edp {
-                dst,
-                dst_port,
-                src_port,
-                sequence,
-                payload,
-            } => {
+            ControlBody::Edp(bytes) => {
                 self.counters.tx_edp += 1;
-                let header = Header {
-                    packet_type: self.config.edp_ethertype,
-                    dst_port,
-                    src_port,
-                    seq: Seq(sequence),
-                    ack: Seq(0),
-                    len: u16::try_from(payload.len()).unwrap_or(0),
-                    flags: FLAG_CTL,
-                };
-                emit_prefix(head, dst, self.addr, &header);
-                let tail_len = pad(head, payload.len(), 0);
-                Transmit {
-                    dst,
-                    proto: Proto::Edp,
-                    payload: Payload::Owned(payload),
-                    tail_len,
-                }
+                (Proto::Edp, FLAG_CTL, Payload::Owned(bytes), 0)
             }
-        }
+        };
+        let header = Header {
+            packet_type: self.config.ethertype(proto),
+            dst_port: key.peer_port,
+            src_port: key.local_port,
+            seq: control.seq,
+            ack: ack.unwrap_or_default(),
+            len: (payload.len() + tail) as u16, // below 65536, as the MTU
+            flags,
+        };
+        self.counters.tx_frames += 1;
+        emit_frame(head, (self.addr, key.peer), proto, &header, payload, tail)
     }
 }

@@ -1,59 +1,12 @@
 //! EDP datagrams (section 9).
 
 use super::header::{FLAG_CTL, Header};
-use super::{WireError, put, take};
+use super::{Reader, WireError};
 use crate::api::EdpKind;
+use alloc::vec::Vec;
 
 /// Maximum length of a name in an INFO_REPLY, in bytes.
 pub const MAX_NAME: usize = 64;
-const INFO_FIXED: usize = 16;
-
-/// The control type byte of an EDP frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ControlType {
-    /// 1.
-    EchoRequest = 1,
-    /// 2.
-    EchoReply = 2,
-    /// 3.
-    InfoRequest = 3,
-    /// 4.
-    InfoReply = 4,
-    /// 5.
-    PortQuery = 5,
-    /// 6.
-    PortReply = 6,
-}
-
-impl ControlType {
-    fn from_byte(byte: u8) -> Option<Self> {
-        Some(match byte {
-            1 => ControlType::EchoRequest,
-            2 => ControlType::EchoReply,
-            3 => ControlType::InfoRequest,
-            4 => ControlType::InfoReply,
-            5 => ControlType::PortQuery,
-            6 => ControlType::PortReply,
-            _ => return None,
-        })
-    }
-}
-
-impl EdpKind {
-    /// Returns the control type, or `None` for data.
-    pub fn control_type(self) -> Option<ControlType> {
-        match self {
-            EdpKind::Data => None,
-            EdpKind::EchoRequest => Some(ControlType::EchoRequest),
-            EdpKind::EchoReply => Some(ControlType::EchoReply),
-            EdpKind::InfoRequest => Some(ControlType::InfoRequest),
-            EdpKind::InfoReply => Some(ControlType::InfoReply),
-            EdpKind::PortQuery => Some(ControlType::PortQuery),
-            EdpKind::PortReply => Some(ControlType::PortReply),
-        }
-    }
-}
 
 /// A checked EDP frame.
 #[derive(Clone, Copy, Debug)]
@@ -77,17 +30,15 @@ impl<'a> EdpFrame<'a> {
                 body: payload,
             });
         }
-        let (first, body) = payload.split_first().ok_or(WireError::Control)?;
-        let kind = match ControlType::from_byte(*first).ok_or(WireError::Control)? {
-            ControlType::EchoRequest => EdpKind::EchoRequest,
-            ControlType::EchoReply => EdpKind::EchoReply,
-            ControlType::InfoRequest if body.is_empty() => EdpKind::InfoRequest,
-            ControlType::InfoRequest => return Err(WireError::Control),
-            ControlType::InfoReply => EdpKind::InfoReply,
-            ControlType::PortQuery if body.len() == 2 => EdpKind::PortQuery,
-            ControlType::PortReply if body.len() == 3 => EdpKind::PortReply,
-            // W-76
-            ControlType::PortQuery | ControlType::PortReply => return Err(WireError::Control),
+        let (&control, body) = payload.split_first().ok_or(WireError::Control)?;
+        let kind = match (control, body.len()) {
+            (1, _) => EdpKind::EchoRequest,
+            (2, _) => EdpKind::EchoReply,
+            (3, 0) => EdpKind::InfoRequest,
+            (4, _) => EdpKind::InfoReply,
+            (5, 2) => EdpKind::PortQuery, // W-76
+            (6, 3) => EdpKind::PortReply,
+            _ => return Err(WireError::Control),
         };
         Ok(EdpFrame { kind, body })
     }
@@ -111,51 +62,32 @@ pub struct InfoReply<'a> {
 impl<'a> InfoReply<'a> {
     /// Parses a body; bytes after the name are ignored.
     pub fn parse(body: &'a [u8]) -> Result<Self, WireError> {
-        let (fixed, rest) = take::<INFO_FIXED>(body).ok_or(WireError::Control)?;
-        let [
-            version,
-            m0,
-            m1,
-            f0,
-            f1,
-            f2,
-            f3,
-            i0,
-            i1,
-            i2,
-            i3,
-            i4,
-            i5,
-            i6,
-            i7,
-            name_len,
-        ] = *fixed;
-        let name = rest
-            .get(..usize::from(name_len))
-            .filter(|n| n.len() <= MAX_NAME)
-            .ok_or(WireError::Control)?;
-        Ok(InfoReply {
-            version,
-            max_payload: u16::from_be_bytes([m0, m1]),
-            features: u32::from_be_bytes([f0, f1, f2, f3]),
-            incarnation: u64::from_be_bytes([i0, i1, i2, i3, i4, i5, i6, i7]),
-            name: core::str::from_utf8(name).map_err(|_| WireError::Control)?,
+        Self::read(body).ok_or(WireError::Control)
+    }
+
+    fn read(body: &'a [u8]) -> Option<Self> {
+        let mut fields = Reader(body);
+        Some(InfoReply {
+            version: fields.u8()?,
+            max_payload: fields.u16()?,
+            features: fields.u32()?,
+            incarnation: fields.u64()?,
+            name: {
+                let len = usize::from(fields.u8()?);
+                let name = fields.bytes(len).filter(|name| name.len() <= MAX_NAME)?;
+                core::str::from_utf8(name).ok()?
+            },
         })
     }
 
-    /// Returns the number of bytes that `emit` writes.
-    pub fn emit_len(&self) -> usize {
-        INFO_FIXED + self.name.len()
-    }
-
-    /// Writes the body at the front of `out`.
-    pub fn emit(&self, out: &mut [u8]) {
-        put(out, 0, &[self.version]);
-        put(out, 1, &self.max_payload.to_be_bytes());
-        put(out, 3, &self.features.to_be_bytes());
-        put(out, 7, &self.incarnation.to_be_bytes());
-        put(out, 15, &[u8::try_from(self.name.len()).unwrap_or(0)]);
-        put(out, INFO_FIXED, self.name.as_bytes());
+    /// Appends the body to `out`.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        out.push(self.version);
+        out.extend(self.max_payload.to_be_bytes());
+        out.extend(self.features.to_be_bytes());
+        out.extend(self.incarnation.to_be_bytes());
+        out.push(u8::try_from(self.name.len()).unwrap_or(0));
+        out.extend(self.name.as_bytes());
     }
 }
 
@@ -178,8 +110,7 @@ mod tests {
             name: "n07",
         };
         assert_eq!(InfoReply::parse(&INFO), Ok(value));
-        let mut out = [0u8; INFO.len()];
-        assert_eq!(value.emit_len(), INFO.len());
+        let mut out = Vec::new();
         value.emit(&mut out);
         assert_eq!(out, INFO);
         for len in 0..INFO.len() {

@@ -1,7 +1,7 @@
 //! The extension block (section 6): credit, answered probe, congestion marks, selective
 //! acknowledgement.
 
-use super::{WireError, put, take};
+use super::{Reader, WireError, Writer, put};
 use crate::seq::Seq;
 
 /// Maximum length of a block in bytes (W-43).
@@ -14,7 +14,7 @@ const PROBED: u8 = 0x02;
 const SACK: u8 = 0x04;
 const CE: u8 = 0x08;
 
-/// A parsed extension block.
+/// An extension block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ext<'a> {
     /// First sequence that the receiver of the block may not use (W-37).
@@ -23,7 +23,8 @@ pub struct Ext<'a> {
     pub probed: Option<u16>,
     /// Number of packets received with a congestion mark, modulo 2^16 (W-112).
     pub ce: Option<u16>,
-    /// Bitmap of the packets received after the gap at `ack` (W-42); empty when absent.
+    /// Bitmap of the packets received after the gap at `ack` (W-42), at most 128 bytes; empty when
+    /// absent.
     pub sack: &'a [u8],
 }
 
@@ -39,31 +40,55 @@ impl<'a> Ext<'a> {
         if len > MAX_EXT {
             return None;
         }
-        let (&[_, fields], mut rest) = take::<2>(bytes.get(..len)?)?;
+        let mut block = Reader(bytes.get(..len)?);
+        let [_, fields] = block.array()?;
         if fields & !(CREDIT | PROBED | SACK | CE) != 0 {
             return None;
         }
         let mut ext = Ext::default();
         if fields & CREDIT != 0 {
-            let (edge, behind) = take::<2>(rest)?;
-            (ext.credit, rest) = (Some(Seq(u16::from_be_bytes(*edge))), behind);
+            ext.credit = Some(Seq(block.u16()?));
         }
         if fields & PROBED != 0 {
-            let (probed, behind) = take::<2>(rest)?;
-            (ext.probed, rest) = (Some(u16::from_be_bytes(*probed)), behind);
+            ext.probed = Some(block.u16()?);
         }
         if fields & CE != 0 {
-            let (count, behind) = take::<2>(rest)?;
-            (ext.ce, rest) = (Some(u16::from_be_bytes(*count)), behind);
+            ext.ce = Some(block.u16()?);
         }
         if fields & SACK != 0 {
-            if rest.is_empty() || rest.len() > MAX_SACK {
+            if !(1..=MAX_SACK).contains(&block.0.len()) {
                 return None;
             }
-            (ext.sack, rest) = (rest, &[]);
+            ext.sack = core::mem::take(&mut block.0);
         }
         // A block longer than its fields is malformed, too (W-43).
-        rest.is_empty().then_some(ext)
+        block.0.is_empty().then_some(ext)
+    }
+
+    /// Writes the block to the front of `out`, which must hold it, and returns its length.
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let (mut block, mut fields) = (Writer { out, len: 2 }, 0);
+        let numbers = [
+            (CREDIT, self.credit.map(|edge| edge.0)),
+            (PROBED, self.probed),
+            (CE, self.ce),
+        ];
+        for (bit, number) in numbers {
+            if let Some(number) = number {
+                fields |= bit;
+                block.put(&number.to_be_bytes());
+            }
+        }
+        if !self.sack.is_empty() {
+            fields |= SACK;
+            block.put(self.sack);
+        }
+        put(
+            block.out,
+            0,
+            &[u8::try_from(block.len).unwrap_or(0), fields],
+        );
+        block.len
     }
 
     /// Returns the number of sequences after `ack` that the bitmap covers, up to its last set bit:
@@ -82,75 +107,6 @@ impl<'a> Ext<'a> {
     }
 }
 
-/// Writes an extension block into a buffer, field by field in wire order.
-#[derive(Debug)]
-pub struct ExtWriter<'b> {
-    out: &'b mut [u8],
-    len: usize,
-    fields: u8,
-}
-
-impl<'b> ExtWriter<'b> {
-    /// Starts a block at the front of `out`, which must hold [`MAX_EXT`] bytes or the bytes that
-    /// will be written.
-    pub fn new(out: &'b mut [u8]) -> Self {
-        ExtWriter {
-            out,
-            len: 2,
-            fields: 0,
-        }
-    }
-
-    /// Adds CREDIT, the first field.
-    #[must_use]
-    pub fn credit(mut self, edge: Seq) -> Self {
-        self.fields |= CREDIT;
-        put(self.out, self.len, &edge.0.to_be_bytes());
-        self.len += 2;
-        self
-    }
-
-    /// Adds PROBED, which precedes the count of marks and the bitmap.
-    #[must_use]
-    pub fn probed(mut self, len: u16) -> Self {
-        self.fields |= PROBED;
-        put(self.out, self.len, &len.to_be_bytes());
-        self.len += 2;
-        self
-    }
-
-    /// Adds CE, which precedes the bitmap.
-    #[must_use]
-    pub fn ce(mut self, count: u16) -> Self {
-        self.fields |= CE;
-        put(self.out, self.len, &count.to_be_bytes());
-        self.len += 2;
-        self
-    }
-
-    /// Adds the bitmap (1 ..= 128 bytes), the last field.
-    #[must_use]
-    pub fn sack(mut self, bitmap: &[u8]) -> Self {
-        let bitmap = bitmap.get(..bitmap.len().min(MAX_SACK)).unwrap_or_default();
-        if !bitmap.is_empty() {
-            self.fields |= SACK;
-            put(self.out, self.len, bitmap);
-            self.len += bitmap.len();
-        }
-        self
-    }
-
-    /// Writes the block's head and returns the block's length.
-    pub fn finish(self) -> usize {
-        put(
-            self.out,
-            0,
-            &[u8::try_from(self.len).unwrap_or(0), self.fields],
-        );
-        self.len
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,23 +115,15 @@ mod tests {
 
     #[test]
     fn both_directions_on_literal_bytes() {
-        let ext = Ext::parse(&BYTES).unwrap();
-        assert_eq!(
-            ext,
-            Ext {
-                credit: Some(Seq(0x1234)),
-                probed: Some(0x231d),
-                ce: Some(0xfedc),
-                sack: &[5, 0x80]
-            }
-        );
+        let ext = Ext {
+            credit: Some(Seq(0x1234)),
+            probed: Some(0x231d),
+            ce: Some(0xfedc),
+            sack: &[5, 0x80],
+        };
+        assert_eq!(Ext::parse(&BYTES), Ok(ext));
         let mut out = [0u8; MAX_EXT];
-        let len = ExtWriter::new(&mut out)
-            .credit(Seq(0x1234))
-            .probed(0x231d)
-            .ce(0xfedc)
-            .sack(&[5, 0x80])
-            .finish();
+        let len = ext.emit(&mut out);
         assert_eq!(out[..len], BYTES);
     }
 

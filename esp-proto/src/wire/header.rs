@@ -1,6 +1,6 @@
 //! The 13-byte header (W-01).
 
-use super::{WireError, take};
+use super::WireError;
 use crate::addr::Port;
 use crate::seq::Seq;
 
@@ -46,7 +46,9 @@ pub struct Header {
 impl Header {
     /// Splits a body into header and rest. The only error is [`WireError::Runt`] (W-02).
     pub fn parse(body: &[u8]) -> Result<(Header, &[u8]), WireError> {
-        let (bytes, rest) = take::<HEADER_LEN>(body).ok_or(WireError::Runt)?;
+        let (bytes, rest) = body
+            .split_first_chunk::<HEADER_LEN>()
+            .ok_or(WireError::Runt)?;
         let [t0, t1, d0, d1, s0, s1, q0, q1, a0, a1, l0, l1, flags] = *bytes;
         let header = Header {
             packet_type: u16::from_be_bytes([t0, t1]),

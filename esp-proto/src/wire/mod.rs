@@ -1,11 +1,7 @@
 //! The frames of `docs/wire-format.md`, one file for each kind of block.
 //!
-//! Each file has a *view* or value that `parse` makes from untrusted bytes and `emit` writes.
-//! Parsing uses only checked slices: no input makes it panic, and malformed input gives a
-//! [`WireError`] that names the wrong field. Each variant of `WireError` has its own counter in
-//! [`Counters`](crate::Counters) (W-10).
-//!
-//! A parsed frame borrows its payload from the received bytes: nothing is copied here.
+//! Each file has a view that `parse` makes from untrusted bytes, from which it borrows, and that
+//! `emit` writes.
 
 mod edp;
 mod ext;
@@ -15,8 +11,8 @@ mod move_block;
 mod reset;
 mod setup;
 
-pub use edp::{ControlType, EdpFrame, InfoReply, MAX_NAME};
-pub use ext::{Ext, ExtWriter, MAX_EXT, MAX_SACK};
+pub use edp::{EdpFrame, InfoReply, MAX_NAME};
+pub use ext::{Ext, MAX_EXT, MAX_SACK};
 pub use frame::{EspFrame, FrameType};
 pub use header::{
     FLAG_ACK, FLAG_ASK, FLAG_CTL, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, HEADER_LEN,
@@ -26,12 +22,11 @@ pub use move_block::{MOVE_LEN, Move, Step};
 pub use reset::{RESET_LEN, Reset};
 pub(crate) use setup::keys_equal;
 pub use setup::{
-    FEATURE_ECN, FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, SetUpError,
-    VERSION,
+    FEATURE_ECN, FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, VERSION,
 };
 
 use crate::addr::NodeAddr;
-use crate::api::{Head, PREFIX_LEN};
+use crate::api::{Head, PREFIX_LEN, Payload, Proto, Transmit};
 
 /// Minimum length of an Ethernet frame without its check sequence (W-04).
 pub const MIN_FRAME: usize = 60;
@@ -56,50 +51,81 @@ pub fn max_payload(mtu: u32) -> u16 {
 }
 
 /// Reason why a frame could not be parsed. Each variant has its own counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
     /// The frame is shorter than a header (W-02).
-    #[error("the frame ends inside the header")]
     Runt,
     /// The data length exceeds the frame (W-03).
-    #[error("the data length reaches beyond the frame")]
     Length,
     /// A reserved flag is set (W-05).
-    #[error("a reserved flag is set")]
     ReservedFlag,
     /// The combination of flags is invalid (W-11).
-    #[error("the flags do not go together")]
     FlagCombination,
     /// The data length contradicts the flags (W-13).
-    #[error("a FIN with data")]
     FinLength,
     /// A port is 0 (W-15).
-    #[error("port 0 on ESP")]
     PortZero,
     /// The extension block is malformed (W-43).
-    #[error("malformed extension block")]
     Extension,
     /// The set-up block is malformed (W-22).
-    #[error("malformed set-up block")]
     SetUp,
+    /// The set-up block has another version, which is refused with RST (W-17).
+    Version,
     /// The reset block is shorter than 10 bytes (section 8).
-    #[error("malformed reset block")]
     ResetBlock,
     /// The move block is malformed (W-101).
-    #[error("malformed move block")]
     MoveBlock,
     /// The control type is unknown (W-74), or the body of a control datagram is malformed.
-    #[error("unknown or malformed control datagram")]
     Control,
 }
 
-/// Splits `N` bytes off the front; `None` if there are fewer.
-pub(crate) fn take<const N: usize>(bytes: &[u8]) -> Option<(&[u8; N], &[u8])> {
-    bytes.split_first_chunk::<N>()
+/// Takes big-endian fields off the front of untrusted bytes.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (field, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*field)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.array().map(u8::from_be_bytes)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (field, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(field)
+    }
 }
 
-/// Copies `bytes` to `at`, truncated to the buffer; all callers' sizes are bounded below the
-/// buffer's.
+/// Writes fields to the front of a buffer, which must hold all of them.
+struct Writer<'b> {
+    out: &'b mut [u8],
+    len: usize,
+}
+
+impl Writer<'_> {
+    fn put(&mut self, field: &[u8]) {
+        put(self.out, self.len, field);
+        self.len += field.len();
+    }
+}
+
+/// Copies `bytes` to `at`; all callers' sizes are bounded below the buffer's.
 pub(crate) fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(slot) = buffer
         .get_mut(at..)
@@ -111,14 +137,35 @@ pub(crate) fn put(buffer: &mut [u8], at: usize, bytes: &[u8]) {
 
 /// Writes the Ethernet addresses (zeros for another carrier) and the header.
 pub(crate) fn emit_prefix(head: &mut Head, dst: NodeAddr, src: NodeAddr, header: &Header) {
-    let [d0, d1, d2, d3, d4, d5] = dst.mac().unwrap_or_default().0;
-    let [s0, s1, s2, s3, s4, s5] = src.mac().unwrap_or_default().0;
-    let [t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12] = header.emit();
-    let prefix: [u8; PREFIX_LEN] = [
-        d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9,
-        t10, t11, t12,
-    ];
-    put(head, 0, &prefix);
+    put(head, 0, &dst.mac().unwrap_or_default().0);
+    put(head, 6, &src.mac().unwrap_or_default().0);
+    put(head, 12, &header.emit());
+}
+
+/// Returns the room after the prefix.
+pub(crate) fn tail_of(head: &mut Head) -> &mut [u8] {
+    head.get_mut(PREFIX_LEN..).unwrap_or_default()
+}
+
+/// Completes a frame whose first `tail` bytes after the prefix are written: adds the prefix and
+/// padding. `way`: source and destination.
+pub(crate) fn emit_frame(
+    head: &mut Head,
+    way: (NodeAddr, NodeAddr),
+    proto: Proto,
+    header: &Header,
+    payload: Payload,
+    tail: usize,
+) -> Transmit {
+    let (src, dst) = way;
+    emit_prefix(head, dst, src, header);
+    let tail_len = pad(head, payload.len(), tail);
+    Transmit {
+        dst,
+        proto,
+        payload,
+        tail_len,
+    }
 }
 
 /// Pads the tail with zeros up to the minimum frame length (W-04); returns the tail's new length.

@@ -1,6 +1,6 @@
 //! The move block (section 10): how two ends agree to continue on another pair of interfaces.
 
-use super::{MIN_MAX_PAYLOAD, WireError, put, take};
+use super::{MIN_MAX_PAYLOAD, Reader, WireError, Writer};
 
 /// Bytes of the block.
 pub const MOVE_LEN: usize = 34;
@@ -51,15 +51,8 @@ impl Move {
     }
 
     fn read(payload: &[u8]) -> Option<Move> {
-        let (fixed, _) = take::<MOVE_LEN>(payload)?;
-        let (&[step, flags], rest) = take::<2>(fixed)?;
-        let (max_payload, rest) = take::<2>(rest)?;
-        let (epoch, rest) = take::<4>(rest)?;
-        let (nonce, rest) = take::<8>(rest)?;
-        let (sender_nonce, rest) = take::<8>(rest)?;
-        let (received, rest) = take::<8>(rest)?;
-        let (credit, _) = take::<2>(rest)?;
-        let step = match step {
+        let mut fields = Reader(payload);
+        let step = match fields.u8()? {
             1 => Step::Ask,
             2 => Step::Answer,
             3 => Step::Go,
@@ -67,15 +60,16 @@ impl Move {
             5 => Step::Gone,
             _ => return None,
         };
+        let flags = fields.u8()?;
         let block = Move {
             step,
             finished: flags & FINISHED != 0,
-            max_payload: u16::from_be_bytes(*max_payload),
-            epoch: u32::from_be_bytes(*epoch),
-            nonce: u64::from_be_bytes(*nonce),
-            sender_nonce: u64::from_be_bytes(*sender_nonce),
-            received: u64::from_be_bytes(*received),
-            credit: u16::from_be_bytes(*credit),
+            max_payload: fields.u16()?,
+            epoch: fields.u32()?,
+            nonce: fields.u64()?,
+            sender_nonce: fields.u64()?,
+            received: fields.u64()?,
+            credit: fields.u16()?,
         };
         let sound = flags & !FINISHED == 0
             && block.max_payload >= MIN_MAX_PAYLOAD
@@ -85,21 +79,19 @@ impl Move {
         sound.then_some(block)
     }
 
-    /// Writes the block at the front of `out`, which must hold [`MOVE_LEN`] bytes, and returns that
+    /// Writes the block to the front of `out`, which must hold [`MOVE_LEN`] bytes, and returns that
     /// length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        put(
-            out,
-            0,
-            &[self.step as u8, if self.finished { FINISHED } else { 0 }],
-        );
-        put(out, 2, &self.max_payload.to_be_bytes());
-        put(out, 4, &self.epoch.to_be_bytes());
-        put(out, 8, &self.nonce.to_be_bytes());
-        put(out, 16, &self.sender_nonce.to_be_bytes());
-        put(out, 24, &self.received.to_be_bytes());
-        put(out, 32, &self.credit.to_be_bytes());
-        MOVE_LEN
+        let flags = if self.finished { FINISHED } else { 0 };
+        let mut block = Writer { out, len: 0 };
+        block.put(&[self.step as u8, flags]);
+        block.put(&self.max_payload.to_be_bytes());
+        block.put(&self.epoch.to_be_bytes());
+        block.put(&self.nonce.to_be_bytes());
+        block.put(&self.sender_nonce.to_be_bytes());
+        block.put(&self.received.to_be_bytes());
+        block.put(&self.credit.to_be_bytes());
+        block.len
     }
 }
 

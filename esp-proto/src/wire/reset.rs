@@ -1,6 +1,6 @@
 //! The reset block (section 8).
 
-use super::{WireError, put, take};
+use super::{WireError, put};
 use crate::api::ResetReason;
 
 /// Length of the block in bytes.
@@ -15,38 +15,39 @@ pub struct Reset {
     pub nonce: u64,
 }
 
+/// The reasons with a code of their own, from code 1 on; the detail byte is the version.
+const CODES: [ResetReason; 10] = [
+    ResetReason::Refused,
+    ResetReason::Version(0),
+    ResetReason::BadKey,
+    ResetReason::Aborted,
+    ResetReason::ProgramDied,
+    ResetReason::Resources,
+    ResetReason::Protocol,
+    ResetReason::TimedOut,
+    ResetReason::Unknown,
+    ResetReason::Shutdown,
+];
+
 impl ResetReason {
     /// Returns the reason and detail bytes.
     pub fn code(self) -> (u8, u8) {
         match self {
-            ResetReason::Refused => (1, 0),
             ResetReason::Version(spoken) => (2, spoken),
-            ResetReason::BadKey => (3, 0),
-            ResetReason::Aborted => (4, 0),
-            ResetReason::ProgramDied => (5, 0),
-            ResetReason::Resources => (6, 0),
-            ResetReason::Protocol => (7, 0),
-            ResetReason::TimedOut => (8, 0),
-            ResetReason::Unknown => (9, 0),
-            ResetReason::Shutdown => (10, 0),
-            ResetReason::Other(reason) => (reason, 0),
+            ResetReason::Other(code) => (code, 0),
+            reason => match CODES.iter().position(|other| *other == reason) {
+                Some(at) => (at as u8 + 1, 0),
+                None => (0, 0),
+            },
         }
     }
 
     /// Returns the reason for a pair of bytes; unknown ones are kept as numbers (W-60).
-    pub fn from_code(reason: u8, detail: u8) -> Self {
-        match reason {
-            1 => ResetReason::Refused,
-            2 => ResetReason::Version(detail),
-            3 => ResetReason::BadKey,
-            4 => ResetReason::Aborted,
-            5 => ResetReason::ProgramDied,
-            6 => ResetReason::Resources,
-            7 => ResetReason::Protocol,
-            8 => ResetReason::TimedOut,
-            9 => ResetReason::Unknown,
-            10 => ResetReason::Shutdown,
-            other => ResetReason::Other(other),
+    pub fn from_code(code: u8, detail: u8) -> Self {
+        match CODES.get(usize::from(code).wrapping_sub(1)) {
+            Some(ResetReason::Version(_)) => ResetReason::Version(detail),
+            Some(reason) => *reason,
+            None => ResetReason::Other(code),
         }
     }
 }
@@ -54,18 +55,19 @@ impl ResetReason {
 impl Reset {
     /// Parses the payload of a RST; bytes after the tenth are ignored.
     pub fn parse(payload: &[u8]) -> Result<Reset, WireError> {
-        let (&[reason, detail, nonce @ ..], _) =
-            take::<RESET_LEN>(payload).ok_or(WireError::ResetBlock)?;
+        let (&[code, detail, nonce @ ..], _) = payload
+            .split_first_chunk::<RESET_LEN>()
+            .ok_or(WireError::ResetBlock)?;
         Ok(Reset {
-            reason: ResetReason::from_code(reason, detail),
+            reason: ResetReason::from_code(code, detail),
             nonce: u64::from_be_bytes(nonce),
         })
     }
 
-    /// Writes the block at the front of `out` and returns its length.
+    /// Writes the block to the front of `out` and returns its length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let (reason, detail) = self.reason.code();
-        put(out, 0, &[reason, detail]);
+        let (code, detail) = self.reason.code();
+        put(out, 0, &[code, detail]);
         put(out, 2, &self.nonce.to_be_bytes());
         RESET_LEN
     }

@@ -1,6 +1,6 @@
 //! The set-up block of SYN and SYN+ACK (section 3).
 
-use super::{MIN_MAX_PAYLOAD, put, take};
+use super::{MIN_MAX_PAYLOAD, Reader, WireError, Writer};
 use crate::addr::MacAddr;
 
 /// Set-up version implemented here (W-17).
@@ -40,118 +40,66 @@ pub struct SetUp<'a> {
     pub rails: &'a [u8],
 }
 
-/// Reason why a set-up block was rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetUpError {
-    /// Another version, refused with RST (W-17).
-    Version(u8),
-    /// Malformed, dropped (W-22).
-    Malformed,
-}
-
 impl<'a> SetUp<'a> {
-    /// Parses the payload of a SYN or SYN+ACK. The version is checked first: the format of other
-    /// versions is unknown.
-    pub fn parse(payload: &'a [u8]) -> Result<Self, SetUpError> {
+    /// Parses the payload of a SYN or SYN+ACK; bytes after the block are ignored (W-22). The version
+    /// is checked first: the format of other versions is unknown.
+    pub fn parse(payload: &'a [u8]) -> Result<Self, WireError> {
         match payload.first() {
-            Some(&VERSION) => {}
-            Some(&other) => return Err(SetUpError::Version(other)),
-            None => return Err(SetUpError::Malformed),
+            Some(&VERSION) => Self::read(payload).ok_or(WireError::SetUp),
+            Some(_) => Err(WireError::Version),
+            None => Err(WireError::SetUp),
         }
-        let (fixed, rest) = take::<SETUP_LEN>(payload).ok_or(SetUpError::Malformed)?;
-        let [
-            _,
-            key_len,
-            m0,
-            m1,
-            f0,
-            f1,
-            f2,
-            f3,
-            n0,
-            n1,
-            n2,
-            n3,
-            n4,
-            n5,
-            n6,
-            n7,
-            tail @ ..,
-        ] = *fixed;
-        let [p0, p1, p2, p3, p4, p5, p6, p7, c0, c1, a0, a1] = tail;
-        let key_len = usize::from(key_len);
-        let key = rest.get(..key_len).ok_or(SetUpError::Malformed)?;
-        let features = u32::from_be_bytes([f0, f1, f2, f3]);
-        let rails = match features & FEATURE_MOVES {
-            0 => &[][..],
-            _ => rails(rest.get(key_len..).unwrap_or_default()).ok_or(SetUpError::Malformed)?,
+    }
+
+    fn read(payload: &'a [u8]) -> Option<Self> {
+        let mut fields = Reader(payload);
+        let [_, key_len] = fields.array()?;
+        let mut block = SetUp {
+            max_payload: fields.u16()?,
+            features: fields.u32()?,
+            nonce: fields.u64()?,
+            peer_nonce: fields.u64()?,
+            credit: fields.u16()?,
+            max_ack_delay: fields.u16()?,
+            key: fields.bytes(key_len.into())?,
+            rails: &[],
         };
-        let block = SetUp {
-            max_payload: u16::from_be_bytes([m0, m1]),
-            features,
-            nonce: u64::from_be_bytes([n0, n1, n2, n3, n4, n5, n6, n7]),
-            peer_nonce: u64::from_be_bytes([p0, p1, p2, p3, p4, p5, p6, p7]),
-            credit: u16::from_be_bytes([c0, c1]),
-            max_ack_delay: u16::from_be_bytes([a0, a1]),
-            key,
-            rails,
-        };
-        // W-22
-        if key_len > MAX_KEY || block.nonce == 0 || block.max_payload < MIN_MAX_PAYLOAD {
-            return Err(SetUpError::Malformed);
+        if block.features & FEATURE_MOVES != 0 {
+            block.rails = rails(fields)?;
         }
-        Ok(block)
+        let sound =
+            block.key.len() <= MAX_KEY && block.nonce != 0 && block.max_payload >= MIN_MAX_PAYLOAD;
+        sound.then_some(block)
     }
 
-    /// Returns the number of bytes that `emit` writes.
-    pub fn len(&self) -> usize {
-        let rails = if self.rails.is_empty() {
-            0
-        } else {
-            1 + self.rails.len()
-        };
-        SETUP_LEN + self.key.len() + rails
-    }
-
-    /// Always returns false: the block has a fixed part.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
-    /// Writes the block at the front of `out`, which must hold [`SetUp::len`] bytes, and returns
-    /// that length.
+    /// Writes the block to the front of `out`, which must hold [`MAX_SETUP`] bytes, and returns its
+    /// length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        put(
-            out,
-            0,
-            &[VERSION, u8::try_from(self.key.len()).unwrap_or(0)],
-        );
-        put(out, 2, &self.max_payload.to_be_bytes());
-        put(out, 4, &self.features.to_be_bytes());
-        put(out, 8, &self.nonce.to_be_bytes());
-        put(out, 16, &self.peer_nonce.to_be_bytes());
-        put(out, 24, &self.credit.to_be_bytes());
-        put(out, 26, &self.max_ack_delay.to_be_bytes());
-        put(out, SETUP_LEN, self.key);
+        let len = |bytes: usize| u8::try_from(bytes).unwrap_or(0);
+        let mut block = Writer { out, len: 0 };
+        block.put(&[VERSION, len(self.key.len())]);
+        block.put(&self.max_payload.to_be_bytes());
+        block.put(&self.features.to_be_bytes());
+        block.put(&self.nonce.to_be_bytes());
+        block.put(&self.peer_nonce.to_be_bytes());
+        block.put(&self.credit.to_be_bytes());
+        block.put(&self.max_ack_delay.to_be_bytes());
+        block.put(self.key);
         if !self.rails.is_empty() {
-            let at = SETUP_LEN + self.key.len();
-            put(out, at, &[u8::try_from(self.rails.len() / 6).unwrap_or(0)]);
-            put(out, at + 1, self.rails);
+            block.put(&[len(self.rails.len() / 6)]);
+            block.put(self.rails);
         }
-        self.len()
+        block.len
     }
 }
 
-/// Returns the addresses after the key: 1 to 8, none of them zero or a group address (W-100). Bytes
-/// after them are ignored (W-22).
-fn rails(behind: &[u8]) -> Option<&[u8]> {
-    let (count, rest) = behind.split_first()?;
-    let count = usize::from(*count);
-    let bytes = rest
-        .get(..6 * count)
-        .filter(|_| (1..=MAX_RAILS).contains(&count))?;
+/// Returns the addresses after the key: 1 to 8, none of them zero or a group address (W-100).
+fn rails<'a>(mut behind: Reader<'a>) -> Option<&'a [u8]> {
+    let count = usize::from(behind.u8()?);
+    let bytes = behind.bytes(6 * count)?;
     let sound = |mac: &[u8; 6]| mac != &[0; 6] && !MacAddr(*mac).is_group();
-    bytes.as_chunks::<6>().0.iter().all(sound).then_some(bytes)
+    ((1..=MAX_RAILS).contains(&count) && bytes.as_chunks::<6>().0.iter().all(sound))
+        .then_some(bytes)
 }
 
 /// Compares two keys in a time that depends only on their lengths (W-20).
@@ -193,11 +141,7 @@ mod tests {
     #[test]
     fn malformed_blocks_are_distinguished_from_other_versions() {
         for len in 0..BYTES.len() {
-            assert_eq!(
-                SetUp::parse(&BYTES[..len]),
-                Err(SetUpError::Malformed),
-                "{len}"
-            );
+            assert_eq!(SetUp::parse(&BYTES[..len]), Err(WireError::SetUp), "{len}");
         }
         let change = |at: usize, value: u8| {
             let mut bytes = BYTES.to_vec();
@@ -205,16 +149,16 @@ mod tests {
             bytes.resize(100, 0);
             SetUp::parse(&bytes).map(|s| s.key.len()).err()
         };
-        assert_eq!(change(0, 2), Some(SetUpError::Version(2)));
+        assert_eq!(change(0, 2), Some(WireError::Version));
         assert_eq!(change(1, 32), None);
-        assert_eq!(change(1, 33), Some(SetUpError::Malformed));
+        assert_eq!(change(1, 33), Some(WireError::SetUp));
         assert_eq!(change(2, 0), None); // 0x00d1 = 209
         let mut small = BYTES;
         small[2..4].copy_from_slice(&63u16.to_be_bytes());
-        assert_eq!(SetUp::parse(&small), Err(SetUpError::Malformed));
+        assert_eq!(SetUp::parse(&small), Err(WireError::SetUp));
         let mut no_nonce = BYTES;
         no_nonce[8..16].fill(0);
-        assert_eq!(SetUp::parse(&no_nonce), Err(SetUpError::Malformed));
+        assert_eq!(SetUp::parse(&no_nonce), Err(WireError::SetUp));
     }
 
     #[test]
@@ -233,7 +177,7 @@ mod tests {
         for short in BYTES.len()..len {
             assert_eq!(
                 SetUp::parse(&bytes[..short]),
-                Err(SetUpError::Malformed),
+                Err(WireError::SetUp),
                 "{short}"
             );
         }
@@ -241,11 +185,11 @@ mod tests {
             let mut bad = [0x22u8; 200];
             bad[..len].copy_from_slice(&bytes[..len]);
             bad[at] = wrong;
-            assert_eq!(SetUp::parse(&bad), Err(SetUpError::Malformed), "{at}");
+            assert_eq!(SetUp::parse(&bad), Err(WireError::SetUp), "{at}");
         }
         let mut zero = bytes;
         zero[32..38].fill(0);
-        assert_eq!(SetUp::parse(&zero), Err(SetUpError::Malformed));
+        assert_eq!(SetUp::parse(&zero), Err(WireError::SetUp));
         let mut unflagged = bytes;
         unflagged[7] = 0;
         assert_eq!(SetUp::parse(&unflagged).map(|b| b.rails.len()), Ok(0));

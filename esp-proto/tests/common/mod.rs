@@ -505,12 +505,16 @@ impl Forge {
     }
 
     pub fn syn(nonce: u64, seq: Seq) -> Forge {
-        let block = set_up(nonce, 0);
-        let mut payload = vec![0; block.len()];
-        block.emit(&mut payload);
-        Forge::ack(seq, Seq(0))
-            .flags(wire::FLAG_SYN)
-            .payload(&payload)
+        Forge::ack(seq, Seq(0)).set_up(wire::FLAG_SYN, &set_up(nonce, 0))
+    }
+
+    /// Makes it a SYN or SYN+ACK.
+    pub fn set_up(mut self, flags: u8, block: &wire::SetUp<'_>) -> Forge {
+        self.flags = flags;
+        self.payload = vec![0; wire::MAX_SETUP];
+        let len = block.emit(&mut self.payload);
+        self.payload.truncate(len);
+        self
     }
 
     pub fn ports(mut self, dst_port: Port, src_port: Port) -> Forge {

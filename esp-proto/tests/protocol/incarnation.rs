@@ -121,12 +121,8 @@ fn an_answer_to_an_older_attempt_is_ignored() {
     pair.flush();
     let seq = pair.log[0].esp().seq;
     let block = set_up(5, 6);
-    let mut payload = vec![0; block.len()];
-    block.emit(&mut payload);
     let forged = Forge::ack(Seq(1), seq.plus(1)).ports(5000, 1000);
-    let forged = forged
-        .flags(wire::FLAG_SYN | wire::FLAG_ACK)
-        .payload(&payload);
+    let forged = forged.set_up(wire::FLAG_SYN | wire::FLAG_ACK, &block);
     pair.inject(MAC_B, MAC_A, forged.build());
     assert_eq!(pair.a.state(a), State::SynSent);
     assert_eq!(pair.a.ep.counters().rx_drop_stale_setup, 1);
@@ -142,12 +138,8 @@ fn an_answer_with_a_wrong_number_is_reset_and_ignored() {
     let syn = pair.log[0].clone();
     let nonce = wire::SetUp::parse(syn.esp().payload).unwrap().nonce;
     let block = set_up(5, nonce);
-    let mut payload = vec![0; block.len()];
-    block.emit(&mut payload);
     let forged = Forge::ack(Seq(1), syn.esp().seq.plus(5)).ports(5000, 1000);
-    let forged = forged
-        .flags(wire::FLAG_SYN | wire::FLAG_ACK)
-        .payload(&payload);
+    let forged = forged.set_up(wire::FLAG_SYN | wire::FLAG_ACK, &block);
     pair.inject(MAC_B, MAC_A, forged.build());
     assert_eq!(pair.a.state(a), State::SynSent);
     let answer = pair.log[1].esp();

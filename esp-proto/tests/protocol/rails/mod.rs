@@ -32,7 +32,7 @@ fn set_up_names_the_other_interfaces_and_only_between_such_nodes() {
         if matches!(frame.kind(), FrameType::Syn | FrameType::SynAck) {
             let block = SetUp::parse(frame.esp().payload).unwrap();
             assert_eq!(
-                (block.features, block.rails.len(), block.len()),
+                (block.features, block.rails.len(), frame.esp().payload.len()),
                 (0, 0, 28),
                 "no byte more than before"
             );
