@@ -1,7 +1,7 @@
 //! Addresses of nodes, and ports.
 
 use core::fmt;
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use core::str::FromStr;
 
 /// Number of an ESP or EDP port. Port 0 addresses the node itself (W-15).
@@ -197,22 +197,18 @@ impl FromStr for NodeAddr {
             }
             Some(_) => return Err(ParseAddrError),
         };
-        let bracketed = ip.strip_prefix('[').and_then(|ip| ip.strip_suffix(']'));
-        match bracketed {
-            None => {
-                let ip: core::net::Ipv4Addr = ip.parse().map_err(|_| ParseAddrError)?;
-                Ok(NodeAddr::Udp(SocketAddr::new(ip.into(), port)))
-            }
+        let at = match ip.strip_prefix('[').and_then(|ip| ip.strip_suffix(']')) {
+            None => SocketAddrV4::new(ip.parse().map_err(|_| ParseAddrError)?, port).into(),
             Some(ip) => {
                 let (ip, scope) = match ip.split_once('%') {
                     None => (ip, 0),
                     Some((ip, scope)) => (ip, scope.parse().map_err(|_| ParseAddrError)?),
                 };
                 let ip = ip.parse().map_err(|_| ParseAddrError)?;
-                let at = core::net::SocketAddrV6::new(ip, port, 0, scope);
-                Ok(NodeAddr::Udp(at.into()))
+                SocketAddrV6::new(ip, port, 0, scope).into()
             }
-        }
+        };
+        Ok(NodeAddr::Udp(at))
     }
 }
 
@@ -227,16 +223,15 @@ impl FromStr for MacAddr {
         let mut octets = [0u8; 6];
         let mut parts = text.split([':', '-']);
         for octet in &mut octets {
-            let part = parts.next().ok_or(ParseMacError)?;
-            if part.is_empty() || part.len() > 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return Err(ParseMacError);
-            }
+            let digits = |part: &&str| {
+                (1..=2).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
+            };
+            let part = parts.next().filter(digits).ok_or(ParseMacError)?;
             *octet = u8::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
         }
-        if parts.next().is_some() {
-            Err(ParseMacError)
-        } else {
-            Ok(MacAddr(octets))
+        match parts.next() {
+            Some(_) => Err(ParseMacError),
+            None => Ok(MacAddr(octets)),
         }
     }
 }

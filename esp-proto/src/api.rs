@@ -18,10 +18,9 @@ pub struct ConnId {
 
 /// A received frame without its Ethernet addresses and VLAN tag.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
 pub struct RxFrame<'a> {
-    /// Source address.
     pub src: NodeAddr,
-    /// Destination address.
     pub dst: NodeAddr,
     /// All bytes from the EtherType on, including padding. A body shorter than a header is counted
     /// as a runt.
@@ -110,18 +109,14 @@ pub trait Sink {
     fn datagram(&mut self, datagram: Datagram<'_>);
 }
 
-/// A received EDP datagram.
+/// A received EDP datagram: data, or a reply of the peer's node.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
 pub struct Datagram<'a> {
-    /// Sender.
     pub src: NodeAddr,
-    /// Sender's port.
     pub src_port: Port,
-    /// The bound port it was sent to.
     pub dst_port: Port,
-    /// The sender's sequence number.
     pub sequence: u16,
-    /// Data, or a reply of the peer's node.
     pub kind: EdpKind,
     /// The bytes after the control type byte, or all of them for data.
     pub bytes: &'a [u8],
@@ -149,19 +144,17 @@ pub enum EdpKind {
 
 /// Notification for the host; drained with `poll_event` after every input.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub enum Event {
     /// A connection opened by `connect` is established.
     Connected(ConnId),
     /// A listener's connection is established and waits for `attach`; its peer may not send until
     /// then.
     Incoming {
-        /// The new connection.
         conn: ConnId,
         /// The listener's port.
         port: Port,
-        /// Peer address.
         peer: NodeAddr,
-        /// Peer port.
         peer_port: Port,
     },
     /// The peer's FIN is in order: no byte follows the last delivered one.
@@ -169,12 +162,7 @@ pub enum Event {
     /// The connection has ended: the id is no longer valid and its storage may be freed. This is
     /// the last event of a connection. The connection's final [`Progress`], if it made any, has
     /// been reported before.
-    Closed {
-        /// The connection.
-        conn: ConnId,
-        /// Reason for the end.
-        reason: CloseReason,
-    },
+    Closed { conn: ConnId, reason: CloseReason },
 }
 
 /// Reason why a connection ended.
@@ -264,34 +252,29 @@ pub struct ListenOptions {
 
 /// Reason why `connect` failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum ConnectError {
-    /// Another connection uses this local port, peer and peer port.
     #[error("a connection between these two ports exists already")]
     InUse,
     /// The peer is a group address, the port is 0, or both address and port are the endpoint's own.
     #[error("that address or port cannot be connected to")]
     BadAddress,
-    /// The receive buffer is below 64 bytes.
     #[error("the receive buffer is smaller than 64 bytes")]
     BadCapacity,
-    /// The key is longer than 32 bytes.
     #[error("the job key is longer than 32 bytes")]
     BadKey,
-    /// The endpoint has reached its connection limit.
     #[error("the limit of connections is reached")]
     TooMany,
 }
 
 /// Reason why `listen` or `edp_bind` failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum ListenError {
-    /// The port already has a listener.
     #[error("the port is in use")]
     InUse,
-    /// The port is 0.
     #[error("port 0 cannot be used")]
     BadPort,
-    /// The key is longer than 32 bytes.
     #[error("the job key is longer than 32 bytes")]
     BadKey,
 }
@@ -395,28 +378,22 @@ pub enum State {
     Closed,
 }
 
-/// Snapshot of a connection for display. Counts start when the connection opens.
+/// Snapshot of a connection for display. Windows are in packets, queues in bytes; counts start when
+/// the connection opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct ConnInfo {
-    /// State.
     pub state: State,
-    /// Own port.
     pub local_port: Port,
-    /// Peer address.
     pub peer: NodeAddr,
-    /// Peer port.
     pub peer_port: Port,
     /// Smoothed round-trip time, if measured.
     pub srtt: Option<Duration>,
-    /// Round-trip variation.
     pub rttvar: Duration,
-    /// Smallest round-trip time seen.
     pub min_rtt: Option<Duration>,
     /// Current retransmission timeout.
     pub rto: Duration,
-    /// Congestion window in packets.
     pub cwnd: u32,
-    /// Packets outstanding.
     pub in_flight: u32,
     /// Packets the peer's credit still allows.
     pub credit: u32,
@@ -434,17 +411,13 @@ pub struct ConnInfo {
     pub packets_sent: u64,
     /// Data packets received in order.
     pub packets_received: u64,
-    /// Stream bytes sent and acknowledged.
     pub bytes_acked: u64,
     /// Stream bytes received in order.
     pub bytes_received: u64,
-    /// Data packets sent again.
     pub retransmits: u64,
     /// Expirations of the retransmission timeout.
     pub timeouts: u64,
-    /// Tail-loss probes.
     pub tail_probes: u64,
-    /// Data packets that arrived twice.
     pub duplicates: u64,
     /// Data packets that arrived after a gap.
     pub out_of_order: u64,

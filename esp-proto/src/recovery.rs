@@ -25,6 +25,8 @@ pub(crate) struct AckOutcome {
     pub(crate) acked: u32,
     /// Round-trip sample from a segment sent once, if there was one.
     pub(crate) rtt: Option<Duration>,
+    /// Number and time of the newest transmission among those of segments sent once.
+    clean: Option<(u64, Instant)>,
     /// The oldest outstanding sequence advanced.
     pub(crate) advanced: bool,
     /// A new round of the congestion controller began.
@@ -34,10 +36,10 @@ pub(crate) struct AckOutcome {
 }
 
 /// State of loss recovery of one connection. All work is amortised constant for each transmission.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Recovery {
     /// Number of the next transmission.
-    next_tx: u64,
+    pub(crate) next_tx: u64,
     /// Sequences in order of transmission, from number `order_base` on. An entry is ignored once
     /// its segment is acknowledged, lost, or retransmitted.
     order: VecDeque<Seq>,
@@ -48,7 +50,7 @@ pub(crate) struct Recovery {
     /// Newest transmission known to have arrived.
     newest_acked: Option<u64>,
     /// Packets believed to be in the network.
-    in_flight: u32,
+    pub(crate) in_flight: u32,
     /// The tail-loss probe was used since the last progress.
     probed: bool,
     /// Sequence to be sent as tail-loss probe.
@@ -66,43 +68,17 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    pub(crate) const fn new() -> Self {
-        Recovery {
-            next_tx: 0,
-            order: VecDeque::new(),
-            order_base: 0,
-            lost: VecDeque::new(),
-            newest_acked: None,
-            in_flight: 0,
-            probed: false,
-            probe: None,
-            backoff: 0,
-            tail_backoff: 0,
-            round_end: 0,
-            doubtful: false,
-        }
-    }
-
-    pub(crate) fn in_flight(&self) -> u32 {
-        self.in_flight
-    }
-
-    /// Returns the number of the next transmission.
-    pub(crate) fn next_tx(&self) -> u64 {
-        self.next_tx
-    }
-
     /// Returns the timeout with back-off applied (W-47).
     pub(crate) fn backed_off(&self, rto: Duration, ceiling: Duration) -> Duration {
-        (rto * (1u32 << self.backoff.min(MAX_BACKOFF))).min(ceiling)
+        (rto * (1 << self.backoff)).min(ceiling)
     }
 
     /// Returns the delay of the tail-loss probe with back-off applied (W-49).
     pub(crate) fn tail_backed_off(&self, delay: Duration, ceiling: Duration) -> Duration {
-        (delay * (1u32 << self.tail_backoff.min(MAX_BACKOFF))).min(ceiling)
+        (delay * (1 << self.tail_backoff)).min(ceiling)
     }
 
-    /// Records the transmission of a segment, new or repeated, with the number `next_tx()`.
+    /// Records the transmission of a segment, new or repeated, with the number `next_tx`.
     pub(crate) fn on_sent(&mut self, seq: Seq) {
         self.order.push_back(seq);
         self.next_tx += 1;
@@ -175,15 +151,14 @@ impl Recovery {
         now: Instant,
     ) -> AckOutcome {
         let mut outcome = AckOutcome::default();
-        let mut newest_clean: Option<Segment> = None;
-        let least = rtt.min();
-        while send.una() != ack {
+        let least = rtt.min;
+        while send.una != ack {
             let Some(segment) = send.pop_acked() else {
                 break;
             };
             outcome.advanced = true;
             if !segment.sacked {
-                self.settle(&segment, &mut newest_clean, least, now, &mut outcome);
+                self.settle(&segment, least, now, &mut outcome);
             }
         }
         for (j, byte) in sack.iter().enumerate().filter(|(_, byte)| **byte != 0) {
@@ -195,11 +170,11 @@ impl Recovery {
                 let before = *segment;
                 segment.sacked = true;
                 segment.lost = false;
-                self.settle(&before, &mut newest_clean, least, now, &mut outcome);
+                self.settle(&before, least, now, &mut outcome);
             }
         }
-        if let Some(segment) = newest_clean {
-            let sample = now.since(segment.tx_time);
+        if let Some((_, tx_time)) = outcome.clean {
+            let sample = now.since(tx_time);
             rtt.sample(sample);
             outcome.rtt = Some(sample);
             self.backoff = 0;
@@ -211,9 +186,7 @@ impl Recovery {
             if outcome.spurious {
                 self.revive(send);
             }
-            outcome.round_start = self
-                .newest_acked
-                .is_some_and(|newest| newest >= self.round_end);
+            outcome.round_start = self.newest_acked >= Some(self.round_end);
             if outcome.round_start {
                 self.round_end = self.next_tx;
             }
@@ -225,7 +198,6 @@ impl Recovery {
     fn settle(
         &mut self,
         segment: &Segment,
-        newest_clean: &mut Option<Segment>,
         least: Option<Duration>,
         now: Instant,
         outcome: &mut AckOutcome,
@@ -236,18 +208,11 @@ impl Recovery {
         }
         if !segment.repeated {
             outcome.spurious |= self.doubtful && segment.lost;
-            if newest_clean.is_none_or(|newest| newest.tx_no < segment.tx_no) {
-                *newest_clean = Some(*segment);
-            }
+            outcome.clean = outcome.clean.max(Some((segment.tx_no, segment.tx_time)));
         } else if least.is_some_and(|least| now.since(segment.tx_time) < least) {
             return; // W-48: it belongs to the original transmission
         }
-        if self
-            .newest_acked
-            .is_none_or(|newest| newest < segment.tx_no)
-        {
-            self.newest_acked = Some(segment.tx_no);
-        }
+        self.newest_acked = self.newest_acked.max(Some(segment.tx_no));
     }
 
     /// Detects lost packets (W-48). Returns the number of newly lost packets and, when a frame is
@@ -294,11 +259,8 @@ impl Recovery {
         }
         self.probed = true;
         self.tail_backoff = (self.tail_backoff + 1).min(MAX_BACKOFF);
-        self.probe = send
-            .iter_mut()
-            .rev()
-            .find(|(_, s)| !s.sacked)
-            .map(|(seq, _)| seq);
+        let last = send.iter_mut().rfind(|(_, s)| !s.sacked);
+        self.probe = last.map(|(seq, _)| seq);
         self.probe.is_some()
     }
 
@@ -337,11 +299,6 @@ impl Recovery {
         self.order_base = self.next_tx;
         self.lost = VecDeque::new();
     }
-
-    /// Releases all memory: nothing will be sent any more.
-    pub(crate) fn release(&mut self) {
-        *self = Recovery::new();
-    }
 }
 
 #[cfg(test)]
@@ -363,14 +320,14 @@ mod tests {
         fn new(n: u16) -> Rig {
             let mut rig = Rig {
                 send: SendSide::new(Seq(65534)),
-                recovery: Recovery::new(),
-                rtt: Rtt::new(),
+                recovery: Recovery::default(),
+                rtt: Rtt::default(),
             };
             rig.send.set_written(u64::from(n));
             for i in 0..n {
                 let (seq, _) = rig
                     .send
-                    .cut(1, rig.recovery.next_tx(), at(u64::from(i)))
+                    .cut(1, rig.recovery.next_tx, at(u64::from(i)))
                     .unwrap();
                 rig.recovery.on_sent(seq);
             }
@@ -411,11 +368,11 @@ mod tests {
         assert!(timer.is_some(), "under suspicion");
         let (outcome, lost, _) = rig.ack(1, &[0b111], 51);
         assert_eq!((outcome.acked, lost), (2, 1));
-        assert_eq!(rig.recovery.in_flight(), 3);
+        assert_eq!(rig.recovery.in_flight, 3);
         assert_eq!(rig.repeats(100, 52), [1]);
         assert_eq!(rig.repeats(100, 52), []);
         let (outcome, lost, _) = rig.ack(8, &[], 110);
-        assert_eq!((outcome.acked, lost, rig.recovery.in_flight()), (4, 0, 0));
+        assert_eq!((outcome.acked, lost, rig.recovery.in_flight), (4, 0, 0));
     }
 
     #[test]
@@ -436,7 +393,7 @@ mod tests {
         // New data sent after the repetitions arrives; the repetitions did not.
         rig.send.set_written(20);
         for _ in 0..4 {
-            let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(52)).unwrap();
+            let (seq, _) = rig.send.cut(1, rig.recovery.next_tx, at(52)).unwrap();
             rig.recovery.on_sent(seq);
         }
         let (_, lost, _) = rig.ack(0, &[0b1110, 0b111], 120);
@@ -458,7 +415,7 @@ mod tests {
         rig.ack(2, &[], 61);
         assert_eq!(rig.recovery.newest_acked, newest);
         assert_eq!(
-            rig.rtt.min(),
+            rig.rtt.min,
             Some(Duration::from_micros(50)),
             "no sample of a repetition"
         );
@@ -468,7 +425,7 @@ mod tests {
     fn repair_respects_the_window() {
         let mut rig = Rig::new(10);
         rig.recovery.on_timeout(&mut rig.send);
-        assert_eq!(rig.recovery.in_flight(), 0);
+        assert_eq!(rig.recovery.in_flight, 0);
         assert_eq!(rig.repeats(4, 100), [0, 1, 2, 3]);
         rig.ack(2, &[], 200);
         assert_eq!(rig.repeats(4, 200), [4, 5]);
@@ -487,7 +444,7 @@ mod tests {
             (8, Some(Duration::from_micros(4_993)))
         );
         assert_eq!(
-            (lost, rig.recovery.in_flight(), rig.recovery.has_lost()),
+            (lost, rig.recovery.in_flight, rig.recovery.has_lost()),
             (0, 12, false)
         );
         assert_eq!(rig.repeats(100, 5_000), []);
@@ -497,7 +454,7 @@ mod tests {
                 outcome.acked,
                 outcome.spurious,
                 lost,
-                rig.recovery.in_flight()
+                rig.recovery.in_flight
             ),
             (12, false, 0, 0)
         );
@@ -523,7 +480,7 @@ mod tests {
             assert_eq!(rig.repeats(4, 2_000 * round), [0, 1, 2, 3]);
         }
         assert!(rig.ack(6, &[], 9_000).0.spurious);
-        assert_eq!(rig.recovery.in_flight(), 0);
+        assert_eq!(rig.recovery.in_flight, 0);
         // Only retransmitted segments arrive: this proves nothing.
         let mut rig = Rig::new(4);
         rig.recovery.on_timeout(&mut rig.send);
@@ -536,10 +493,10 @@ mod tests {
         let mut rig = Rig::new(5);
         assert!(rig.recovery.on_tail_probe(&mut rig.send));
         assert_eq!(rig.repeats(0, 100), [4]);
-        assert_eq!(rig.recovery.in_flight(), 5);
+        assert_eq!(rig.recovery.in_flight, 5);
         assert!(!rig.recovery.on_tail_probe(&mut rig.send));
         rig.ack(5, &[], 150);
-        assert_eq!(rig.recovery.in_flight(), 0);
+        assert_eq!(rig.recovery.in_flight, 0);
     }
 
     #[test]
@@ -560,7 +517,7 @@ mod tests {
             "Karn: repetitions measure nothing"
         );
         rig.send.set_written(3);
-        let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(110)).unwrap();
+        let (seq, _) = rig.send.cut(1, rig.recovery.next_tx, at(110)).unwrap();
         rig.recovery.on_sent(seq);
         rig.ack(3, &[], 200);
         assert_eq!(rig.recovery.backed_off(rto, ceiling), rto);
@@ -571,7 +528,7 @@ mod tests {
         let mut rig = Rig::new(0);
         for i in 0..100_000u64 {
             rig.send.set_written(i + 1);
-            let (seq, _) = rig.send.cut(1, rig.recovery.next_tx(), at(i)).unwrap();
+            let (seq, _) = rig.send.cut(1, rig.recovery.next_tx, at(i)).unwrap();
             rig.recovery.on_sent(seq);
             rig.ack((i + 1) as u16, &[], i + 1);
         }

@@ -62,7 +62,7 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 pub(crate) struct RecvSide {
     /// The next sequence in order.
-    expected: Seq,
+    pub(crate) expected: Seq,
     /// The credit edge announced to the peer (W-37). Never moves back.
     edge: Seq,
     /// Largest payload of a packet.
@@ -70,7 +70,7 @@ pub(crate) struct RecvSide {
     /// Size of the host's buffer in bytes; 0 before `attach`.
     capacity: u32,
     /// Stream bytes delivered to the program.
-    delivered: u64,
+    pub(crate) delivered: u64,
     /// Stream bytes consumed by the program.
     consumed: u64,
     /// Packets from `expected` on; empty when nothing is stored. The last one is never `Missing`.
@@ -78,7 +78,7 @@ pub(crate) struct RecvSide {
     /// Sequence of the peer's FIN, once seen.
     fin: Option<Seq>,
     /// The FIN is in order.
-    finished: bool,
+    pub(crate) finished: bool,
 }
 
 impl RecvSide {
@@ -96,23 +96,6 @@ impl RecvSide {
             fin: None,
             finished: false,
         }
-    }
-
-    pub(crate) fn expected(&self) -> Seq {
-        self.expected
-    }
-
-    #[cfg(test)]
-    fn edge(&self) -> Seq {
-        self.edge
-    }
-
-    pub(crate) fn delivered(&self) -> u64 {
-        self.delivered
-    }
-
-    pub(crate) fn finished(&self) -> bool {
-        self.finished
     }
 
     /// Returns the number of bytes delivered and not consumed.
@@ -395,9 +378,9 @@ mod tests {
         let mut rig = Rig::new(35);
         for n in 0..3 {
             assert_eq!(rig.data(n, b"x"), Verdict::InOrder);
-            let before = rig.recv.edge();
+            let before = rig.recv.edge;
             rig.recv.raise_edge();
-            assert!(!rig.recv.edge().is_before(before));
+            assert!(!rig.recv.edge.is_before(before));
             let room = 35 - rig.recv.queued();
             assert!(u64::from(rig.recv.credit()) * 10 <= room);
         }
@@ -412,9 +395,9 @@ mod tests {
         assert_eq!(rig.fin(1), Verdict::Violation);
         assert_eq!(rig.fin(2), Verdict::Duplicate);
         assert_eq!(rig.data(0, b"a"), Verdict::Filled);
-        assert!(!rig.recv.finished());
+        assert!(!rig.recv.finished);
         assert_eq!(rig.data(1, b"b"), Verdict::Filled);
-        assert!(rig.recv.finished());
+        assert!(rig.recv.finished);
         assert_eq!(rig.fin(2), Verdict::Duplicate);
         assert_eq!(rig.data(3, b"x"), Verdict::Violation);
         assert_eq!(rig.fin(3), Verdict::Violation);

@@ -12,24 +12,16 @@ const GRANULARITY: Duration = Duration::from_micros(100);
 const LOSS_GRANULARITY: Duration = Duration::from_micros(50);
 
 /// Round-trip estimator of one connection.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Rtt {
-    smoothed: Option<Duration>,
-    variation: Duration,
+    pub(crate) smoothed: Option<Duration>,
+    pub(crate) variation: Duration,
     latest: Duration,
-    min: Option<Duration>,
+    /// Smallest sample.
+    pub(crate) min: Option<Duration>,
 }
 
 impl Rtt {
-    pub(crate) const fn new() -> Self {
-        Rtt {
-            smoothed: None,
-            variation: Duration::ZERO,
-            latest: Duration::ZERO,
-            min: None,
-        }
-    }
-
     /// Adds a sample of a frame that was sent only once (Karn's algorithm, W-47).
     pub(crate) fn sample(&mut self, rtt: Duration) {
         self.latest = rtt;
@@ -45,18 +37,6 @@ impl Rtt {
                 self.smoothed = Some((srtt * 7 + rtt) / 8);
             }
         }
-    }
-
-    pub(crate) fn smoothed(&self) -> Option<Duration> {
-        self.smoothed
-    }
-
-    pub(crate) fn variation(&self) -> Duration {
-        self.variation
-    }
-
-    pub(crate) fn min(&self) -> Option<Duration> {
-        self.min
     }
 
     /// Returns the timeout without back-off (W-47): two round trips for the tail-loss probe, one
@@ -95,25 +75,25 @@ mod tests {
 
     #[test]
     fn first_sample_sets_and_later_ones_smooth() {
-        let mut rtt = Rtt::new();
+        let mut rtt = Rtt::default();
         assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), INITIAL_RTO);
         rtt.sample(Duration::from_millis(8));
-        assert_eq!(rtt.smoothed(), Some(Duration::from_millis(8)));
-        assert_eq!(rtt.variation(), Duration::from_millis(4));
+        assert_eq!(rtt.smoothed, Some(Duration::from_millis(8)));
+        assert_eq!(rtt.variation, Duration::from_millis(4));
         assert_eq!(
             rtt.rto(Duration::ZERO, FLOOR, CEILING),
             Duration::from_millis(40)
         );
         assert!(rtt.tail_delay(Duration::ZERO) < rtt.rto(Duration::ZERO, FLOOR, CEILING));
         rtt.sample(Duration::from_millis(16));
-        assert_eq!(rtt.smoothed(), Some(Duration::from_millis(9)));
-        assert_eq!(rtt.variation(), Duration::from_millis(5));
-        assert_eq!(rtt.min(), Some(Duration::from_millis(8)));
+        assert_eq!(rtt.smoothed, Some(Duration::from_millis(9)));
+        assert_eq!(rtt.variation, Duration::from_millis(5));
+        assert_eq!(rtt.min, Some(Duration::from_millis(8)));
     }
 
     #[test]
     fn bounds_hold() {
-        let mut rtt = Rtt::new();
+        let mut rtt = Rtt::default();
         rtt.sample(Duration::from_micros(20));
         assert_eq!(rtt.rto(Duration::ZERO, FLOOR, CEILING), FLOOR);
         rtt.sample(Duration::from_secs(9));

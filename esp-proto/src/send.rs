@@ -46,17 +46,17 @@ pub(crate) enum FinState {
 #[derive(Debug)]
 pub(crate) struct SendSide {
     /// Oldest outstanding sequence, or the next one when none is outstanding.
-    una: Seq,
+    pub(crate) una: Seq,
     /// Outstanding segments in sequence order; the first has sequence `una`.
     segments: VecDeque<Segment>,
     /// First sequence beyond the peer's credit (W-31).
-    edge: Seq,
+    pub(crate) edge: Seq,
     /// Stream bytes the program has written.
-    written: u64,
+    pub(crate) written: u64,
     /// Stream bytes that have been cut into segments.
     cut: u64,
     /// Stream bytes acknowledged.
-    acked: u64,
+    pub(crate) acked: u64,
     /// See [`FinState`].
     pub(crate) fin: FinState,
 }
@@ -75,10 +75,6 @@ impl SendSide {
         }
     }
 
-    pub(crate) fn una(&self) -> Seq {
-        self.una
-    }
-
     /// Returns the next sequence to be used.
     pub(crate) fn next(&self) -> Seq {
         self.una.plus(self.outstanding())
@@ -95,22 +91,12 @@ impl SendSide {
         self.segments.is_empty()
     }
 
-    pub(crate) fn written(&self) -> u64 {
-        self.written
-    }
-
-    pub(crate) fn acked(&self) -> u64 {
-        self.acked
-    }
-
     /// Sets the number of bytes written by the program. A value not above the previous one has no
     /// effect, nor has one after a FIN.
-    pub(crate) fn set_written(&mut self, total: u64) -> bool {
-        if self.fin != FinState::Open || total <= self.written {
-            return false;
+    pub(crate) fn set_written(&mut self, total: u64) {
+        if self.fin == FinState::Open {
+            self.written = self.written.max(total);
         }
-        self.written = total;
-        true
     }
 
     /// Returns true when data or a FIN waits for a sequence number.
@@ -130,11 +116,6 @@ impl SendSide {
             self.edge = edge;
         }
         ahead
-    }
-
-    /// Returns the peer's credit edge.
-    pub(crate) fn edge(&self) -> Seq {
-        self.edge
     }
 
     /// Cuts the next segment and assigns the next sequence. Segments are cut only when they are
@@ -247,11 +228,11 @@ mod tests {
     fn small_writes_grow_together_and_fin_comes_last() {
         let mut send = SendSide::new(Seq(65535));
         assert_eq!(cut(&mut send, 100), None);
-        assert!(send.set_written(30));
-        assert!(send.set_written(150));
-        assert!(!send.set_written(150));
+        send.set_written(30);
+        send.set_written(150);
         send.fin = FinState::Wanted;
-        assert!(!send.set_written(999), "nothing behind a FIN");
+        send.set_written(999);
+        assert_eq!(send.written, 150, "nothing behind a FIN");
         assert_eq!(cut(&mut send, 100), Some((Seq(65535), 0, 100, false)));
         assert_eq!(cut(&mut send, 100), Some((Seq(0), 100, 50, false)));
         assert_eq!(cut(&mut send, 100), Some((Seq(1), 150, 0, true)));
@@ -260,12 +241,12 @@ mod tests {
         send.pop_acked();
         send.pop_acked();
         assert_eq!(
-            (send.acked(), send.una(), send.fin),
+            (send.acked, send.una, send.fin),
             (150, Seq(1), FinState::Sent)
         );
         send.pop_acked();
         assert_eq!(
-            (send.acked(), send.una(), send.fin),
+            (send.acked, send.una, send.fin),
             (150, Seq(2), FinState::Acked)
         );
         assert!(send.is_idle());
@@ -282,7 +263,7 @@ mod tests {
         assert!(!send.may_have_received(251, false) && !send.may_have_received(249, true));
         assert!(!send.restart(130, false, 9));
         assert_eq!(
-            (send.acked(), send.una(), send.credit(), send.fin),
+            (send.acked, send.una, send.credit(), send.fin),
             (130, Seq(2), 9, FinState::Wanted)
         );
         assert!(!send.may_have_received(129, false), "was acknowledged");
@@ -291,7 +272,7 @@ mod tests {
         assert_eq!(cut(&mut send, 60), Some((Seq(4), 250, 0, true)));
         assert!(send.restart(250, true, 0));
         assert_eq!(
-            (send.acked(), send.fin, send.is_idle()),
+            (send.acked, send.fin, send.is_idle()),
             (250, FinState::Acked, true)
         );
         assert!(
@@ -307,6 +288,6 @@ mod tests {
         assert_eq!(send.credit(), 10);
         assert!(!send.raise_edge(Seq(3)));
         assert!(!send.raise_edge(Seq(4)));
-        assert_eq!(send.edge(), Seq(4));
+        assert_eq!(send.edge, Seq(4));
     }
 }

@@ -70,7 +70,7 @@ impl Connection {
     }
 
     /// Counts a data frame or FIN that arrived with a mark (W-112).
-    pub(super) fn count_mark(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn count_mark(&mut self, cx: &mut Cx) {
         if self.ecn.in_force {
             self.ecn.count();
             cx.counters.rx_ecn_marks += 1;
@@ -78,13 +78,13 @@ impl Connection {
     }
 
     /// Reads the peer's count of marks before the acknowledgement is applied (W-115, W-116).
-    pub(super) fn take_report(&mut self, cx: &mut Cx<'_>, count: u16) {
-        let next_tx = self.recovery.next_tx();
+    pub(super) fn take_report(&mut self, cx: &mut Cx, count: u16) {
+        let next_tx = self.recovery.next_tx;
         match self.ecn.read(count, next_tx, self.send.outstanding()) {
             Some(0) => {}
             Some(new) => {
                 cx.counters.rx_ecn_reported += u64::from(new);
-                let in_flight = self.recovery.in_flight();
+                let in_flight = self.recovery.in_flight;
                 let reduced = self.congestion.on_marks(new.into(), in_flight);
                 cx.counters.ecn_reductions += u64::from(reduced);
             }

@@ -17,7 +17,7 @@ impl Connection {
     /// when the sender must be answered with RST, reason UNKNOWN (W-29).
     pub(crate) fn on_frame<S: Sink>(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut Cx,
         frame: &EspFrame<'_>,
         room_to_accept: bool,
         ce: bool,
@@ -65,18 +65,13 @@ impl Connection {
             return false;
         }
         match frame.kind {
-            FrameType::Data => {
+            FrameType::Data | FrameType::Fin => {
                 self.acks.due |= frame.asks;
                 if ce {
                     self.count_mark(cx);
                 }
-                self.on_data(cx, frame.seq, Some(frame.payload), sink);
-            }
-            FrameType::Fin => {
-                if ce {
-                    self.count_mark(cx);
-                }
-                self.on_data(cx, frame.seq, None, sink);
+                let payload = (frame.kind == FrameType::Data).then_some(frame.payload);
+                self.on_data(cx, frame.seq, payload, sink);
             }
             FrameType::Ack => cx.counters.rx_acks += 1,
             FrameType::Probe => {
@@ -96,7 +91,7 @@ impl Connection {
     }
 
     /// Records that the peer sent an acceptable frame.
-    pub(super) fn heard(&mut self, cx: &Cx<'_>) {
+    pub(super) fn heard(&mut self, cx: &Cx) {
         self.timers
             .set(Timer::KeepAlive, cx.now + cx.config.keepalive);
         if self.send.is_idle() {
@@ -107,7 +102,7 @@ impl Connection {
     }
 
     /// Sends a challenge ACK, which shows the real peer our state (W-27, W-58). Rate-limited.
-    pub(super) fn challenge(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn challenge(&mut self, cx: &mut Cx) {
         if cx.challenges.take(cx.now) {
             cx.counters.rx_challenges += 1;
             self.acks.now = true;
@@ -118,16 +113,16 @@ impl Connection {
 
     /// Processes the acknowledgement and extension of a frame. Returns false when the whole frame
     /// must be dropped.
-    fn take_ack(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>) -> bool {
-        let una = self.send.una();
+    fn take_ack(&mut self, cx: &mut Cx, frame: &EspFrame<'_>) -> bool {
+        if self.has_unknown_field(frame) {
+            cx.counters.rx_drop_extension += 1; // W-114
+            return false;
+        }
+        let una = self.send.una;
         let outstanding = self.send.outstanding();
         let ahead = frame.ack.ahead_of(una);
         if ahead > outstanding {
             if frame.ack.is_before(una) {
-                if self.has_unknown_field(frame) {
-                    cx.counters.rx_drop_extension += 1; // W-114
-                    return false;
-                }
                 cx.counters.rx_old_acks += 1; // W-33: the rest of the frame counts
                 self.heard(cx);
                 return true;
@@ -136,10 +131,6 @@ impl Connection {
             return false;
         }
         if let Some(ext) = &frame.ext {
-            if self.has_unknown_field(frame) {
-                cx.counters.rx_drop_extension += 1; // W-114
-                return false;
-            }
             let reach = ext.sack_reach();
             if reach > 0 && u32::from(ahead) + u32::from(reach) >= u32::from(outstanding) {
                 cx.counters.rx_drop_sack_forged += 1; // W-44
@@ -155,11 +146,11 @@ impl Connection {
         true
     }
 
-    fn take_ext(&mut self, cx: &mut Cx<'_>, ack: Seq, ext: &Ext<'_>) {
+    fn take_ext(&mut self, cx: &mut Cx, ack: Seq, ext: &Ext<'_>) {
         if let Some(edge) = ext.credit {
             // W-39: not backwards (the known edge is accepted), and not too far ahead.
             if edge.ahead_of(ack) > MAX_WINDOW
-                || (!self.send.raise_edge(edge) && edge != self.send.edge())
+                || (!self.send.raise_edge(edge) && edge != self.send.edge)
             {
                 cx.counters.rx_credit_ignored += 1;
             }
@@ -175,7 +166,7 @@ impl Connection {
     }
 
     /// Applies an acceptable acknowledgement.
-    fn settle_ack(&mut self, cx: &mut Cx<'_>, ack: Seq, sack: &[u8]) {
+    fn settle_ack(&mut self, cx: &mut Cx, ack: Seq, sack: &[u8]) {
         let outcome = self
             .recovery
             .on_ack(&mut self.send, &mut self.rtt, ack, sack, cx.now);
@@ -192,7 +183,7 @@ impl Connection {
             self.congestion.on_ack(&AckEvent {
                 acked: outcome.acked,
                 rtt: outcome.rtt,
-                min_rtt: self.rtt.min(),
+                min_rtt: self.rtt.min,
                 app_limited: !self.window_limited,
                 round_start: outcome.round_start,
             });
@@ -202,19 +193,18 @@ impl Connection {
             for timer in [Timer::Retransmit, Timer::TailProbe, Timer::PeerDead] {
                 self.timers.stop(timer);
             }
-            self.queries = 0;
         } else {
             self.timers.set(Timer::Retransmit, self.retransmit_at(cx)); // RFC 6298 5.3
-            self.queries = 0;
             self.timers.set(Timer::PeerDead, cx.peer_deadline());
             self.arm_tail_probe(cx);
         }
+        self.queries = 0;
         if self.send.fin == FinState::Acked {
             self.advance(cx, Input::FinAcked);
         }
     }
 
-    pub(super) fn detect_losses(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn detect_losses(&mut self, cx: &mut Cx) {
         let (lost, suspect) = self.recovery.detect(&mut self.send, &self.rtt, cx.now);
         match suspect {
             Some(at) => self.timers.set(Timer::Loss, at),
@@ -226,7 +216,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn arm_tail_probe(&mut self, cx: &Cx<'_>) {
+    pub(super) fn arm_tail_probe(&mut self, cx: &Cx) {
         if self.recovery.may_probe() {
             let delay = self.rtt.tail_delay(self.peer_ack_delay);
             self.timers.set(
@@ -239,17 +229,13 @@ impl Connection {
     }
 
     /// Processes a data frame, or a FIN when `payload` is `None`.
-    fn on_data<S: Sink>(
-        &mut self,
-        cx: &mut Cx<'_>,
-        seq: Seq,
-        payload: Option<&[u8]>,
-        sink: &mut S,
-    ) {
+    fn on_data<S: Sink>(&mut self, cx: &mut Cx, seq: Seq, payload: Option<&[u8]>, sink: &mut S) {
         let id: ConnId = self.id;
-        let verdict = self.recv.accept(seq, payload, cx.pool, |offset, bytes| {
-            sink.deliver(id, offset, bytes);
-        });
+        let verdict = self
+            .recv
+            .accept(seq, payload, &mut cx.pool, |offset, bytes| {
+                sink.deliver(id, offset, bytes);
+            });
         match verdict {
             Verdict::InOrder => {
                 self.acks.waiting += 1;
@@ -287,21 +273,21 @@ impl Connection {
             }
         }
         self.notes.progress = true;
-        if self.recv.finished() {
+        if self.recv.finished {
             self.acks.now = true;
             self.notes.peer_finished = true;
             self.advance(cx, Input::PeerFin);
         }
     }
 
-    fn count_data(&mut self, cx: &mut Cx<'_>, payload: Option<&[u8]>) {
+    fn count_data(&mut self, cx: &mut Cx, payload: Option<&[u8]>) {
         self.stats.packets_received += 1;
         cx.counters.rx_data += 1;
         cx.counters.rx_data_bytes += payload.map_or(0, |bytes| bytes.len() as u64);
     }
 
     /// W-55: repeated FINs and probes are still answered.
-    fn on_frame_in_time_wait(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>) {
+    fn on_frame_in_time_wait(&mut self, cx: &mut Cx, frame: &EspFrame<'_>) {
         if frame.ack != self.send.next() {
             cx.counters.rx_drop_ack_forged += 1;
             return;
@@ -319,7 +305,7 @@ impl Connection {
     }
 
     /// Processes a reset, if its sender may end the connection (W-58).
-    fn on_reset(&mut self, cx: &mut Cx<'_>, frame: &EspFrame<'_>) {
+    fn on_reset(&mut self, cx: &mut Cx, frame: &EspFrame<'_>) {
         let reset = match Reset::parse(frame.payload) {
             Ok(reset) => reset,
             Err(error) => return cx.counters.wire(error),
@@ -327,7 +313,7 @@ impl Connection {
         let expected = if self.state == State::SynSent {
             self.iss.plus(1)
         } else {
-            self.recv.expected()
+            self.recv.expected
         };
         let exact = reset.nonce == 0 && frame.seq == expected;
         if reset.nonce == self.nonce || exact {

@@ -33,8 +33,9 @@ use crate::timers::{Timer, TimerTable};
 use crate::token_bucket::TokenBucket;
 use crate::wire::MAX_WINDOW;
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
-use core::net::IpAddr;
+use core::net::SocketAddr;
 
 /// Minimum number of times that a FIN is repeated within a TIME-WAIT, so that it arrives while the
 /// peer still has the connection (W-47).
@@ -52,46 +53,40 @@ impl Hash for Key {
     /// Hashed as one word, so that the lookup for each frame costs one multiplication; an IPv6
     /// address adds a second one.
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let [a, b, c, d, e, f] = match self.peer {
-            NodeAddr::Mac(mac) => mac.0,
-            NodeAddr::Udp(at) => {
-                let [e, f] = at.port().to_be_bytes();
-                match at.ip() {
-                    IpAddr::V4(ip) => {
-                        let [a, b, c, d] = ip.octets();
-                        [a, b, c, d, e, f]
-                    }
-                    IpAddr::V6(ip) => {
-                        state.write_u128(ip.to_bits());
-                        [0, 0, 0, 0, e, f]
-                    }
-                }
+        let ports = u32::from(self.local_port) << 16 | u32::from(self.peer_port);
+        let peer = match self.peer {
+            NodeAddr::Mac(MacAddr([a, b, c, d, e, f])) => {
+                u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+            }
+            NodeAddr::Udp(SocketAddr::V4(at)) => {
+                u64::from(at.ip().to_bits()) << 16 | u64::from(at.port())
+            }
+            NodeAddr::Udp(SocketAddr::V6(at)) => {
+                state.write_u128(at.ip().to_bits());
+                u64::from(at.port())
             }
         };
-        let [p, q] = self.local_port.to_be_bytes();
-        let [r, s] = self.peer_port.to_be_bytes();
-        state.write_u128(u128::from_be_bytes([
-            a, b, c, d, e, f, p, q, r, s, 0, 0, 0, 0, 0, 0,
-        ]));
+        state.write_u128(u128::from(peer) << 64 | u128::from(ports));
     }
 }
 
 /// The part of the endpoint that a connection may access.
-pub(crate) struct Cx<'a> {
+pub(crate) struct Cx {
     pub(crate) now: Instant,
-    pub(crate) config: &'a EndpointConfig,
-    pub(crate) counters: &'a mut Counters,
-    pub(crate) pool: &'a mut Pool,
-    pub(crate) challenges: &'a mut TokenBucket,
+    pub(crate) config: EndpointConfig,
+    pub(crate) counters: Counters,
+    pub(crate) pool: Pool,
+    pub(crate) challenges: TokenBucket,
     /// The endpoint's own address.
     pub(crate) own: NodeAddr,
+    pub(crate) mtu: u32,
     /// Largest payload of the interface.
     pub(crate) max_payload: u16,
     /// Addresses of the node's other interfaces.
-    pub(crate) rails: &'a [MacAddr],
+    pub(crate) rails: Vec<MacAddr>,
 }
 
-impl Cx<'_> {
+impl Cx {
     /// Returns the maximum number of outstanding packets (W-31).
     fn max_window(&self) -> u16 {
         self.config.max_window.min(MAX_WINDOW)
@@ -178,7 +173,7 @@ pub(crate) struct Connection {
     pub(crate) fate: Option<(CloseReason, Option<ResetReason>)>,
     pub(crate) timers: TimerTable,
     opening: Opening,
-    nonce: u64,
+    pub(crate) nonce: u64,
     peer_nonce: u64,
     /// Sequence number of our SYN.
     iss: Seq,
@@ -217,7 +212,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Advances the state by the transition table.
-    fn advance(&mut self, cx: &mut Cx<'_>, input: Input) {
+    fn advance(&mut self, cx: &mut Cx, input: Input) {
         let before = self.state;
         self.state = next(before, input);
         if before == self.state {
@@ -232,7 +227,7 @@ impl Connection {
         }
     }
 
-    fn enter_time_wait(&mut self, cx: &mut Cx<'_>) {
+    fn enter_time_wait(&mut self, cx: &mut Cx) {
         self.timers.stop_all();
         self.timers
             .set(Timer::TimeWait, cx.now + cx.config.time_wait);
@@ -240,8 +235,8 @@ impl Connection {
         self.frozen = false;
         self.path_pending = false;
         self.send.release();
-        self.recovery.release();
-        self.recv.release(cx.pool);
+        self.recovery = Recovery::default();
+        self.recv.release(&mut cx.pool);
     }
 
     /// Ends the connection immediately.
@@ -262,7 +257,7 @@ impl Connection {
     pub(crate) fn lose_peer(&mut self) {
         let complete = matches!(self.state, State::LastAck | State::Closing)
             && self.send.fin == FinState::Sent
-            && self.send.acked() == self.send.written();
+            && self.send.acked == self.send.written;
         let reason = if complete {
             CloseReason::Finished
         } else {
@@ -320,8 +315,8 @@ impl Connection {
     pub(crate) fn progress(&self) -> Progress {
         Progress {
             conn: self.id,
-            acked: self.send.acked(),
-            delivered: self.recv.delivered(),
+            acked: self.send.acked,
+            delivered: self.recv.delivered,
         }
     }
 
@@ -334,7 +329,7 @@ impl Connection {
     /// peer is known: its later frames are answered with RST because the connection no longer
     /// exists.
     pub(crate) fn reset_fields(&self) -> Option<(Seq, Seq, u64)> {
-        (self.peer_nonce != 0).then(|| (self.send.next(), self.recv.expected(), self.peer_nonce))
+        (self.peer_nonce != 0).then(|| (self.send.next(), self.recv.expected, self.peer_nonce))
     }
 
     /// Returns buffers to the pool.
@@ -347,13 +342,13 @@ impl Connection {
         self.state.is_synchronized() && !self.frozen
     }
 
-    fn rto(&self, cx: &Cx<'_>) -> Duration {
+    fn rto(&self, cx: &Cx) -> Duration {
         self.rtt
             .rto(self.peer_ack_delay, cx.config.min_rto, cx.config.max_rto)
     }
 
     /// Returns the expiry of a retransmission timeout that starts now (W-47).
-    fn retransmit_at(&self, cx: &Cx<'_>) -> Instant {
+    fn retransmit_at(&self, cx: &Cx) -> Instant {
         let ceiling = match self.send.fin {
             FinState::Sent => cx.config.max_rto.min(cx.config.time_wait / FIN_TRIES),
             _ => cx.config.max_rto,
@@ -364,14 +359,14 @@ impl Connection {
                 .backed_off(self.rto(cx), ceiling.max(cx.config.min_rto))
     }
 
-    fn window(&self, cx: &Cx<'_>) -> u32 {
+    fn window(&self, cx: &Cx) -> u32 {
         self.congestion
             .window()
             .min(u32::from(cx.config.max_window))
     }
 
     /// Runs the credit probe's timer exactly while credit alone blocks sending (W-40).
-    pub(crate) fn refresh(&mut self, cx: &Cx<'_>) {
+    pub(crate) fn refresh(&mut self, cx: &Cx) {
         if self.may_send() && self.send.is_idle() && self.send.has_new() && self.send.credit() == 0
         {
             let wait = self.rto(cx) * (1 << self.persist_tries.min(10));
@@ -384,37 +379,34 @@ impl Connection {
     }
 
     /// Returns a snapshot of the connection for display.
-    pub(crate) fn info(&self, config: &EndpointConfig) -> ConnInfo {
-        let rto = self
-            .rtt
-            .rto(self.peer_ack_delay, config.min_rto, config.max_rto);
+    pub(crate) fn info(&self, cx: &Cx) -> ConnInfo {
         ConnInfo {
             state: self.state,
             local_port: self.key.local_port,
             peer: self.key.peer,
             peer_port: self.key.peer_port,
-            srtt: self.rtt.smoothed(),
-            rttvar: self.rtt.variation(),
-            min_rtt: self.rtt.min(),
-            rto: self.recovery.backed_off(rto, config.max_rto),
-            cwnd: self.congestion.window().min(u32::from(config.max_window)),
-            in_flight: self.recovery.in_flight(),
+            srtt: self.rtt.smoothed,
+            rttvar: self.rtt.variation,
+            min_rtt: self.rtt.min,
+            rto: self.recovery.backed_off(self.rto(cx), cx.config.max_rto),
+            cwnd: self.window(cx),
+            in_flight: self.recovery.in_flight,
             credit: u32::from(self.send.credit()),
             rx_credit: u32::from(self.recv.credit()),
             payload: self.payload,
             payload_agreed: self.agreed,
-            send_queue: self.send.written() - self.send.acked(),
+            send_queue: self.send.written - self.send.acked,
             recv_queue: self.recv.queued(),
             packets_sent: self.stats.packets_sent,
             packets_received: self.stats.packets_received,
-            bytes_acked: self.send.acked(),
-            bytes_received: self.recv.delivered(),
+            bytes_acked: self.send.acked,
+            bytes_received: self.recv.delivered,
             retransmits: self.stats.retransmits,
             timeouts: self.stats.timeouts,
             tail_probes: self.stats.tail_probes,
             duplicates: self.stats.duplicates,
             out_of_order: self.stats.out_of_order,
-            moves: self.moves(),
+            moves: self.mobility.as_ref().map_or(0, |m| m.moves),
         }
     }
 }

@@ -31,9 +31,10 @@ const DEAD_ROUNDS: u32 = 8;
 const GO_TRIES: u32 = 6;
 
 /// Progress of a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
     /// No move in progress.
+    #[default]
     Settled,
     /// ASKs are sent; the connection is unchanged, unless it is frozen.
     Asking(u32),
@@ -42,10 +43,10 @@ enum Phase {
 }
 
 /// Move state of a connection that may move.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mobility {
     /// The other addresses of this node, as announced to the peer.
-    own: Box<[u8]>,
+    pub(super) own: Box<[u8]>,
     /// The peer's addresses, beginning with that of the set-up. Empty until the peer has agreed to
     /// moves.
     peer: Vec<NodeAddr>,
@@ -62,8 +63,8 @@ pub(crate) struct Mobility {
     known_dead: bool,
     /// The GO or DONE to be sent.
     step: Option<Step>,
-    /// Moves completed.
-    moves: u64,
+    /// Number of completed moves.
+    pub(super) moves: u64,
 }
 
 /// An ASK to be sent through the node's other endpoints.
@@ -96,7 +97,7 @@ pub(crate) enum MoveAction {
 impl Mobility {
     /// Returns the move state to offer in a set-up block, if the node has other addresses and the
     /// block has room (W-100).
-    pub(super) fn offer(cx: &Cx<'_>, peer: NodeAddr) -> Option<Box<Mobility>> {
+    pub(super) fn offer(cx: &Cx, peer: NodeAddr) -> Option<Box<Mobility>> {
         let remote = peer != cx.own && peer.mac().is_some_and(|mac| !cx.rails.contains(&mac));
         if cx.rails.is_empty() || !remote || usize::from(cx.max_payload) < MAX_SETUP {
             return None;
@@ -104,21 +105,8 @@ impl Mobility {
         let own = cx.rails.iter().flat_map(|mac| mac.0).collect();
         Some(Box::new(Mobility {
             own,
-            peer: Vec::new(),
-            base: 0,
-            odd: false,
-            epoch: 0,
-            phase: Phase::Settled,
-            tries: 0,
-            known_dead: false,
-            step: None,
-            moves: 0,
+            ..Mobility::default()
         }))
-    }
-
-    /// Returns the addresses for the set-up block.
-    pub(super) fn rails(&self) -> &[u8] {
-        &self.own
     }
 
     /// Returns this side's next epoch above `above` (W-104).
@@ -143,7 +131,7 @@ impl Connection {
         };
         let named = block
             .rails
-            .as_chunks::<6>()
+            .as_chunks()
             .0
             .iter()
             .map(|mac| NodeAddr::Mac(MacAddr(*mac)));
@@ -152,23 +140,9 @@ impl Connection {
         mobility.odd = self.nonce > block.nonce;
     }
 
-    /// Returns the nonce by which other endpoints of the node find this connection; 0 when it
-    /// cannot move.
-    pub(crate) fn moving_nonce(&self) -> u64 {
-        if self.mobility.is_some() {
-            self.nonce
-        } else {
-            0
-        }
-    }
-
-    pub(crate) fn own_nonce(&self) -> u64 {
-        self.nonce
-    }
-
-    /// Returns the number of completed moves.
-    pub(crate) fn moves(&self) -> u64 {
-        self.mobility.as_ref().map_or(0, |mobility| mobility.moves)
+    /// Returns the nonce by which other endpoints of the node find this connection, if it can move.
+    pub(crate) fn moving_nonce(&self) -> Option<u64> {
+        self.mobility.as_ref().map(|_| self.nonce)
     }
 
     fn may_move(&self) -> bool {
@@ -176,7 +150,7 @@ impl Connection {
     }
 
     /// Records a timeout without a frame from the peer.
-    pub(super) fn unanswered(&mut self, cx: &Cx<'_>) {
+    pub(super) fn unanswered(&mut self, cx: &Cx) {
         self.silent = self.silent.saturating_add(1);
         if self.silent >= TROUBLE {
             self.leave_path(cx);
@@ -185,7 +159,7 @@ impl Connection {
 
     /// Asks other paths because the current interface is dead. Returns false when the connection
     /// cannot move.
-    pub(crate) fn abandon_path(&mut self, cx: &Cx<'_>) -> bool {
+    pub(crate) fn abandon_path(&mut self, cx: &Cx) -> bool {
         let leaves = self.leave_path(cx);
         if let Some(mobility) = self.mobility.as_mut().filter(|_| leaves && !self.frozen) {
             mobility.known_dead = true;
@@ -195,7 +169,7 @@ impl Connection {
 
     /// Asks other paths because the current one fails. Returns false when the connection cannot
     /// move.
-    fn leave_path(&mut self, cx: &Cx<'_>) -> bool {
+    fn leave_path(&mut self, cx: &Cx) -> bool {
         let may = self.may_move();
         let Some(mobility) = self.mobility.as_mut().filter(|m| may && !m.peer.is_empty()) else {
             return false;
@@ -210,7 +184,7 @@ impl Connection {
     }
 
     /// Starts the peer timeout (W-46), unless it is running.
-    pub(crate) fn start_peer_timeout(&mut self, cx: &Cx<'_>) {
+    pub(crate) fn start_peer_timeout(&mut self, cx: &Cx) {
         self.timers.start(Timer::PeerDead, cx.peer_deadline());
     }
 
@@ -229,7 +203,7 @@ impl Connection {
     }
 
     /// Handles the expiry of the move timer.
-    pub(super) fn on_move_timer(&mut self, cx: &Cx<'_>) {
+    pub(super) fn on_move_timer(&mut self, cx: &Cx) {
         let Some(mobility) = &mut self.mobility else {
             return;
         };
@@ -270,12 +244,12 @@ impl Connection {
     pub(crate) fn move_block(&self, step: Step, epoch: u32, max_payload: u16) -> Move {
         Move {
             step,
-            finished: self.recv.finished(),
+            finished: self.recv.finished,
             max_payload,
             epoch,
             nonce: self.peer_nonce,
             sender_nonce: self.nonce,
-            received: self.recv.delivered(),
+            received: self.recv.delivered,
             credit: 0,
         }
     }
@@ -288,7 +262,7 @@ impl Connection {
     }
 
     /// Returns the GO or DONE to be sent now, with its sequence number.
-    pub(super) fn take_move(&mut self, cx: &Cx<'_>) -> Option<(Seq, Move)> {
+    pub(super) fn take_move(&mut self, cx: &Cx) -> Option<(Seq, Move)> {
         let mobility = self.mobility.as_mut()?;
         let step = mobility.step.take()?;
         let epoch = mobility.epoch;
@@ -301,7 +275,7 @@ impl Connection {
         self.recv.raise_edge();
         block.credit = self.recv.credit();
         // A peer that has not received this has acknowledged nothing since.
-        Some((self.send.una(), block))
+        Some((self.send.una, block))
     }
 
     /// Judges a MOVE from `src` (W-102, W-104): the action, or the counter of dropped frames. `here`
@@ -345,7 +319,7 @@ impl Connection {
     }
 
     /// Freezes the connection, which is now on the path that answered, and sends GO (W-105).
-    pub(crate) fn go(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn go(&mut self, cx: &mut Cx) {
         let Some(mobility) = &mut self.mobility else {
             return;
         };
@@ -358,7 +332,7 @@ impl Connection {
         mobility.tries = 0;
         mobility.step = Some(Step::Go);
         self.frozen = true;
-        self.recv.release(cx.pool);
+        self.recv.release(&mut cx.pool);
         self.stop_sending();
         self.timers.set(Timer::Move, cx.now + FIRST_INTERVAL);
         self.start_peer_timeout(cx);
@@ -382,7 +356,7 @@ impl Connection {
 
     /// Resumes from what the peer has received, since both ends are on the new path (W-106). The
     /// block has been judged.
-    pub(crate) fn resume(&mut self, cx: &mut Cx<'_>, seq: Seq, block: &Move) {
+    pub(crate) fn resume(&mut self, cx: &mut Cx, seq: Seq, block: &Move) {
         let Some(mobility) = &mut self.mobility else {
             return;
         };
@@ -403,9 +377,9 @@ impl Connection {
         let fin_acked =
             self.send
                 .restart(block.received, block.finished, block.credit.min(MAX_WINDOW));
-        self.recv.restart(seq, self.agreed, cx.pool);
-        self.recovery = Recovery::new();
-        self.rtt = Rtt::new();
+        self.recv.restart(seq, self.agreed, &mut cx.pool);
+        self.recovery = Recovery::default();
+        self.rtt = Rtt::default();
         self.congestion = Aimd::new(cx.max_window().into(), self.ecn.in_force);
         self.ecn.base = 0; // W-117: transmissions are numbered from 0 again
         self.ack_requests.restart();

@@ -23,7 +23,7 @@ const SYN_INTERVAL: Duration = Duration::from_millis(20);
 const SYN_INTERVAL_MAX: Duration = Duration::from_millis(500);
 
 /// State needed until the connection is established.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Opening {
     /// Job key; cleared afterwards.
     job_key: Vec<u8>,
@@ -56,7 +56,7 @@ impl Connection {
     /// Creates a connection for `connect`, which sends a SYN. The receive buffer has at least 64
     /// bytes.
     pub(crate) fn active(
-        cx: &Cx<'_>,
+        cx: &Cx,
         id: ConnId,
         key: Key,
         secrets: (u64, Seq),
@@ -75,8 +75,7 @@ impl Connection {
             credit,
             capacity: buffers.rx,
             pending: true,
-            tries: 0,
-            sent_at: cx.now,
+            ..Opening::default()
         };
         let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynSent);
         conn.ack_requests = AckRequests::new(buffers.tx);
@@ -88,7 +87,7 @@ impl Connection {
 
     /// Creates a connection of a listener, which answers a SYN. Its credit is 0 until `attach`.
     pub(crate) fn passive(
-        cx: &Cx<'_>,
+        cx: &Cx,
         id: ConnId,
         key: Key,
         secrets: (u64, Seq),
@@ -98,11 +97,8 @@ impl Connection {
         let opening = Opening {
             job_key: block.key.to_vec(),
             offered: cx.max_payload,
-            credit: 0,
-            capacity: 0,
             pending: true,
-            tries: 0,
-            sent_at: cx.now,
+            ..Opening::default()
         };
         let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynReceived);
         conn.passive = true;
@@ -112,7 +108,7 @@ impl Connection {
     }
 
     fn new(
-        cx: &Cx<'_>,
+        cx: &Cx,
         id: ConnId,
         key: Key,
         (nonce, iss): (u64, Seq),
@@ -148,9 +144,9 @@ impl Connection {
             iss,
             peer_ack_delay: Duration::ZERO,
             send: SendSide::new(iss.plus(1)),
-            recovery: Recovery::new(),
+            recovery: Recovery::default(),
             recv: RecvSide::new(Seq(0), 0, key.peer.safe_payload(), 0),
-            rtt: Rtt::new(),
+            rtt: Rtt::default(),
             congestion: Aimd::new(cx.max_window().into(), false),
             window_limited: false,
             ack_requests: AckRequests::new(0),
@@ -165,7 +161,7 @@ impl Connection {
     }
 
     /// Applies the peer's set-up block. Two features are known (W-18, W-100, W-110).
-    fn learn_peer(&mut self, cx: &Cx<'_>, irs: Seq, block: &SetUp<'_>) {
+    fn learn_peer(&mut self, cx: &Cx, irs: Seq, block: &SetUp<'_>) {
         self.peer_nonce = block.nonce;
         self.agree(self.opening.offered.min(block.max_payload)); // W-19
         self.learn_rails(block);
@@ -202,7 +198,7 @@ impl Connection {
             rails: self
                 .mobility
                 .as_ref()
-                .map_or(&[][..], |mobility| mobility.rails()),
+                .map_or(&[][..], |mobility| &*mobility.own),
         }
     }
 
@@ -217,7 +213,7 @@ impl Connection {
     /// Processes a SYN with a well-formed block for this connection.
     pub(crate) fn on_syn(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut Cx,
         frame: &EspFrame<'_>,
         block: &SetUp<'_>,
     ) -> SynVerdict {
@@ -249,7 +245,7 @@ impl Connection {
     /// Processes a SYN that crossed ours (W-28).
     fn on_crossing_syn(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut Cx,
         frame: &EspFrame<'_>,
         block: &SetUp<'_>,
     ) -> SynVerdict {
@@ -267,7 +263,7 @@ impl Connection {
     /// (W-29).
     pub(crate) fn on_syn_ack(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut Cx,
         frame: &EspFrame<'_>,
         block: &SetUp<'_>,
     ) -> bool {
@@ -306,12 +302,12 @@ impl Connection {
     /// open.
     pub(super) fn acknowledges_syn(&self, frame: &EspFrame<'_>) -> bool {
         // A blind attacker would have to guess both numbers.
-        let seq_ahead = frame.seq.ahead_of(self.recv.expected());
+        let seq_ahead = frame.seq.ahead_of(self.recv.expected);
         frame.ack == self.iss.plus(1) && seq_ahead <= self.recv.credit()
     }
 
     /// Completes the set-up: both SYNs are acknowledged.
-    pub(super) fn establish(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn establish(&mut self, cx: &mut Cx) {
         if self.opening.tries == 1 {
             self.rtt.sample(cx.now.since(self.opening.sent_at));
         }

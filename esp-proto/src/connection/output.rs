@@ -47,12 +47,12 @@ impl Connection {
         let new = self.send.has_new()
             && self.send.credit() > 0
             && self.send.outstanding() < max_window.min(MAX_WINDOW)
-            && self.recovery.in_flight() < self.congestion.window();
+            && self.recovery.in_flight < self.congestion.window();
         new || self.recovery.has_probe() || self.recovery.has_lost()
     }
 
     /// Builds a frame that must not wait for data: set-up, probes, immediate acknowledgements.
-    pub(crate) fn poll_urgent(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Option<Transmit> {
+    pub(crate) fn poll_urgent(&mut self, cx: &mut Cx, head: &mut Head) -> Option<Transmit> {
         if let Some((seq, block)) = self.take_move(cx) {
             return Some(self.build_move(cx, head, seq, &block));
         }
@@ -82,7 +82,7 @@ impl Connection {
 
     /// Builds the next data frame, or an acknowledgement that is due when there is no data to carry
     /// it.
-    pub(crate) fn poll_data(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Option<Transmit> {
+    pub(crate) fn poll_data(&mut self, cx: &mut Cx, head: &mut Head) -> Option<Transmit> {
         if self.frozen {
             return None;
         }
@@ -111,21 +111,19 @@ impl Connection {
     }
 
     /// Cuts the next segment if window and credit allow (W-31).
-    fn take_new(&mut self, cx: &mut Cx<'_>, window: u32) -> Option<(Seq, Segment)> {
+    fn take_new(&mut self, cx: &mut Cx, window: u32) -> Option<(Seq, Segment)> {
         self.window_limited = false;
         if !self.send.has_new() || self.send.credit() == 0 {
             return None;
         }
-        if self.recovery.in_flight() >= window || self.recovery.has_lost() {
+        if self.recovery.in_flight >= window || self.recovery.has_lost() {
             self.window_limited = true;
             return None;
         }
         if self.send.outstanding() >= cx.max_window() {
             return None;
         }
-        let (seq, segment) = self
-            .send
-            .cut(self.payload, self.recovery.next_tx(), cx.now)?;
+        let (seq, segment) = self.send.cut(self.payload, self.recovery.next_tx, cx.now)?;
         self.recovery.on_sent(seq);
         if segment.fin {
             self.advance(cx, Input::FinSent);
@@ -138,18 +136,18 @@ impl Connection {
     }
 
     /// Returns true if this new segment requests an acknowledgement (W-34).
-    fn asks(&mut self, cx: &Cx<'_>, window: u32, segment: &Segment) -> bool {
+    fn asks(&mut self, cx: &Cx, window: u32, segment: &Segment) -> bool {
         let outstanding = self.send.outstanding();
         let window = window.min(u32::from(cx.max_window()));
         let room = window
-            .saturating_sub(self.recovery.in_flight())
+            .saturating_sub(self.recovery.in_flight)
             .min(u32::from(self.send.credit()));
         let sent = segment.offset + u64::from(segment.len);
         !segment.fin
             && self.ack_requests.on_packet(&Sending {
                 alone: outstanding <= 1,
-                unacknowledged: self.send.written() - self.send.acked(),
-                unsent: self.send.written().saturating_sub(sent),
+                unacknowledged: self.send.written - self.send.acked,
+                unsent: self.send.written.saturating_sub(sent),
                 payload: self.payload,
                 window,
                 room,
@@ -158,7 +156,7 @@ impl Connection {
 
     fn build_segment(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut Cx,
         head: &mut Head,
         (seq, segment): (Seq, Segment),
         ask: bool,
@@ -204,12 +202,12 @@ impl Connection {
                 len,
             },
         };
-        self.build(cx, head, (seq, flags, segment.len), payload, tail)
+        self.build(cx, head, (seq, flags), payload, tail)
     }
 
     /// Builds a bare acknowledgement with credit, and with the bitmap when there is a gap (W-34,
     /// W-35).
-    fn build_ack(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Transmit {
+    fn build_ack(&mut self, cx: &mut Cx, head: &mut Head) -> Transmit {
         cx.counters.tx_acks += 1;
         let edge = self.recv.raise_edge();
         let mut bitmap;
@@ -228,33 +226,23 @@ impl Connection {
         let tail = ext.emit(tail_of(head));
         self.acks = super::Acks::default();
         self.timers.stop(Timer::Ack);
-        self.build(
-            cx,
-            head,
-            (self.send.next(), FLAG_ACK | FLAG_EXT, 0),
-            Payload::None,
-            tail,
-        )
+        let start = (self.send.next(), FLAG_ACK | FLAG_EXT);
+        self.build(cx, head, start, Payload::None, tail)
     }
 
-    fn build_probe(&mut self, cx: &mut Cx<'_>, head: &mut Head, len: u16) -> Transmit {
+    fn build_probe(&mut self, cx: &mut Cx, head: &mut Head, len: u16) -> Transmit {
         cx.counters.tx_probes += 1;
         let payload = if len == 0 {
             Payload::None
         } else {
             Payload::Filler { len }
         };
-        self.build(
-            cx,
-            head,
-            (self.send.next(), FLAG_ACK | FLAG_PRB, len),
-            payload,
-            0,
-        )
+        let start = (self.send.next(), FLAG_ACK | FLAG_PRB);
+        self.build(cx, head, start, payload, 0)
     }
 
     /// Builds a SYN, or a SYN+ACK once the peer's SYN is known.
-    fn build_syn(&mut self, cx: &mut Cx<'_>, head: &mut Head) -> Transmit {
+    fn build_syn(&mut self, cx: &mut Cx, head: &mut Head) -> Transmit {
         cx.counters.tx_syns += 1;
         self.timers.set(Timer::Syn, cx.now + self.syn_interval());
         self.opening.tries += 1;
@@ -266,31 +254,27 @@ impl Connection {
         } else {
             FLAG_SYN | FLAG_ACK
         };
-        self.build(cx, head, (self.iss, flags, len as u16), Payload::None, len)
+        self.build(cx, head, (self.iss, flags), Payload::None, len)
     }
 
-    fn build_move(&mut self, cx: &mut Cx<'_>, head: &mut Head, seq: Seq, block: &Move) -> Transmit {
+    fn build_move(&mut self, cx: &mut Cx, head: &mut Head, seq: Seq, block: &Move) -> Transmit {
         cx.counters.tx_moves += 1;
         let len = block.emit(tail_of(head));
-        self.build(
-            cx,
-            head,
-            (seq, FLAG_SYN | FLAG_PRB, len as u16),
-            Payload::None,
-            len,
-        )
+        self.build(cx, head, (seq, FLAG_SYN | FLAG_PRB), Payload::None, len)
     }
 
-    /// Adds header and padding to a frame. `len` is the header's data length, wherever the payload
-    /// is.
+    /// Adds header and padding to a frame. The block of a SYN or MOVE is its payload, an extension
+    /// block is not.
     fn build(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut Cx,
         head: &mut Head,
-        (seq, flags, len): (Seq, u8, u16),
+        (seq, flags): (Seq, u8),
         payload: Payload,
         tail: usize,
     ) -> Transmit {
+        let block = if flags & FLAG_SYN == 0 { 0 } else { tail };
+        let len = payload.len() + block;
         let header = Header {
             packet_type: cx.config.esp_ethertype,
             dst_port: self.key.peer_port,
@@ -299,9 +283,9 @@ impl Connection {
             ack: if flags & FLAG_ACK == 0 {
                 Seq(0)
             } else {
-                self.recv.expected()
+                self.recv.expected
             },
-            len,
+            len: len as u16, // below 65536, as the MTU
             flags,
         };
         cx.counters.tx_frames += 1;

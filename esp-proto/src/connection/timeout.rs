@@ -13,7 +13,7 @@ const QUERIES: u8 = 4;
 
 impl Connection {
     /// Handles every timer that is due, each at most once.
-    pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_>) {
+    pub(crate) fn on_timeout(&mut self, cx: &mut Cx) {
         // The bound matters only for intervals of zero, which would be due again immediately.
         for _ in 0..TIMER_COUNT {
             let Some(timer) = self.timers.take_due(cx.now) else {
@@ -26,7 +26,7 @@ impl Connection {
         }
     }
 
-    fn on_timer(&mut self, cx: &mut Cx<'_>, timer: Timer) {
+    fn on_timer(&mut self, cx: &mut Cx, timer: Timer) {
         match timer {
             // W-25. The answer to a UDP address that is not validated is repeated only with the
             // request (W-123).
@@ -91,7 +91,7 @@ impl Connection {
     }
 
     /// Sends a probe that the peer must answer within the peer timeout.
-    fn ask(&mut self, cx: &Cx<'_>) {
+    fn ask(&mut self, cx: &Cx) {
         if self.state != State::TimeWait && !self.frozen {
             self.probe = true;
             self.start_peer_timeout(cx);
@@ -100,7 +100,7 @@ impl Connection {
 
     /// Restarts the peer timeout because the peer's node reports that a program holds the port
     /// (W-77): the program is alive, but does not poll.
-    pub(crate) fn on_held(&mut self, cx: &Cx<'_>) {
+    pub(crate) fn on_held(&mut self, cx: &Cx) {
         if self.queries > 0 && self.timers.is_set(Timer::PeerDead) {
             self.queries = 0;
             self.timers.set(Timer::PeerDead, cx.peer_deadline());
@@ -108,7 +108,7 @@ impl Connection {
     }
 
     /// Handles the retransmission timeout (W-46, W-47).
-    fn on_retransmit(&mut self, cx: &mut Cx<'_>) {
+    fn on_retransmit(&mut self, cx: &mut Cx) {
         if self.send.is_idle() {
             return;
         }

@@ -6,6 +6,7 @@ use crate::api::{CloseReason, ConnId, ConnOptions, ConnectError, ResetReason, St
 use crate::connection::{Connection, Cx, Key};
 use crate::time::Instant;
 use crate::wire::{MAX_KEY, MIN_MAX_PAYLOAD, max_payload};
+use alloc::boxed::Box;
 
 impl Endpoint {
     /// Starts opening a connection; [`Event::Connected`](crate::Event::Connected) or `Closed`
@@ -30,7 +31,7 @@ impl Endpoint {
         if local_port == 0
             || peer_port == 0
             || peer.is_group()
-            || (peer == self.addr && local_port == peer_port)
+            || (peer == self.cx.own && local_port == peer_port)
         {
             return Err(ConnectError::BadAddress);
         }
@@ -52,9 +53,8 @@ impl Endpoint {
         }
         let id = self.table.next_id().ok_or(ConnectError::TooMany)?;
         let secrets = self.secrets();
-        let cx = cx!(self);
-        let conn = Connection::active(&cx, id, key, secrets, options.buffers, options.key);
-        self.table.insert(conn);
+        let conn = Connection::active(&self.cx, id, key, secrets, options.buffers, options.key);
+        self.table.insert(Box::new(conn));
         self.moved_keys.remove(&key);
         self.settle(id.slot);
         Ok(id)
@@ -62,7 +62,7 @@ impl Endpoint {
 
     /// Ends TIME-WAIT early (W-55).
     pub(super) fn reclaim(&mut self, slot: u32) {
-        self.counters.time_wait_reclaimed += 1;
+        self.cx.counters.time_wait_reclaimed += 1;
         self.finish(slot, CloseReason::Finished, None);
     }
 
@@ -113,8 +113,8 @@ impl Endpoint {
     /// applies to new connections only.
     pub fn set_mtu(&mut self, now: Instant, mtu: u32) {
         self.clock(now);
-        self.mtu = mtu;
         let limit = max_payload(mtu);
+        (self.cx.mtu, self.cx.max_payload) = (mtu, limit);
         self.end_where(ResetReason::Resources, |conn| conn.agreed() > limit);
     }
 
@@ -128,7 +128,7 @@ impl Endpoint {
     }
 
     /// Runs `act` on all connections that the host may still use or that are opening.
-    pub(super) fn with_all(&mut self, mut act: impl FnMut(&mut Connection, &mut Cx<'_>)) {
+    pub(super) fn with_all(&mut self, mut act: impl FnMut(&mut Connection, &mut Cx)) {
         for slot in 0..self.table.slots() {
             if self.table.at(slot).is_some_and(|conn| !conn.over) {
                 self.with(slot, &mut act);

@@ -9,7 +9,7 @@ use crate::connection::Key;
 use crate::seq::Seq;
 use crate::wire::{
     EdpFrame, FLAG_CTL, HEADER_LEN, Header, InfoReply, MIN_FRAME, MIN_UDP_REQUEST, VERSION,
-    emit_prefix, max_payload, put,
+    emit_prefix, put,
 };
 use alloc::boxed::Box;
 use alloc::vec;
@@ -25,7 +25,7 @@ pub(super) fn receive<S: Sink>(
 ) {
     let request = matches!(frame.kind, EdpKind::EchoRequest | EdpKind::InfoRequest);
     if raw.dst.is_group() && !request {
-        endpoint.counters.rx_drop_broadcast += 1; // W-72
+        endpoint.cx.counters.rx_drop_broadcast += 1; // W-72
     } else if header.dst_port == 0 && request {
         answer(endpoint, raw, header, frame);
     } else if frame.kind == EdpKind::PortReply {
@@ -34,10 +34,10 @@ pub(super) fn receive<S: Sink>(
         if header.dst_port == 0 && header.src_port != 0 {
             super::held_ports::on_query(endpoint, raw.src, header, frame.body);
         } else {
-            endpoint.counters.rx_drop_control += 1; // W-76
+            endpoint.cx.counters.rx_drop_control += 1; // W-76
         }
     } else if endpoint.edp_ports.contains(&header.dst_port) {
-        endpoint.counters.rx_datagrams += 1;
+        endpoint.cx.counters.rx_datagrams += 1;
         sink.datagram(Datagram {
             src: raw.src,
             src_port: header.src_port,
@@ -47,7 +47,7 @@ pub(super) fn receive<S: Sink>(
             bytes: frame.body,
         });
     } else {
-        endpoint.counters.rx_drop_edp_port += 1; // W-74
+        endpoint.cx.counters.rx_drop_edp_port += 1; // W-74
     }
 }
 
@@ -66,9 +66,9 @@ fn answer(endpoint: &mut Endpoint, raw: &RxFrame<'_>, header: &Header, frame: &E
     // W-123: never more than the address sent.
     let unpaid = peer.is_udp() && HEADER_LEN + payload.len() > received;
     if unpaid {
-        endpoint.counters.rx_drop_edp_reply_long += 1;
-    } else if payload.len() > usize::from(max_payload(endpoint.mtu)) {
-        endpoint.counters.rx_drop_edp_reply_long += 1; // W-75
+        endpoint.cx.counters.rx_drop_edp_reply_long += 1;
+    } else if payload.len() > usize::from(endpoint.cx.max_payload) {
+        endpoint.cx.counters.rx_drop_edp_reply_long += 1; // W-75
     } else {
         reply(endpoint, peer, header, payload.into());
     }
@@ -82,19 +82,19 @@ pub(super) fn reply(endpoint: &mut Endpoint, peer: NodeAddr, to: &Header, payloa
         peer_port: to.src_port,
     };
     if endpoint.push_edp(key, to.seq, payload) {
-        endpoint.counters.rx_edp_requests += 1;
+        endpoint.cx.counters.rx_edp_requests += 1;
     } else {
-        endpoint.counters.rx_drop_edp_reply_limit += 1; // W-73
+        endpoint.cx.counters.rx_drop_edp_reply_limit += 1; // W-73
     }
 }
 
 fn info_reply(endpoint: &Endpoint) -> Vec<u8> {
     let info = InfoReply {
         version: VERSION,
-        max_payload: max_payload(endpoint.mtu),
+        max_payload: endpoint.cx.max_payload,
         features: 0,
         incarnation: endpoint.incarnation,
-        name: &endpoint.config.node_name,
+        name: &endpoint.cx.config.node_name,
     };
     let mut reply = vec![EdpKind::InfoReply as u8];
     info.emit(&mut reply);
@@ -139,19 +139,15 @@ impl Endpoint {
         request_sequence: u16,
         len: usize,
     ) -> Option<Transmit> {
-        let request = match kind {
-            EdpKind::Data => false,
-            EdpKind::EchoRequest => true,
-            EdpKind::InfoRequest if len == 0 => true,
-            EdpKind::InfoRequest
-            | EdpKind::EchoReply
-            | EdpKind::InfoReply
-            | EdpKind::PortQuery
-            | EdpKind::PortReply => return None,
+        let request = matches!(kind, EdpKind::EchoRequest | EdpKind::InfoRequest);
+        let sendable = match kind {
+            EdpKind::Data => dst_port != 0,
+            EdpKind::InfoRequest => len == 0,
+            _ => request,
         };
         let group = dst.is_group() && !(request && dst == NodeAddr::BROADCAST);
         let total = len.checked_add(usize::from(request))?;
-        if group || (!request && dst_port == 0) || total > usize::from(max_payload(self.mtu)) {
+        if !sendable || group || total > usize::from(self.cx.max_payload) {
             return None;
         }
         let sequence = if request {
@@ -161,7 +157,7 @@ impl Endpoint {
             self.edp_sequence
         };
         let header = Header {
-            packet_type: self.config.edp_ethertype,
+            packet_type: self.cx.config.edp_ethertype,
             dst_port,
             src_port,
             seq: Seq(sequence),
@@ -169,7 +165,7 @@ impl Endpoint {
             len: u16::try_from(total).ok()?,
             flags: if request { FLAG_CTL } else { 0 },
         };
-        emit_prefix(head, dst, self.addr, &header);
+        emit_prefix(head, dst, self.cx.own, &header);
         if request {
             put(head, PREFIX_LEN, &[kind as u8]);
         }
@@ -182,8 +178,8 @@ impl Endpoint {
         if let Some(tail) = head.get_mut(start..start + tail_len) {
             tail.fill(0); // W-04
         }
-        self.counters.tx_frames += 1;
-        self.counters.tx_edp += 1;
+        self.cx.counters.tx_frames += 1;
+        self.cx.counters.tx_edp += 1;
         Some(Transmit {
             dst,
             proto: Proto::Edp,

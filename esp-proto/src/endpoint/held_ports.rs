@@ -38,7 +38,7 @@ pub(super) fn on_reply(endpoint: &mut Endpoint, peer: NodeAddr, local_port: Port
             endpoint.with(slot, |conn, cx| conn.on_held(cx));
         }
         Some(_) => {}
-        None => endpoint.counters.rx_drop_edp_port += 1,
+        None => endpoint.cx.counters.rx_drop_edp_port += 1,
     }
 }
 
@@ -50,7 +50,7 @@ impl Endpoint {
     /// Returns false, without effect, when a connection of this port with another node is alive
     /// here.
     pub fn hold(&mut self, port: Port) -> bool {
-        let mac = self.addr;
+        let mac = self.cx.own;
         if port == 0
             || self
                 .table

@@ -161,10 +161,10 @@ impl Endpoint {
                 // The peer has answered and believes that it is connected, so the entry stays until
                 // there is room.
                 Some(conn) if conn.proven => listener.half_open.pop_front(),
-                Some(conn) if self.now.since(conn.born) < HALF_OPEN_GRACE => return false,
+                Some(conn) if self.cx.now.since(conn.born) < HALF_OPEN_GRACE => return false,
                 Some(_) => {
                     listener.half_open.pop_front();
-                    self.counters.half_open_evicted += 1;
+                    self.cx.counters.half_open_evicted += 1;
                     self.finish(id.slot, CloseReason::ConnectTimedOut, None);
                     return true;
                 }

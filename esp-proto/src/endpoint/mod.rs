@@ -1,22 +1,5 @@
 //! The endpoint: all connections and EDP ports of one interface.
 
-/// Borrows the part of the endpoint that a connection may access: everything except the connection
-/// table.
-macro_rules! cx {
-    ($endpoint:ident) => {
-        crate::connection::Cx {
-            now: $endpoint.now,
-            config: &$endpoint.config,
-            counters: &mut $endpoint.counters,
-            pool: &mut $endpoint.pool,
-            challenges: &mut $endpoint.challenges,
-            own: $endpoint.addr,
-            max_payload: crate::wire::max_payload($endpoint.mtu),
-            rails: &$endpoint.rails,
-        }
-    };
-}
-
 mod answers;
 mod calls;
 mod edp;
@@ -27,7 +10,7 @@ mod receive;
 mod table;
 mod transmit;
 
-use crate::addr::{MacAddr, NodeAddr, Port};
+use crate::addr::{NodeAddr, Port};
 use crate::api::{
     CloseReason, ConnId, ConnInfo, EndpointConfig, Event, Progress, ResetReason, State,
 };
@@ -37,8 +20,9 @@ use crate::recv::Pool;
 use crate::time::Instant;
 use crate::timers::DeadlineHeap;
 use crate::token_bucket::TokenBucket;
-use crate::wire::{MAX_NAME, Reset};
+use crate::wire::{MAX_NAME, Reset, max_payload};
 use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec::Vec;
 use answers::AnswerLimits;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
@@ -89,17 +73,12 @@ const CHALLENGE_RATE: (u32, u32) = (1_000, 64);
 /// The cost of a frame does not depend on the number of connections: one hash lookup, no scan.
 /// Nothing is allocated for a frame that arrives in order, nor for one that is sent.
 pub struct Endpoint {
-    config: EndpointConfig,
-    addr: NodeAddr,
-    mtu: u32,
+    cx: Cx,
     incarnation: u64,
-    now: Instant,
     rng: ChaCha8Rng,
     table: Table,
     listeners: HashMap<Port, Listener, FixedState>,
     edp_ports: BTreeSet<Port>,
-    /// Addresses of the node's other interfaces.
-    rails: alloc::vec::Vec<MacAddr>,
     /// Move requests that concern other endpoints of the node.
     moves: VecDeque<MoveRequest>,
     /// Connections that have moved to another endpoint.
@@ -120,11 +99,8 @@ pub struct Endpoint {
     /// `Closed` events, which must follow the final progress.
     closed: VecDeque<Event>,
     deadlines: DeadlineHeap,
-    pool: Pool,
     resets: TokenBucket,
     answers: AnswerLimits,
-    challenges: TokenBucket,
-    counters: Counters,
 }
 
 /// An entry of the progress queue.
@@ -137,8 +113,8 @@ enum Touched {
 impl core::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Endpoint")
-            .field("addr", &self.addr)
-            .field("mtu", &self.mtu)
+            .field("addr", &self.cx.own)
+            .field("mtu", &self.cx.mtu)
             .field("connections", &self.table.len())
             .finish_non_exhaustive()
     }
@@ -165,16 +141,12 @@ impl Endpoint {
             .unwrap_or(0);
         config.node_name.truncate(cut);
         Endpoint {
-            addr: addr.into(),
-            mtu,
             incarnation,
-            now: Instant::ZERO,
             rng,
             table: Table::new(config.max_connections, hasher.clone()),
             moved_keys: MovedKeys::new(hasher.clone()),
             answers: AnswerLimits::new(hasher.clone()),
             listeners: HashMap::with_hasher(hasher),
-            rails: alloc::vec::Vec::new(),
             moves: VecDeque::new(),
             edp_ports: BTreeSet::new(),
             held: BTreeSet::new(),
@@ -187,11 +159,18 @@ impl Endpoint {
             events: VecDeque::new(),
             closed: VecDeque::new(),
             deadlines: DeadlineHeap::default(),
-            pool: Pool::default(),
             resets: TokenBucket::new(RESET_RATE.0, RESET_RATE.1),
-            challenges: TokenBucket::new(CHALLENGE_RATE.0, CHALLENGE_RATE.1),
-            counters: Counters::default(),
-            config,
+            cx: Cx {
+                now: Instant::ZERO,
+                config,
+                counters: Counters::default(),
+                pool: Pool::default(),
+                challenges: TokenBucket::new(CHALLENGE_RATE.0, CHALLENGE_RATE.1),
+                own: addr.into(),
+                mtu,
+                max_payload: max_payload(mtu),
+                rails: Vec::new(),
+            },
         }
     }
 
@@ -201,29 +180,24 @@ impl Endpoint {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.clock(now);
         for _ in 0..TIMEOUT_BATCH {
-            let Some((at, slot)) = self.deadlines.peek() else {
-                return;
-            };
-            if at > self.now {
-                return;
-            }
-            let due = self.table.at(slot).and_then(|conn| conn.timers.next());
-            match due {
-                None => self.deadlines.remove(slot),
-                Some(at) if at > self.now => self.deadlines.defer(slot, at),
-                Some(_) => {
+            match self.next_deadline() {
+                Some((at, slot)) if at <= self.cx.now => {
                     self.with(slot, |conn, cx| conn.on_timeout(cx));
-                    self.defer(slot);
                 }
+                _ => return,
             }
         }
     }
 
-    /// Moves the heap entry of a connection back after its timers have run.
-    fn defer(&mut self, slot: u32) {
-        match self.table.at(slot).and_then(|conn| conn.timers.next()) {
-            Some(at) => self.deadlines.defer(slot, at),
-            None => self.deadlines.remove(slot),
+    /// Returns the earliest deadline of a connection and its slot.
+    fn next_deadline(&mut self) -> Option<(Instant, u32)> {
+        loop {
+            let (at, slot) = self.deadlines.peek()?;
+            match self.table.at(slot).and_then(|conn| conn.timers.next()) {
+                None => self.deadlines.remove(slot),
+                Some(real) if real > at => self.deadlines.defer(slot, real),
+                Some(_) => return Some((at, slot)),
+            }
         }
     }
 
@@ -277,22 +251,15 @@ impl Endpoint {
     /// before.
     pub fn poll_timeout(&mut self) -> Option<Instant> {
         if !self.closed.is_empty() {
-            return Some(self.now);
+            return Some(self.cx.now);
         }
-        loop {
-            let (at, slot) = self.deadlines.peek()?;
-            match self.table.at(slot).and_then(|conn| conn.timers.next()) {
-                None => self.deadlines.remove(slot),
-                Some(real) if real > at => self.deadlines.defer(slot, real),
-                Some(_) => return Some(at),
-            }
-        }
+        self.next_deadline().map(|(at, _)| at)
     }
 
     /// Returns a snapshot of a connection, also of one in TIME-WAIT whose `Closed` was already
     /// reported.
     pub fn info(&self, conn: ConnId) -> Option<ConnInfo> {
-        self.table.get(conn).map(|c| c.info(&self.config))
+        self.table.get(conn).map(|c| c.info(&self.cx))
     }
 
     /// Returns the nonce with which the connection's peer accepts a reset (W-57); 0 while it is
@@ -311,9 +278,7 @@ impl Endpoint {
 
     /// Returns all connections by slot, including half-open ones and those in TIME-WAIT.
     pub fn connections(&self) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
-        self.table
-            .iter()
-            .map(|conn| (conn.id, conn.info(&self.config)))
+        self.table.iter().map(|conn| (conn.id, conn.info(&self.cx)))
     }
 
     /// Returns all listeners with their queue lengths, in no particular order.
@@ -325,26 +290,26 @@ impl Endpoint {
 
     /// Returns the counters since the endpoint was created.
     pub fn counters(&self) -> &Counters {
-        &self.counters
+        &self.cx.counters
     }
 
     /// Returns the endpoint's own address.
     pub fn addr(&self) -> NodeAddr {
-        self.addr
+        self.cx.own
     }
 
     /// Returns the interface's MTU.
     pub fn mtu(&self) -> u32 {
-        self.mtu
+        self.cx.mtu
     }
 
     /// Returns the endpoint's parameters.
     pub fn config(&self) -> &EndpointConfig {
-        &self.config
+        &self.cx.config
     }
 
     fn clock(&mut self, now: Instant) {
-        self.now = self.now.max(now);
+        self.cx.now = self.cx.now.max(now);
     }
 
     /// Draws an unpredictable nonce and initial sequence number (W-16).
@@ -355,15 +320,10 @@ impl Endpoint {
     }
 
     /// Runs `act` on a connection and then processes its notes.
-    fn with<R>(
-        &mut self,
-        slot: u32,
-        act: impl FnOnce(&mut Connection, &mut Cx<'_>) -> R,
-    ) -> Option<R> {
+    fn with<R>(&mut self, slot: u32, act: impl FnOnce(&mut Connection, &mut Cx) -> R) -> Option<R> {
         let conn = self.table.at_mut(slot)?;
-        let mut cx = cx!(self);
-        let result = act(conn, &mut cx);
-        conn.refresh(&cx);
+        let result = act(conn, &mut self.cx);
+        conn.refresh(&self.cx);
         self.settle(slot);
         Some(result)
     }
@@ -409,7 +369,7 @@ impl Endpoint {
             conn.queued.urgent = true;
             self.urgent.push_back(id);
         }
-        if !conn.queued.ready && conn.wants_data(self.config.max_window) {
+        if !conn.queued.ready && conn.wants_data(self.cx.config.max_window) {
             conn.queued.ready = true;
             self.ready.push(id);
         }
@@ -436,7 +396,7 @@ impl Endpoint {
             return;
         };
         self.deadlines.remove(slot);
-        conn.release(&mut self.pool);
+        conn.release(&mut self.cx.pool);
         if let Some(reason) = reset
             && let Some((seq, ack, nonce)) = conn.reset_fields()
         {
@@ -448,7 +408,7 @@ impl Endpoint {
             });
         }
         if matches!(reason, CloseReason::Reset(_)) {
-            self.counters.connections_reset += 1;
+            self.cx.counters.connections_reset += 1;
         }
         if conn.passive {
             self.leave_listener(&conn);

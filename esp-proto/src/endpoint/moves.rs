@@ -8,7 +8,7 @@ use crate::connection::{Connection, Key, MoveAction, Question};
 use crate::counters::DropCounter;
 use crate::seq::Seq;
 use crate::time::{Duration, Instant};
-use crate::wire::{EspFrame, MAX_RAILS, Move, Step, max_payload};
+use crate::wire::{EspFrame, MAX_RAILS, Move, Step};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -93,9 +93,9 @@ impl Endpoint {
     /// nothing changes. The host must call [`serve`](crate::rails::serve).
     pub fn set_rails(&mut self, others: &[MacAddr]) {
         let fit = |mac: &&MacAddr| {
-            !mac.is_group() && NodeAddr::Mac(**mac) != self.addr && mac.0 != [0; 6]
+            !mac.is_group() && NodeAddr::Mac(**mac) != self.cx.own && mac.0 != [0; 6]
         };
-        self.rails = others.iter().filter(fit).take(MAX_RAILS).copied().collect();
+        self.cx.rails = others.iter().filter(fit).take(MAX_RAILS).copied().collect();
     }
 
     /// Gives the interface up because it carries no frames: connections that may move look for
@@ -123,10 +123,10 @@ impl Endpoint {
     pub(super) fn on_move(&mut self, key: Key, frame: &EspFrame<'_>) {
         let block = match Move::parse(frame.payload) {
             Ok(block) => block,
-            Err(error) => return self.counters.wire(error),
+            Err(error) => return self.cx.counters.wire(error),
         };
-        if self.rails.is_empty() || self.moves.len() >= MOVES_WAITING {
-            self.counters.rx_drop_move_unknown += 1;
+        if self.cx.rails.is_empty() || self.moves.len() >= MOVES_WAITING {
+            self.cx.counters.rx_drop_move_unknown += 1;
             return;
         }
         let seq = frame.seq;
@@ -169,7 +169,7 @@ impl Endpoint {
         let free = taken.is_none_or(|conn| conn.state == State::TimeWait);
         free && !self.table.is_full()
             && !self.held.contains(&key.local_port)
-            && key.peer != self.addr
+            && key.peer != self.cx.own
     }
 
     /// Removes a connection that moves to another endpoint. Frames that arrive for it here are
@@ -179,12 +179,12 @@ impl Endpoint {
         let mut conn = self.table.remove(id.slot)?;
         self.table.release(id.slot);
         self.deadlines.remove(id.slot);
-        conn.release(&mut self.pool);
+        conn.release(&mut self.cx.pool);
         self.moved_keys.add(
             conn.key,
-            self.now,
-            self.config.peer_timeout,
-            self.config.max_connections,
+            self.cx.now,
+            self.cx.config.peer_timeout,
+            self.cx.config.max_connections,
         );
         let mut events = Vec::new();
         self.events.retain(|event| {
@@ -225,14 +225,14 @@ impl Endpoint {
             conn.queued.progress = true;
             self.progress.push_back(Touched::Live(id));
         }
-        self.table.insert_boxed(conn);
+        self.table.insert(conn);
         self.settle(id.slot);
         Some(id)
     }
 
     /// Applies an accepted MOVE to the connection, which is here now.
     pub(crate) fn apply_move(&mut self, id: ConnId, frame: &MoveFrame, action: MoveAction) {
-        self.counters.rx_moves += 1;
+        self.cx.counters.rx_moves += 1;
         self.with(id.slot, |conn, cx| match action {
             MoveAction::Answer => {}
             MoveAction::Go => conn.go(cx),
@@ -244,7 +244,7 @@ impl Endpoint {
 
     /// Answers an ASK through this endpoint.
     pub(crate) fn answer_move(&mut self, frame: &MoveFrame) {
-        self.counters.rx_moves += 1;
+        self.cx.counters.rx_moves += 1;
         self.reply_move(frame, Step::Answer);
     }
 
@@ -252,10 +252,10 @@ impl Endpoint {
     /// Rate-limited as resets for unknown connections are.
     pub(crate) fn deny_move(&mut self, frame: &MoveFrame) {
         if matches!(frame.block.step, Step::Ask | Step::Go) {
-            if self.resets.take(self.now) {
+            if self.resets.take(self.cx.now) {
                 self.reply_move(frame, Step::Gone);
             } else {
-                self.counters.tx_reset_limited += 1;
+                self.cx.counters.tx_reset_limited += 1;
             }
         }
     }
@@ -275,7 +275,7 @@ impl Endpoint {
     /// Queues a MOVE frame that belongs to no connection of this endpoint (yet).
     pub(crate) fn push_move(&mut self, key: Key, block: Move) {
         let block = Move {
-            max_payload: max_payload(self.mtu),
+            max_payload: self.cx.max_payload,
             credit: 0,
             ..block
         };
@@ -289,6 +289,6 @@ impl Endpoint {
 
     /// Counts a MOVE that was dropped.
     pub(crate) fn drop_move(&mut self, counter: DropCounter) {
-        *counter(&mut self.counters) += 1;
+        *counter(&mut self.cx.counters) += 1;
     }
 }

@@ -8,16 +8,17 @@ use crate::time::Instant;
 use crate::wire::{
     EspFrame, FrameType, Header, MIN_PACKET, Reset, SetUp, VERSION, WireError, keys_equal,
 };
+use alloc::boxed::Box;
 
 impl Endpoint {
     /// Processes a received frame. `sink` receives its contents before this returns. Any frame
     /// either changes state according to the protocol or increments one counter.
     pub fn handle_frame<S: Sink>(&mut self, now: Instant, frame: RxFrame<'_>, sink: &mut S) {
         self.clock(now);
-        self.counters.rx_frames += 1;
-        self.counters.rx_bytes += frame.body.len() as u64;
+        self.cx.counters.rx_frames += 1;
+        self.cx.counters.rx_bytes += frame.body.len() as u64;
         if let Err(error) = self.route(&frame, sink) {
-            self.counters.wire(error);
+            self.cx.counters.wire(error);
         }
     }
 
@@ -26,15 +27,15 @@ impl Endpoint {
         if frame.src.is_udp() && frame.body.len() < MIN_PACKET {
             return Err(WireError::Runt); // W-120
         }
-        let esp = header.packet_type == self.config.esp_ethertype;
-        if !esp && header.packet_type != self.config.edp_ethertype {
-            self.counters.rx_drop_ethertype += 1;
-        } else if frame.src == self.addr && !frame.looped {
-            self.counters.rx_drop_echo += 1; // W-06
+        let esp = header.packet_type == self.cx.config.esp_ethertype;
+        if !esp && header.packet_type != self.cx.config.edp_ethertype {
+            self.cx.counters.rx_drop_ethertype += 1;
+        } else if frame.src == self.cx.own && !frame.looped {
+            self.cx.counters.rx_drop_echo += 1; // W-06
         } else if frame.src.is_group() {
-            self.counters.rx_drop_source_group += 1; // W-07
-        } else if frame.dst != self.addr && (esp || frame.dst != crate::NodeAddr::BROADCAST) {
-            self.counters.rx_drop_destination += 1; // W-07
+            self.cx.counters.rx_drop_source_group += 1; // W-07
+        } else if frame.dst != self.cx.own && (esp || frame.dst != crate::NodeAddr::BROADCAST) {
+            self.cx.counters.rx_drop_destination += 1; // W-07
         } else if esp {
             let parsed = EspFrame::parse(&header, rest)?;
             return self.on_esp(frame, &parsed, sink);
@@ -53,7 +54,7 @@ impl Endpoint {
     ) -> Result<(), WireError> {
         if !raw.looped && !self.held.is_empty() && self.held.contains(&frame.dst_port) {
             // W-76: waited in our socket when the port was given away
-            self.counters.rx_drop_held += 1;
+            self.cx.counters.rx_drop_held += 1;
             return Ok(());
         }
         let key = Key {
@@ -100,11 +101,11 @@ impl Endpoint {
 
     /// Answers a frame for which there is no connection (W-50).
     fn no_connection(&mut self, key: Key, frame: &EspFrame<'_>) {
-        if self.moved_keys.has(&key, self.now) {
-            self.counters.rx_drop_moved += 1; // W-108
+        if self.moved_keys.has(&key, self.cx.now) {
+            self.cx.counters.rx_drop_moved += 1; // W-108
             return;
         }
-        self.counters.rx_drop_no_connection += 1;
+        self.cx.counters.rx_drop_no_connection += 1;
         if frame.kind != FrameType::Rst {
             self.reset_unknown(key, frame);
         }
@@ -164,7 +165,7 @@ impl Endpoint {
     }
 
     fn refuse_syn(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
-        self.counters.rx_drop_refused += 1; // W-23
+        self.cx.counters.rx_drop_refused += 1; // W-23
         self.refuse(key, frame, block.nonce, ResetReason::Refused);
     }
 
@@ -173,33 +174,32 @@ impl Endpoint {
             return self.refuse_syn(key, frame, block);
         };
         if !keys_equal(&listener.key, block.key) {
-            self.counters.rx_drop_key += 1; // W-20
+            self.cx.counters.rx_drop_key += 1; // W-20
             return self.refuse(key, frame, block.nonce, ResetReason::BadKey);
         }
         if listener.accept_full() {
-            self.counters.rx_drop_backlog += 1; // W-24
+            self.cx.counters.rx_drop_backlog += 1; // W-24
             return;
         }
         let full = listener.half_open_full();
         if full || self.table.is_full() {
             let made_room = self.evict_half_open(key.local_port);
             if full && !made_room {
-                self.counters.rx_drop_backlog += 1; // W-24
+                self.cx.counters.rx_drop_backlog += 1; // W-24
                 return;
             }
         }
-        if !self.answers.take(&key.peer, self.now) {
-            self.counters.rx_drop_answer_rate += 1; // W-123
+        if !self.answers.take(&key.peer, self.cx.now) {
+            self.cx.counters.rx_drop_answer_rate += 1; // W-123
             return;
         }
         let Some(id) = self.table.next_id() else {
-            self.counters.rx_drop_limit += 1;
+            self.cx.counters.rx_drop_limit += 1;
             return;
         };
         let secrets: (u64, Seq) = self.secrets();
-        let cx = cx!(self);
-        let conn = Connection::passive(&cx, id, key, secrets, frame, block);
-        self.table.insert(conn);
+        let conn = Connection::passive(&self.cx, id, key, secrets, frame, block);
+        self.table.insert(Box::new(conn));
         self.moved_keys.remove(&key);
         self.join_listener(key.local_port, id);
         self.settle(id.slot);

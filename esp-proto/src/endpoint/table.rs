@@ -62,13 +62,8 @@ impl Table {
         Some(ConnId { slot, generation })
     }
 
-    /// Inserts a connection created with `next_id`.
-    pub(super) fn insert(&mut self, conn: Connection) {
-        self.insert_boxed(Box::new(conn));
-    }
-
-    /// Inserts a boxed connection; see [`Table::insert`].
-    pub(super) fn insert_boxed(&mut self, conn: Box<Connection>) {
+    /// Inserts a connection with the id of `next_id`.
+    pub(super) fn insert(&mut self, conn: Box<Connection>) {
         let slot = conn.id.slot;
         if self.free.last() == Some(&slot) {
             self.free.pop();
@@ -76,8 +71,8 @@ impl Table {
             self.slots.push(Slot::default());
         }
         self.by_key.insert(conn.key, slot);
-        if conn.moving_nonce() != 0 {
-            self.by_nonce.insert(conn.moving_nonce(), slot);
+        if let Some(nonce) = conn.moving_nonce() {
+            self.by_nonce.insert(nonce, slot);
         }
         if let Some(place) = self.slots.get_mut(slot as usize) {
             place.conn = Some(conn);
@@ -90,8 +85,8 @@ impl Table {
         let conn = place.conn.take()?;
         place.generation = place.generation.wrapping_add(1);
         self.by_key.remove(&conn.key);
-        if self.by_nonce.get(&conn.own_nonce()) == Some(&slot) {
-            self.by_nonce.remove(&conn.own_nonce());
+        if self.by_nonce.get(&conn.nonce) == Some(&slot) {
+            self.by_nonce.remove(&conn.nonce);
         }
         Some(conn)
     }

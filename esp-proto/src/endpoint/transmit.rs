@@ -109,9 +109,9 @@ impl Endpoint {
 
     /// Queues a RST for an unknown connection or a confused peer, within the limits (W-50).
     pub(super) fn push_reset(&mut self, key: Key, seq: Seq, ack: Option<Seq>, reset: Reset) {
-        let limited = !self.resets.take(self.now) || !self.answers.take(&key.peer, self.now);
+        let limited = !self.resets.take(self.cx.now) || !self.answers.take(&key.peer, self.cx.now);
         if self.control.len() >= ANSWERS_WAITING || limited {
-            self.counters.tx_reset_limited += 1;
+            self.cx.counters.tx_reset_limited += 1;
             return;
         }
         let body = ControlBody::Reset(reset);
@@ -126,9 +126,9 @@ impl Endpoint {
     /// Queues a frame for a connection of this endpoint, such as the RST that ends it: at most one
     /// for each connection.
     pub(super) fn push_own(&mut self, control: Control) {
-        let connections = self.config.max_connections.max(ANSWERS_WAITING);
+        let connections = self.cx.config.max_connections.max(ANSWERS_WAITING);
         if self.control.len() >= connections.saturating_mul(2) {
-            self.counters.tx_reset_limited += 1;
+            self.cx.counters.tx_reset_limited += 1;
             return;
         }
         self.control.push_back(control);
@@ -137,7 +137,8 @@ impl Endpoint {
     /// Queues the reply to an EDP request. Returns false when too many are waiting (W-73), or were
     /// sent to the address's network (W-123).
     pub(super) fn push_edp(&mut self, key: Key, seq: Seq, payload: Box<[u8]>) -> bool {
-        let room = self.control.len() < ANSWERS_WAITING && self.answers.take(&key.peer, self.now);
+        let room =
+            self.control.len() < ANSWERS_WAITING && self.answers.take(&key.peer, self.cx.now);
         if room {
             self.control.push_back(Control {
                 key,
@@ -173,22 +174,22 @@ impl Endpoint {
         let tail = tail_of(head);
         let (proto, flags, payload, tail) = match control.body {
             ControlBody::Reset(reset) => {
-                self.counters.tx_resets += 1;
+                self.cx.counters.tx_resets += 1;
                 let flags = ack.map_or(FLAG_RST, |_| FLAG_RST | FLAG_ACK);
                 (Proto::Esp, flags, Payload::None, reset.emit(tail))
             }
             ControlBody::Move(block) => {
-                self.counters.tx_moves += 1;
+                self.cx.counters.tx_moves += 1;
                 let flags = FLAG_SYN | FLAG_PRB;
                 (Proto::Esp, flags, Payload::None, block.emit(tail))
             }
             ControlBody::Edp(bytes) => {
-                self.counters.tx_edp += 1;
+                self.cx.counters.tx_edp += 1;
                 (Proto::Edp, FLAG_CTL, Payload::Owned(bytes), 0)
             }
         };
         let header = Header {
-            packet_type: self.config.ethertype(proto),
+            packet_type: self.cx.config.ethertype(proto),
             dst_port: key.peer_port,
             src_port: key.local_port,
             seq: control.seq,
@@ -196,7 +197,7 @@ impl Endpoint {
             len: (payload.len() + tail) as u16, // below 65536, as the MTU
             flags,
         };
-        self.counters.tx_frames += 1;
-        emit_frame(head, (self.addr, key.peer), proto, &header, payload, tail)
+        self.cx.counters.tx_frames += 1;
+        emit_frame(head, (self.cx.own, key.peer), proto, &header, payload, tail)
     }
 }

@@ -28,16 +28,15 @@ pub enum FrameType {
 
 /// A checked ESP frame that borrows from the received bytes.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
 pub struct EspFrame<'a> {
     /// Destination port, never 0.
     pub dst_port: Port,
     /// Source port, never 0.
     pub src_port: Port,
-    /// Sequence.
     pub seq: Seq,
     /// Ack sequence; undefined in SYN, in MOVE and in RST without ACK.
     pub ack: Seq,
-    /// Type of the frame.
     pub kind: FrameType,
     /// Data that requests an acknowledgement (W-34).
     pub asks: bool,

@@ -26,16 +26,13 @@ pub const FLAG_CTL: u8 = 0x01;
 
 /// The header fields, unchecked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct Header {
     /// EtherType.
     pub packet_type: u16,
-    /// Destination port.
     pub dst_port: Port,
-    /// Source port.
     pub src_port: Port,
-    /// Sequence.
     pub seq: Seq,
-    /// Ack sequence.
     pub ack: Seq,
     /// Payload bytes.
     pub len: u16,
