@@ -58,8 +58,14 @@ pub(crate) enum Verdict {
     Violation,
 }
 
+/// Returns the number of packets for which a peer may have credit in `room` bytes.
+pub(crate) fn packets(room: u64, payload: u16) -> u16 {
+    let packets = room / u64::from(payload.max(1));
+    packets.min(MAX_WINDOW.into()) as u16
+}
+
 /// State of the receiving half.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RecvSide {
     /// The next sequence in order.
     pub(crate) expected: Seq,
@@ -90,11 +96,7 @@ impl RecvSide {
             edge: expected.plus(credit),
             payload,
             capacity,
-            delivered: 0,
-            consumed: 0,
-            kept: VecDeque::new(),
-            fin: None,
-            finished: false,
+            ..RecvSide::default()
         }
     }
 
@@ -123,14 +125,9 @@ impl RecvSide {
         }
     }
 
-    fn free(&self) -> u64 {
-        u64::from(self.capacity).saturating_sub(self.queued())
-    }
-
     /// Returns the size of the whole buffer in packets.
     pub(crate) fn window(&self) -> u16 {
-        let packets = self.capacity / u32::from(self.payload.max(1));
-        u16::try_from(packets).unwrap_or(u16::MAX).min(MAX_WINDOW)
+        packets(self.capacity.into(), self.payload)
     }
 
     /// Returns the number of packets by which the edge could be advanced now.
@@ -147,8 +144,10 @@ impl RecvSide {
     /// Returns the number of packets of `payload` bytes that fit when data stored after a gap is
     /// dropped (W-106).
     pub(crate) fn credit_at(&self, payload: u16) -> u16 {
-        let packets = self.free() / u64::from(payload.max(1));
-        u16::try_from(packets).unwrap_or(u16::MAX).min(MAX_WINDOW)
+        packets(
+            u64::from(self.capacity).saturating_sub(self.queued()),
+            payload,
+        )
     }
 
     /// Restarts at the sequence with which the peer continues; data stored after a gap will be sent
@@ -224,14 +223,8 @@ impl RecvSide {
     /// after its sequence, and no FIN may precede stored data (W-56).
     fn violates_fin(&self, seq: Seq, is_fin: bool) -> bool {
         match self.fin {
-            Some(fin) if self.finished => fin != seq,
-            Some(fin) => {
-                if is_fin {
-                    fin != seq
-                } else {
-                    !seq.is_before(fin)
-                }
-            }
+            Some(fin) if is_fin || self.finished => fin != seq,
+            Some(fin) => !seq.is_before(fin),
             None => is_fin && usize::from(seq.ahead_of(self.expected)) + 1 < self.kept.len(),
         }
     }

@@ -30,9 +30,10 @@ pub(crate) struct Segment {
 }
 
 /// State of our FIN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum FinState {
     /// The program has not finished writing.
+    #[default]
     Open,
     /// The program has finished; the FIN waits for earlier data, for credit or for the window.
     Wanted,
@@ -43,7 +44,7 @@ pub(crate) enum FinState {
 }
 
 /// State of the sending half.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SendSide {
     /// Oldest outstanding sequence, or the next one when none is outstanding.
     pub(crate) una: Seq,
@@ -66,12 +67,8 @@ impl SendSide {
     pub(crate) fn new(first: Seq) -> Self {
         SendSide {
             una: first,
-            segments: VecDeque::new(),
             edge: first,
-            written: 0,
-            cut: 0,
-            acked: 0,
-            fin: FinState::Open,
+            ..SendSide::default()
         }
     }
 

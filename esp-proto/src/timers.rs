@@ -91,14 +91,10 @@ impl TimerTable {
 
     /// Takes one timer that is due. For one instant, at most `TIMER_COUNT` calls return a timer.
     pub(crate) fn take_due(&mut self, now: Instant) -> Option<Timer> {
-        let timer = ALL
-            .into_iter()
-            .zip(&mut self.0)
-            .find(|(_, at)| **at <= now && **at != UNSET);
-        timer.map(|(timer, at)| {
-            *at = UNSET;
-            timer
-        })
+        let mut timers = ALL.into_iter().zip(&mut self.0);
+        let (timer, at) = timers.find(|(_, at)| **at <= now && **at != UNSET)?;
+        *at = UNSET;
+        Some(timer)
     }
 }
 

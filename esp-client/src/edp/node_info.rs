@@ -1,5 +1,7 @@
 //! [`NodeInfo`]: reply to an information request (section 9 of the wire format).
 
+use esp_proto::wire::InfoReply;
+
 /// Reply of a node to an information request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
@@ -18,18 +20,13 @@ pub struct NodeInfo {
 impl NodeInfo {
     /// Parses the body of an `InfoReply`; `None` if it is malformed.
     pub fn parse(body: &[u8]) -> Option<NodeInfo> {
-        let (&[version, p0, p1, f0, f1, f2, f3, ref rest @ ..], tail) =
-            body.split_first_chunk::<15>()?;
-        let (&length, name) = tail.split_first()?;
-        let name = name
-            .get(..usize::from(length))
-            .filter(|name| name.len() <= 64)?;
+        let info = InfoReply::parse(body).ok()?;
         Some(NodeInfo {
-            version,
-            max_payload: u16::from_be_bytes([p0, p1]),
-            features: u32::from_be_bytes([f0, f1, f2, f3]),
-            incarnation: u64::from_be_bytes(*rest),
-            name: std::str::from_utf8(name).ok()?.to_owned(),
+            version: info.version,
+            max_payload: info.max_payload,
+            features: info.features,
+            incarnation: info.incarnation,
+            name: info.name.to_owned(),
         })
     }
 }

@@ -109,14 +109,11 @@ impl Mobility {
         }))
     }
 
-    /// Returns this side's next epoch above `above` (W-104).
-    fn next_epoch(&self, above: u32) -> u32 {
+    /// Begins a round of ASK under this side's next epoch above `above` (W-104).
+    fn ask(&mut self, above: u32) {
         let next = above.saturating_add(1);
-        if (next % 2 == 1) == self.odd {
-            next
-        } else {
-            next.saturating_add(1)
-        }
+        let other = (next % 2 == 1) != self.odd;
+        self.phase = Phase::Asking(next.saturating_add(other.into()));
     }
 }
 
@@ -175,7 +172,7 @@ impl Connection {
             return false;
         };
         if mobility.phase == Phase::Settled {
-            mobility.phase = Phase::Asking(mobility.next_epoch(mobility.epoch));
+            mobility.ask(mobility.epoch);
             mobility.tries = 0;
             self.notes.ask_paths = true;
             self.timers.set(Timer::Move, cx.now + FIRST_INTERVAL);
@@ -211,12 +208,12 @@ impl Connection {
         match mobility.phase {
             Phase::Settled => return,
             Phase::Asking(epoch) => {
-                mobility.phase = Phase::Asking(mobility.next_epoch(epoch));
+                mobility.ask(epoch);
                 self.notes.ask_paths = true;
             }
             Phase::Gone if mobility.tries > GO_TRIES => {
                 mobility.tries = 0;
-                mobility.phase = Phase::Asking(mobility.next_epoch(mobility.epoch));
+                mobility.ask(mobility.epoch);
                 self.notes.ask_paths = true;
             }
             Phase::Gone => mobility.step = Some(Step::Go),
@@ -256,9 +253,7 @@ impl Connection {
 
     /// Returns true when a GO or DONE is to be sent.
     pub(super) fn has_move(&self) -> bool {
-        self.mobility
-            .as_ref()
-            .is_some_and(|mobility| mobility.step.is_some())
+        self.mobility.as_ref().is_some_and(|m| m.step.is_some())
     }
 
     /// Returns the GO or DONE to be sent now, with its sequence number.

@@ -7,7 +7,7 @@ use super::{Acks, Connection, Cx, Key, Notes, Queued, Stats};
 use crate::api::{Buffers, ConnId, State};
 use crate::congestion::Aimd;
 use crate::recovery::Recovery;
-use crate::recv::RecvSide;
+use crate::recv::{RecvSide, packets};
 use crate::rtt::Rtt;
 use crate::send::SendSide;
 use crate::seq::Seq;
@@ -63,16 +63,11 @@ impl Connection {
         buffers: Buffers,
         job_key: Vec<u8>,
     ) -> Self {
-        let offered = u16::try_from(buffers.rx)
-            .unwrap_or(u16::MAX)
-            .min(cx.max_payload);
-        let credit = u16::try_from(buffers.rx / u32::from(offered.max(1)))
-            .unwrap_or(u16::MAX)
-            .min(MAX_WINDOW);
+        let offered = buffers.rx.min(cx.max_payload.into()) as u16;
         let opening = Opening {
             job_key,
             offered,
-            credit,
+            credit: packets(buffers.rx.into(), offered),
             capacity: buffers.rx,
             pending: true,
             ..Opening::default()

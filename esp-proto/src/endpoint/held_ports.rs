@@ -19,7 +19,11 @@ const HELD: u8 = 1;
 pub(super) fn on_query(endpoint: &mut Endpoint, peer: NodeAddr, header: &Header, body: &[u8]) {
     let [high, low] = *body else { return };
     let port = Port::from_be_bytes([high, low]);
-    let state = if endpoint.is_held(port) { HELD } else { FREE };
+    let state = if endpoint.held.contains(&port) {
+        HELD
+    } else {
+        FREE
+    };
     let payload = Box::new([EdpKind::PortReply as u8, high, low, state]);
     super::edp::reply(endpoint, peer, header, payload);
 }
@@ -66,11 +70,6 @@ impl Endpoint {
     /// Takes a port back: its frames are treated as those of any other port.
     pub fn unhold(&mut self, port: Port) {
         self.held.remove(&port);
-    }
-
-    /// Returns true while the port is held by another engine.
-    pub fn is_held(&self, port: Port) -> bool {
-        self.held.contains(&port)
     }
 
     /// Resets a peer of a connection that another engine had, using the nonce that the peer expects

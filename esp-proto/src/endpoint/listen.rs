@@ -20,13 +20,9 @@ const HALF_OPEN_GRACE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) key: Vec<u8>,
-    backlog: u32,
+    pub(super) info: ListenerInfo,
     /// Half-open connections, oldest first. Entries of connections that have advanced are skipped.
-    half_open: VecDeque<ConnId>,
-    /// Number of entries that are still half open.
-    half_open_live: u32,
-    /// Number of established connections that wait for `attach`.
-    waiting: u32,
+    queue: VecDeque<ConnId>,
 }
 
 /// Queue lengths of a listener.
@@ -40,27 +36,9 @@ pub struct ListenerInfo {
     pub waiting: u32,
 }
 
-impl Listener {
-    pub(super) fn info(&self) -> ListenerInfo {
-        ListenerInfo {
-            backlog: self.backlog,
-            half_open: self.half_open_live,
-            waiting: self.waiting,
-        }
-    }
-
+impl ListenerInfo {
     pub(super) fn accept_full(&self) -> bool {
         self.waiting >= self.backlog
-    }
-
-    pub(super) fn half_open_full(&self) -> bool {
-        self.half_open_live >= self.backlog
-    }
-
-    /// Returns true when stale entries should be removed: they accumulate behind one that stays
-    /// half open.
-    fn needs_sweep(&self) -> bool {
-        self.half_open.len() > 2 * self.backlog as usize + 16
     }
 }
 
@@ -81,10 +59,12 @@ impl Endpoint {
         }
         let listener = Listener {
             key: options.key,
-            backlog: u32::from(options.backlog.max(1)),
-            half_open: VecDeque::new(),
-            half_open_live: 0,
-            waiting: 0,
+            info: ListenerInfo {
+                backlog: options.backlog.max(1).into(),
+                half_open: 0,
+                waiting: 0,
+            },
+            queue: VecDeque::new(),
         };
         self.listeners.insert(port, listener);
         Ok(())
@@ -123,7 +103,7 @@ impl Endpoint {
         let port = found.key.local_port;
         self.with(conn.slot, |c, _| c.attach(buffers));
         if let Some(listener) = self.listeners.get_mut(&port) {
-            listener.waiting = listener.waiting.saturating_sub(1);
+            listener.info.waiting = listener.info.waiting.saturating_sub(1);
         }
         true
     }
@@ -133,15 +113,13 @@ impl Endpoint {
         let Some(listener) = self.listeners.get_mut(&port) else {
             return;
         };
-        listener.half_open_live += 1;
-        listener.half_open.push_back(id);
-        if listener.needs_sweep() {
+        listener.info.half_open += 1;
+        listener.queue.push_back(id);
+        // Stale entries collect behind one that stays half open.
+        if listener.queue.len() > 2 * listener.info.backlog as usize + 16 {
+            let half_open = |conn: &Connection| conn.state == State::SynReceived;
             let table = &self.table;
-            listener.half_open.retain(|id| {
-                table
-                    .get(*id)
-                    .is_some_and(|conn| conn.state == State::SynReceived)
-            });
+            (listener.queue).retain(|id| table.get(*id).is_some_and(half_open));
         }
     }
 
@@ -151,19 +129,19 @@ impl Endpoint {
         let Some(listener) = self.listeners.get_mut(&port) else {
             return false;
         };
-        while let Some(id) = listener.half_open.front().copied() {
+        while let Some(id) = listener.queue.front().copied() {
             match self
                 .table
                 .get(id)
                 .filter(|conn| conn.state == State::SynReceived)
             {
-                None => listener.half_open.pop_front(),
+                None => listener.queue.pop_front(),
                 // The peer has answered and believes that it is connected, so the entry stays until
                 // there is room.
-                Some(conn) if conn.proven => listener.half_open.pop_front(),
+                Some(conn) if conn.proven => listener.queue.pop_front(),
                 Some(conn) if self.cx.now.since(conn.born) < HALF_OPEN_GRACE => return false,
                 Some(_) => {
-                    listener.half_open.pop_front();
+                    listener.queue.pop_front();
                     self.cx.counters.half_open_evicted += 1;
                     self.finish(id.slot, CloseReason::ConnectTimedOut, None);
                     return true;
@@ -184,8 +162,8 @@ impl Endpoint {
         conn.visible = true;
         let (id, key) = (conn.id, conn.key);
         if let Some(listener) = self.listeners.get_mut(&key.local_port) {
-            listener.half_open_live = listener.half_open_live.saturating_sub(1);
-            listener.waiting += 1;
+            listener.info.half_open = listener.info.half_open.saturating_sub(1);
+            listener.info.waiting += 1;
         }
         self.events.push_back(Event::Incoming {
             conn: id,
@@ -201,9 +179,9 @@ impl Endpoint {
             return;
         };
         if !conn.visible {
-            listener.half_open_live = listener.half_open_live.saturating_sub(1);
+            listener.info.half_open = listener.info.half_open.saturating_sub(1);
         } else if !conn.attached {
-            listener.waiting = listener.waiting.saturating_sub(1);
+            listener.info.waiting = listener.info.waiting.saturating_sub(1);
         }
     }
 }

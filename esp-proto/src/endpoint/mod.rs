@@ -14,7 +14,7 @@ use crate::addr::{NodeAddr, Port};
 use crate::api::{
     CloseReason, ConnId, ConnInfo, EndpointConfig, Event, Progress, ResetReason, State,
 };
-use crate::connection::{Connection, Cx};
+use crate::connection::{Connection, Cx, Key};
 use crate::counters::Counters;
 use crate::recv::Pool;
 use crate::time::Instant;
@@ -28,12 +28,11 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use listen::Listener;
 pub use listen::ListenerInfo;
-use moves::MovedKeys;
 pub(crate) use moves::{MoveFrame, MoveRequest};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use table::Table;
-use transmit::{Control, ControlBody, Ring};
+use transmit::{Control, ControlBody};
 
 /// Connections whose deadlines one call of `handle_timeout` processes; the remaining ones stay due.
 const TIMEOUT_BATCH: usize = 1024;
@@ -63,11 +62,6 @@ const CHALLENGE_RATE: (u32, u32) = (1_000, 64);
 ///
 /// Batching reduces acknowledgements: one frame acknowledges all data received between two drains.
 ///
-/// # Time
-///
-/// Instants passed to one endpoint should not decrease; an earlier one is treated as the latest one
-/// seen. Calling `handle_timeout` early or twice has no effect.
-///
 /// # Cost
 ///
 /// The cost of a frame does not depend on the number of connections: one hash lookup, no scan.
@@ -81,8 +75,9 @@ pub struct Endpoint {
     edp_ports: BTreeSet<Port>,
     /// Move requests that concern other endpoints of the node.
     moves: VecDeque<MoveRequest>,
-    /// Connections that have moved to another endpoint.
-    moved_keys: MovedKeys,
+    /// Connections that have moved to another endpoint, and until when their late frames are dropped
+    /// without a reset (W-108). A peer adds at most as many as it has addresses.
+    moved_keys: HashMap<Key, Instant, FixedState>,
     /// Ports served by another engine of this node.
     held: BTreeSet<Port>,
     edp_sequence: u16,
@@ -91,7 +86,9 @@ pub struct Endpoint {
     /// Connections with a frame that must not wait for data.
     urgent: VecDeque<ConnId>,
     /// Connections with data or a due acknowledgement, served round-robin.
-    ready: Ring,
+    ready: VecDeque<ConnId>,
+    /// Frames sent in this round by the first of them.
+    spent: u32,
     progress: VecDeque<Touched>,
     /// Number of `Touched::Final` entries in `progress`.
     finals: usize,
@@ -144,7 +141,7 @@ impl Endpoint {
             incarnation,
             rng,
             table: Table::new(config.max_connections, hasher.clone()),
-            moved_keys: MovedKeys::new(hasher.clone()),
+            moved_keys: HashMap::with_hasher(hasher.clone()),
             answers: AnswerLimits::new(hasher.clone()),
             listeners: HashMap::with_hasher(hasher),
             moves: VecDeque::new(),
@@ -153,7 +150,8 @@ impl Endpoint {
             edp_sequence: 0,
             control: VecDeque::new(),
             urgent: VecDeque::new(),
-            ready: Ring::default(),
+            ready: VecDeque::new(),
+            spent: 0,
             progress: VecDeque::new(),
             finals: 0,
             events: VecDeque::new(),
@@ -285,7 +283,7 @@ impl Endpoint {
     pub fn listeners(&self) -> impl Iterator<Item = (Port, ListenerInfo)> + '_ {
         self.listeners
             .iter()
-            .map(|(port, listener)| (*port, listener.info()))
+            .map(|(port, listener)| (*port, listener.info))
     }
 
     /// Returns the counters since the endpoint was created.
@@ -326,6 +324,16 @@ impl Endpoint {
         conn.refresh(&self.cx);
         self.settle(slot);
         Some(result)
+    }
+
+    /// Runs `act` on a connection, unless it has ended.
+    fn with_id<R>(
+        &mut self,
+        id: ConnId,
+        act: impl FnOnce(&mut Connection, &mut Cx) -> R,
+    ) -> Option<R> {
+        self.table.get(id)?;
+        self.with(id.slot, act)
     }
 
     /// Enters a connection in the queues that its notes call for.
@@ -371,7 +379,7 @@ impl Endpoint {
         }
         if !conn.queued.ready && conn.wants_data(self.cx.config.max_window) {
             conn.queued.ready = true;
-            self.ready.push(id);
+            self.ready.push_back(id);
         }
         if let Some(at) = conn.timers.next() {
             self.deadlines.schedule(slot, at);

@@ -1,19 +1,15 @@
 //! Connections that move between the endpoints of a node (section 10). Driven by [`crate::rails`].
 
+use super::Endpoint;
 use super::transmit::{Control, ControlBody};
-use super::{Endpoint, Touched};
 use crate::addr::{MacAddr, NodeAddr};
 use crate::api::{ConnId, Event, ResetReason, State};
 use crate::connection::{Connection, Key, MoveAction, Question};
 use crate::counters::DropCounter;
 use crate::seq::Seq;
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 use crate::wire::{EspFrame, MAX_RAILS, Move, Step};
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
-use alloc::vec::Vec;
-use foldhash::fast::FixedState;
-use hashbrown::HashMap;
 
 /// Maximum number of move requests waiting for the host; more than a batch of frames.
 const MOVES_WAITING: usize = 1024;
@@ -34,57 +30,6 @@ pub(crate) enum MoveRequest {
     Ask(ConnId),
     /// A MOVE was received.
     Frame(MoveFrame),
-}
-
-/// A connection on its way between two endpoints.
-#[derive(Debug)]
-pub(crate) struct Detached {
-    conn: Box<Connection>,
-    /// Events not yet reported to the host.
-    events: Vec<Event>,
-}
-
-/// Keys of connections that have moved away: their late frames are dropped without a reset.
-#[derive(Debug)]
-pub(super) struct MovedKeys {
-    until: HashMap<Key, Instant, FixedState>,
-    order: VecDeque<(Instant, Key)>,
-}
-
-impl MovedKeys {
-    pub(super) fn new(hasher: FixedState) -> Self {
-        MovedKeys {
-            until: HashMap::with_hasher(hasher),
-            order: VecDeque::new(),
-        }
-    }
-
-    fn add(&mut self, key: Key, now: Instant, lasts: Duration, limit: usize) {
-        let over = |at: Instant| at <= now;
-        while self.order.front().is_some_and(|(at, _)| over(*at))
-            || self.order.len() >= limit.max(1)
-        {
-            let Some((at, key)) = self.order.pop_front() else {
-                break;
-            };
-            if self.until.get(&key) == Some(&at) {
-                self.until.remove(&key);
-            }
-        }
-        self.until.insert(key, now + lasts);
-        self.order.push_back((now + lasts, key));
-    }
-
-    pub(super) fn remove(&mut self, key: &Key) {
-        if !self.until.is_empty() {
-            self.until.remove(key);
-        }
-    }
-
-    /// Returns true when a connection with this key has moved away recently.
-    pub(super) fn has(&self, key: &Key, now: Instant) -> bool {
-        !self.until.is_empty() && self.until.get(key).is_some_and(|until| now < *until)
-    }
 }
 
 impl Endpoint {
@@ -173,40 +118,37 @@ impl Endpoint {
     }
 
     /// Removes a connection that moves to another endpoint. Frames that arrive for it here are
-    /// dropped silently from now on.
-    pub(crate) fn take_connection(&mut self, id: ConnId) -> Option<Detached> {
+    /// dropped silently from now on. What was not reported to the host is in its notes.
+    pub(crate) fn take_connection(&mut self, id: ConnId) -> Option<Box<Connection>> {
         self.table.get(id)?;
         let mut conn = self.table.remove(id.slot)?;
         self.table.release(id.slot);
         self.deadlines.remove(id.slot);
         conn.release(&mut self.cx.pool);
-        self.moved_keys.add(
-            conn.key,
-            self.cx.now,
-            self.cx.config.peer_timeout,
-            self.cx.config.max_connections,
-        );
-        let mut events = Vec::new();
+        let now = self.cx.now;
+        if self.moved_keys.len() >= self.cx.config.max_connections {
+            self.moved_keys.retain(|_, until| now < *until);
+        }
+        let until = now + self.cx.config.peer_timeout;
+        self.moved_keys.insert(conn.key, until);
+        let notes = &mut conn.notes;
         self.events.retain(|event| {
-            let ours = matches!(event, Event::Connected(c) | Event::PeerFinished(c) if *c == id);
-            if ours {
-                events.push(event.clone());
-            }
-            !ours
+            let (connected, finished) = (Event::Connected(id), Event::PeerFinished(id));
+            notes.established |= *event == connected;
+            notes.peer_finished |= *event == finished;
+            *event != connected && *event != finished
         });
-        Some(Detached { conn, events })
+        notes.progress = true;
+        Some(conn)
     }
 
     /// Adds a connection from another endpoint, whose peer is now reached at `peer`. It continues
-    /// where it stopped. The caller has checked [`has_place`].
-    ///
-    /// [`has_place`]: Self::has_place
+    /// where it stopped. The caller has checked [`has_place`](Self::has_place).
     pub(crate) fn adopt_connection(
         &mut self,
-        detached: Detached,
+        mut conn: Box<Connection>,
         peer: NodeAddr,
     ) -> Option<ConnId> {
-        let Detached { mut conn, events } = detached;
         conn.key.peer = peer;
         if let Some(slot) = self.table.find(&conn.key) {
             self.reclaim(slot);
@@ -215,16 +157,6 @@ impl Endpoint {
         conn.id = id;
         conn.queued = Default::default();
         self.moved_keys.remove(&conn.key);
-        for event in events {
-            self.events.push_back(match event {
-                Event::PeerFinished(_) => Event::PeerFinished(id),
-                _ => Event::Connected(id),
-            });
-        }
-        if conn.visible && !conn.over {
-            conn.queued.progress = true;
-            self.progress.push_back(Touched::Live(id));
-        }
         self.table.insert(conn);
         self.settle(id.slot);
         Some(id)

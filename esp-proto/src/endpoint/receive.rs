@@ -85,15 +85,10 @@ impl Endpoint {
         let Some(slot) = self.table.find(&key) else {
             return self.no_connection(key, frame);
         };
-        let half_open = self
-            .table
-            .at(slot)
-            .is_some_and(|conn| conn.state == State::SynReceived);
-        let room = !half_open
-            || self
-                .listeners
-                .get(&key.local_port)
-                .is_none_or(|l| !l.accept_full());
+        let conn = self.table.at(slot);
+        let half_open = conn.is_some_and(|conn| conn.state == State::SynReceived);
+        let full = |port| (self.listeners.get(port)).is_some_and(|l| l.info.accept_full());
+        let room = !(half_open && full(&key.local_port));
         if self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, ce, sink)) == Some(true) {
             self.reset_unknown(key, frame);
         }
@@ -101,7 +96,7 @@ impl Endpoint {
 
     /// Answers a frame for which there is no connection (W-50).
     fn no_connection(&mut self, key: Key, frame: &EspFrame<'_>) {
-        if self.moved_keys.has(&key, self.cx.now) {
+        if (self.moved_keys.get(&key)).is_some_and(|until| self.cx.now < *until) {
             self.cx.counters.rx_drop_moved += 1; // W-108
             return;
         }
@@ -177,11 +172,11 @@ impl Endpoint {
             self.cx.counters.rx_drop_key += 1; // W-20
             return self.refuse(key, frame, block.nonce, ResetReason::BadKey);
         }
-        if listener.accept_full() {
+        if listener.info.accept_full() {
             self.cx.counters.rx_drop_backlog += 1; // W-24
             return;
         }
-        let full = listener.half_open_full();
+        let full = listener.info.half_open >= listener.info.backlog;
         if full || self.table.is_full() {
             let made_room = self.evict_half_open(key.local_port);
             if full && !made_room {

@@ -1,7 +1,7 @@
 //! Selection of the next frame to send, and frames that belong to no connection.
 
 use super::Endpoint;
-use crate::api::{ConnId, EdpKind, Head, Payload, Proto, Transmit};
+use crate::api::{EdpKind, Head, Payload, Proto, Transmit};
 use crate::connection::Key;
 use crate::seq::Seq;
 use crate::time::Instant;
@@ -9,7 +9,6 @@ use crate::wire::{
     FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Header, Move, Reset, emit_frame, tail_of,
 };
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 
 /// Frames that one connection may send before the next is served: half of the host's batch, so that
 /// a batch serves at least two.
@@ -35,38 +34,6 @@ pub(super) enum ControlBody {
     Edp(Box<[u8]>),
 }
 
-/// Round-robin queue of connections.
-#[derive(Debug, Default)]
-pub(super) struct Ring {
-    queue: VecDeque<ConnId>,
-    /// Frames sent by the first connection in this round.
-    spent: u32,
-}
-
-impl Ring {
-    pub(super) fn push(&mut self, id: ConnId) {
-        self.queue.push_back(id);
-    }
-
-    fn front(&self) -> Option<ConnId> {
-        self.queue.front().copied()
-    }
-
-    /// Charges a frame to the first connection.
-    fn spend(&mut self) {
-        self.spent += 1;
-        if self.spent >= QUANTUM && self.queue.len() > 1 {
-            self.queue.rotate_left(1);
-            self.spent = 0;
-        }
-    }
-
-    fn pop(&mut self) {
-        self.queue.pop_front();
-        self.spent = 0;
-    }
-}
-
 impl Endpoint {
     /// Builds the next frame in `head`, or returns `None` when there is none. See [`Transmit`] for
     /// the order of its parts.
@@ -80,26 +47,27 @@ impl Endpoint {
             return Some(self.build_control(head, control));
         }
         while let Some(id) = self.urgent.front().copied() {
-            if self.table.get(id).is_some()
-                && let Some(Some(transmit)) =
-                    self.with(id.slot, |conn, cx| conn.poll_urgent(cx, head))
-            {
-                return Some(transmit);
+            let frame = self.with_id(id, |conn, cx| conn.poll_urgent(cx, head));
+            if let Some(Some(frame)) = frame {
+                return Some(frame);
             }
             self.urgent.pop_front();
             if let Some(conn) = self.table.get_mut(id) {
                 conn.queued.urgent = false;
             }
         }
-        while let Some(id) = self.ready.front() {
-            if self.table.get(id).is_some()
-                && let Some(Some(transmit)) =
-                    self.with(id.slot, |conn, cx| conn.poll_data(cx, head))
-            {
-                self.ready.spend();
-                return Some(transmit);
+        while let Some(id) = self.ready.front().copied() {
+            let frame = self.with_id(id, |conn, cx| conn.poll_data(cx, head));
+            if let Some(Some(frame)) = frame {
+                self.spent += 1;
+                if self.spent >= QUANTUM && self.ready.len() > 1 {
+                    self.ready.rotate_left(1);
+                    self.spent = 0;
+                }
+                return Some(frame);
             }
-            self.ready.pop();
+            self.ready.pop_front();
+            self.spent = 0;
             if let Some(conn) = self.table.get_mut(id) {
                 conn.queued.ready = false;
             }
