@@ -273,8 +273,8 @@ impl Connection {
         Some((self.send.una, block))
     }
 
-    /// Judges a MOVE from `src` (W-102, W-104): the action, or the counter of dropped frames. `here`
-    /// is true if it came on the current path.
+    /// Judges a MOVE from `src` (W-102, W-104): the action, or the counter of dropped frames.
+    /// `here` is true if it came on the current path.
     pub(crate) fn judge_move(
         &self,
         block: &Move,

@@ -1,7 +1,7 @@
 //! Building the frames of a connection.
 
 use super::ack_requests::Sending;
-use super::{Connection, Cx};
+use super::{Connection, Cx, Key};
 use crate::api::{Head, PREFIX_LEN, Payload, Proto, State, Transmit};
 use crate::send::Segment;
 use crate::seq::Seq;
@@ -9,8 +9,8 @@ use crate::state::Input;
 use crate::time::Duration;
 use crate::timers::Timer;
 use crate::wire::{
-    Ext, FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_SYN, Header, MAX_SACK, MAX_WINDOW,
-    MIN_FRAME, Move, emit_frame, tail_of,
+    Ext, FLAG_ACK, FLAG_ASK, FLAG_EXT, FLAG_FIN, FLAG_PRB, FLAG_RST, FLAG_SYN, Header, MAX_SACK,
+    MAX_WINDOW, MIN_FRAME, emit_prefix, pad, tail_of,
 };
 
 /// First interval between path probes (W-53).
@@ -54,7 +54,9 @@ impl Connection {
     /// Builds a frame that must not wait for data: set-up, probes, immediate acknowledgements.
     pub(crate) fn poll_urgent(&mut self, cx: &mut Cx, head: &mut Head) -> Option<Transmit> {
         if let Some((seq, block)) = self.take_move(cx) {
-            return Some(self.build_move(cx, head, seq, &block));
+            cx.counters.tx_moves += 1;
+            let len = block.emit(tail_of(head));
+            return Some(self.build(cx, head, (seq, FLAG_SYN | FLAG_PRB), Payload::None, len));
         }
         if self.frozen {
             return None;
@@ -164,14 +166,11 @@ impl Connection {
         let len = usize::from(segment.len);
         let free = MIN_FRAME.saturating_sub(PREFIX_LEN + len) >= CREDIT_EXT;
         let fits = len + CREDIT_EXT <= usize::from(cx.max_payload); // W-45
-        let mut flags = if segment.fin {
-            FLAG_ACK | FLAG_FIN
-        } else {
-            FLAG_ACK
+        let mut flags = match (segment.fin, ask) {
+            (true, _) => FLAG_ACK | FLAG_FIN,
+            (false, true) => FLAG_ACK | FLAG_ASK,
+            (false, false) => FLAG_ACK,
         };
-        if ask {
-            flags |= FLAG_ASK;
-        }
         let mut tail = 0;
         if free || (self.acks.credit && fits) {
             flags |= FLAG_EXT;
@@ -232,10 +231,9 @@ impl Connection {
 
     fn build_probe(&mut self, cx: &mut Cx, head: &mut Head, len: u16) -> Transmit {
         cx.counters.tx_probes += 1;
-        let payload = if len == 0 {
-            Payload::None
-        } else {
-            Payload::Filler { len }
+        let payload = match len {
+            0 => Payload::None,
+            len => Payload::Filler { len },
         };
         let start = (self.send.next(), FLAG_ACK | FLAG_PRB);
         self.build(cx, head, start, payload, 0)
@@ -249,22 +247,14 @@ impl Connection {
         self.opening.sent_at = cx.now;
         let block = self.set_up_block(cx.config.max_ack_delay);
         let len = block.emit(tail_of(head));
-        let flags = if self.state == State::SynSent {
-            FLAG_SYN
-        } else {
-            FLAG_SYN | FLAG_ACK
+        let flags = match self.state {
+            State::SynSent => FLAG_SYN,
+            _ => FLAG_SYN | FLAG_ACK,
         };
         self.build(cx, head, (self.iss, flags), Payload::None, len)
     }
 
-    fn build_move(&mut self, cx: &mut Cx, head: &mut Head, seq: Seq, block: &Move) -> Transmit {
-        cx.counters.tx_moves += 1;
-        let len = block.emit(tail_of(head));
-        self.build(cx, head, (seq, FLAG_SYN | FLAG_PRB), Payload::None, len)
-    }
-
-    /// Adds header and padding to a frame. The block of a SYN or MOVE is its payload, an extension
-    /// block is not.
+    /// Completes a frame whose first `tail` bytes after the prefix are written.
     fn build(
         &mut self,
         cx: &mut Cx,
@@ -273,23 +263,52 @@ impl Connection {
         payload: Payload,
         tail: usize,
     ) -> Transmit {
-        let block = if flags & FLAG_SYN == 0 { 0 } else { tail };
-        let len = payload.len() + block;
+        let ack = match flags & FLAG_ACK {
+            0 => Seq(0),
+            _ => self.recv.expected,
+        };
+        cx.emit(
+            head,
+            (Proto::Esp, &self.key),
+            (seq, ack, flags),
+            payload,
+            tail,
+        )
+    }
+}
+
+impl Cx {
+    /// Completes a frame whose first `tail` bytes after the prefix are written: adds the prefix and
+    /// padding. The block of a SYN, RST or MOVE is its payload; an extension block is not.
+    pub(crate) fn emit(
+        &mut self,
+        head: &mut Head,
+        (proto, key): (Proto, &Key),
+        (seq, ack, flags): (Seq, Seq, u8),
+        payload: Payload,
+        tail: usize,
+    ) -> Transmit {
+        let block = match flags & (FLAG_SYN | FLAG_RST) {
+            0 => 0,
+            _ => tail,
+        };
         let header = Header {
-            packet_type: cx.config.esp_ethertype,
-            dst_port: self.key.peer_port,
-            src_port: self.key.local_port,
+            packet_type: self.config.ethertype(proto),
+            dst_port: key.peer_port,
+            src_port: key.local_port,
             seq,
-            ack: if flags & FLAG_ACK == 0 {
-                Seq(0)
-            } else {
-                self.recv.expected
-            },
-            len: len as u16, // below 65536, as the MTU
+            ack,
+            len: (payload.len() + block) as u16, // below 65536, as the MTU
             flags,
         };
-        cx.counters.tx_frames += 1;
-        let way = (cx.own, self.key.peer);
-        emit_frame(head, way, Proto::Esp, &header, payload, tail)
+        self.counters.tx_frames += 1;
+        emit_prefix(head, key.peer, self.own, &header);
+        let tail_len = pad(head, payload.len(), tail);
+        Transmit {
+            dst: key.peer,
+            proto,
+            payload,
+            tail_len,
+        }
     }
 }

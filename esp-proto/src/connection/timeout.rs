@@ -71,7 +71,7 @@ impl Connection {
                 }
             }
             Timer::Path => {
-                self.path_pending = self.state.is_synchronized() && !self.path_verified()
+                self.path_pending = self.state.is_synchronized() && !self.path_verified();
             }
             Timer::PeerDead if self.queries < QUERIES => {
                 self.queries += 1;

@@ -75,8 +75,8 @@ pub struct Endpoint {
     edp_ports: BTreeSet<Port>,
     /// Move requests that concern other endpoints of the node.
     moves: VecDeque<MoveRequest>,
-    /// Connections that have moved to another endpoint, and until when their late frames are dropped
-    /// without a reset (W-108). A peer adds at most as many as it has addresses.
+    /// Connections that have moved to another endpoint, and until when their late frames are
+    /// dropped without a reset (W-108). A peer adds at most as many as it has addresses.
     moved_keys: HashMap<Key, Instant, FixedState>,
     /// Ports served by another engine of this node.
     held: BTreeSet<Port>,

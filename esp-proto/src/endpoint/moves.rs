@@ -92,8 +92,8 @@ impl Endpoint {
         Some((conn.key, conn.question()?))
     }
 
-    /// Returns the connection to which a MOVE refers, and judges the MOVE. `here` is true if it came
-    /// in through this endpoint.
+    /// Returns the connection to which a MOVE refers, and judges the MOVE. `here` is true if it
+    /// came in through this endpoint.
     pub(crate) fn judge_move(
         &self,
         frame: &MoveFrame,

@@ -5,9 +5,7 @@ use crate::api::{EdpKind, Head, Payload, Proto, Transmit};
 use crate::connection::Key;
 use crate::seq::Seq;
 use crate::time::Instant;
-use crate::wire::{
-    FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Header, Move, Reset, emit_frame, tail_of,
-};
+use crate::wire::{FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Move, Reset, tail_of};
 use alloc::boxed::Box;
 
 /// Frames that one connection may send before the next is served: half of the host's batch, so that
@@ -156,16 +154,7 @@ impl Endpoint {
                 (Proto::Edp, FLAG_CTL, Payload::Owned(bytes), 0)
             }
         };
-        let header = Header {
-            packet_type: self.cx.config.ethertype(proto),
-            dst_port: key.peer_port,
-            src_port: key.local_port,
-            seq: control.seq,
-            ack: ack.unwrap_or_default(),
-            len: (payload.len() + tail) as u16, // below 65536, as the MTU
-            flags,
-        };
-        self.cx.counters.tx_frames += 1;
-        emit_frame(head, (self.cx.own, key.peer), proto, &header, payload, tail)
+        let start = (control.seq, ack.unwrap_or_default(), flags);
+        (self.cx).emit(head, (proto, &key), start, payload, tail)
     }
 }

@@ -26,7 +26,7 @@ pub use setup::{
 };
 
 use crate::addr::NodeAddr;
-use crate::api::{Head, PREFIX_LEN, Payload, Proto, Transmit};
+use crate::api::{Head, PREFIX_LEN};
 
 /// Minimum length of an Ethernet frame without its check sequence (W-04).
 pub const MIN_FRAME: usize = 60;
@@ -145,27 +145,6 @@ pub(crate) fn emit_prefix(head: &mut Head, dst: NodeAddr, src: NodeAddr, header:
 /// Returns the room after the prefix.
 pub(crate) fn tail_of(head: &mut Head) -> &mut [u8] {
     head.get_mut(PREFIX_LEN..).unwrap_or_default()
-}
-
-/// Completes a frame whose first `tail` bytes after the prefix are written: adds the prefix and
-/// padding. `way`: source and destination.
-pub(crate) fn emit_frame(
-    head: &mut Head,
-    way: (NodeAddr, NodeAddr),
-    proto: Proto,
-    header: &Header,
-    payload: Payload,
-    tail: usize,
-) -> Transmit {
-    let (src, dst) = way;
-    emit_prefix(head, dst, src, header);
-    let tail_len = pad(head, payload.len(), tail);
-    Transmit {
-        dst,
-        proto,
-        payload,
-        tail_len,
-    }
 }
 
 /// Pads the tail with zeros up to the minimum frame length (W-04); returns the tail's new length.

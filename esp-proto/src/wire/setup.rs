@@ -41,8 +41,8 @@ pub struct SetUp<'a> {
 }
 
 impl<'a> SetUp<'a> {
-    /// Parses the payload of a SYN or SYN+ACK; bytes after the block are ignored (W-22). The version
-    /// is checked first: the format of other versions is unknown.
+    /// Parses the payload of a SYN or SYN+ACK; bytes after the block are ignored (W-22). The
+    /// version is checked first: the format of other versions is unknown.
     pub fn parse(payload: &'a [u8]) -> Result<Self, WireError> {
         match payload.first() {
             Some(&VERSION) => Self::read(payload).ok_or(WireError::SetUp),
