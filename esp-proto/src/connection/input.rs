@@ -13,8 +13,8 @@ use crate::wire::{EspFrame, Ext, FrameType, MAX_WINDOW, Reset};
 
 impl Connection {
     /// Processes a frame that is neither SYN nor SYN+ACK. `room_to_accept` is false when the
-    /// listener's accept queue is full. `ce`: the frame arrived with a congestion mark. Returns true
-    /// when the sender must be answered with RST, reason UNKNOWN (W-29).
+    /// listener's accept queue is full. `ce`: the frame arrived with a congestion mark. Returns
+    /// true when the sender must be answered with RST, reason UNKNOWN (W-29).
     pub(crate) fn on_frame<S: Sink>(
         &mut self,
         cx: &mut Cx,
