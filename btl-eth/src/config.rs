@@ -165,7 +165,7 @@ pub enum EthError {
     NoInterface(String),
     /// The granted rings are too small for a message.
     #[error(
-        "no Ethernet transport: the daemon grants rings of {granted} bytes, {needed} are needed: raise max_tx and max_rx in the [rings] of its configuration"
+        "no Ethernet transport: the daemon grants rings of {granted} bytes, {needed} are needed: raise max in the [rings] of its configuration"
     )]
     Rings {
         /// Size of the smaller ring.

@@ -7,61 +7,9 @@ use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 
-use crate::limits::{Limits, UserLimits};
+use crate::config::{Limits, Resource};
 
-/// A countable resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the names are those of config::LimitOptions
-pub enum Resource {
-    Programs,
-    Streams,
-    Listeners,
-    EdpSockets,
-    RingBytes,
-}
-
-const RESOURCES: usize = 5;
-
-impl Resource {
-    const ALL: [Resource; RESOURCES] = [
-        Resource::Programs,
-        Resource::Streams,
-        Resource::Listeners,
-        Resource::EdpSockets,
-        Resource::RingBytes,
-    ];
-
-    fn of_user(self, limits: &UserLimits) -> u64 {
-        match self {
-            Resource::Programs => limits.programs,
-            Resource::Streams => limits.streams,
-            Resource::Listeners => limits.listeners,
-            Resource::EdpSockets => limits.edp_sockets,
-            Resource::RingBytes => limits.ring_bytes,
-        }
-    }
-
-    /// Returns its name in the config file.
-    fn key(self) -> &'static str {
-        match self {
-            Resource::Programs => "programs",
-            Resource::Streams => "streams",
-            Resource::Listeners => "listeners",
-            Resource::EdpSockets => "edp_sockets",
-            Resource::RingBytes => "ring_bytes",
-        }
-    }
-
-    fn noun(self) -> &'static str {
-        match self {
-            Resource::Programs => "connected programs",
-            Resource::Streams => "streams",
-            Resource::Listeners => "listeners",
-            Resource::EdpSockets => "datagram sockets",
-            Resource::RingBytes => "bytes of rings",
-        }
-    }
-}
+const RESOURCES: usize = Resource::ALL.len();
 
 /// Charges of one user. Exists while any are held.
 #[derive(Debug)]
@@ -95,31 +43,32 @@ pub struct OverLimit {
 
 impl fmt::Display for OverLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (noun, limit) = (self.what.noun(), self.limit);
-        match self.uid {
-            Some(uid) => write!(
+        let (mut noun, mut key, limit) = (self.what.noun(), self.what.key(), self.limit);
+        if let Some(uid) = self.uid {
+            return write!(
                 f,
                 "limit of user {uid} reached: at most {limit} {noun}; close some, or ask the administrator to raise \
-                 limits.{} in the daemon's config",
-                self.what.key()
-            ),
-            None => {
-                let key = match self.what {
-                    Resource::Streams | Resource::EdpSockets => "sockets",
-                    other => other.key(),
-                };
-                let noun = if key == "sockets" {
-                    "streams and datagram sockets"
-                } else {
-                    noun
-                };
-                write!(
-                    f,
-                    "limit of this node reached: at most {limit} {noun} of all users; retry later, or ask the \
-                     administrator to raise limits.node.{key} in the daemon's config"
-                )
-            }
+                 limits.{key} in the daemon's config"
+            );
         }
+        if node_counter(self.what) == Some(Resource::Streams) {
+            (noun, key) = ("streams and datagram sockets", "sockets");
+        }
+        write!(
+            f,
+            "limit of this node reached: at most {limit} {noun} of all users; retry later, or ask the \
+             administrator to raise limits.node.{key} in the daemon's config"
+        )
+    }
+}
+
+/// Returns the counter of the node on which a resource is counted. Streams and datagram sockets
+/// share one.
+fn node_counter(what: Resource) -> Option<Resource> {
+    match what {
+        Resource::Programs | Resource::RingBytes => Some(what),
+        Resource::Streams | Resource::EdpSockets => Some(Resource::Streams),
+        Resource::Listeners | Resource::Leases | Resource::Requests => None,
     }
 }
 
@@ -154,11 +103,10 @@ impl Accounts {
         amount: u64,
     ) -> Result<Charge, OverLimit> {
         let limits = self.limits();
-        let user = limits.of(uid);
-        let limit = what.of_user(&user);
+        let limit = limits.of(uid, what);
         let mut account = self.users.entry(uid).or_insert_with(|| Account {
             used: [0; RESOURCES],
-            requests: Bucket::full(user.requests_per_second),
+            requests: Bucket::full(limits.of(uid, Resource::Requests)),
         });
         let refused = if account.used[what as usize].saturating_add(amount) > limit {
             Some(OverLimit {
@@ -184,12 +132,13 @@ impl Accounts {
     }
 
     fn charge_node(&self, limits: &Limits, what: Resource, amount: u64) -> Result<(), OverLimit> {
-        // Streams and datagram sockets share one limit and one counter.
-        let (counter, limit) = match what {
-            Resource::Programs => (Resource::Programs, limits.node.programs),
-            Resource::Streams | Resource::EdpSockets => (Resource::Streams, limits.node.sockets),
-            Resource::RingBytes => (Resource::RingBytes, limits.node.ring_bytes),
-            Resource::Listeners => return Ok(()),
+        let Some(counter) = node_counter(what) else {
+            return Ok(());
+        };
+        let limit = match counter {
+            Resource::Programs => limits.node.programs.into(),
+            Resource::RingBytes => limits.node.ring_bytes.into(),
+            _ => limits.node.sockets.into(),
         };
         let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
         match self.node[counter as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
@@ -203,12 +152,7 @@ impl Accounts {
     }
 
     fn give_back(&self, uid: u32, what: Resource, amount: u64) {
-        let counter = match what {
-            Resource::EdpSockets => Some(Resource::Streams),
-            Resource::Listeners => None,
-            other => Some(other),
-        };
-        if let Some(counter) = counter {
+        if let Some(counter) = node_counter(what) {
             self.node[counter as usize].fetch_sub(amount, Ordering::Relaxed);
         }
         if let Some(mut account) = self.users.get_mut(&uid) {
@@ -221,7 +165,7 @@ impl Accounts {
     /// Takes one request from the user's rate, or returns the time to wait. Users without charges
     /// are not limited.
     pub fn request(&self, uid: u32, now: Instant) -> Result<(), Duration> {
-        let rate = self.limits().of(uid).requests_per_second;
+        let rate = self.limits().of(uid, Resource::Requests) as f64;
         match self.users.get_mut(&uid) {
             Some(mut account) => account.requests.take(rate, now),
             None => Ok(()),
@@ -273,29 +217,28 @@ struct Bucket {
 }
 
 impl Bucket {
-    fn full(rate: u32) -> Bucket {
+    fn full(rate: u64) -> Bucket {
         Bucket {
-            tokens: Bucket::size(rate),
+            tokens: Bucket::size(rate as f64),
             since: None,
         }
     }
 
-    fn size(rate: u32) -> f64 {
-        (f64::from(rate) / 2.0).max(1.0)
+    fn size(rate: f64) -> f64 {
+        (rate / 2.0).max(1.0)
     }
 
-    fn take(&mut self, rate: u32, now: Instant) -> Result<(), Duration> {
+    fn take(&mut self, rate: f64, now: Instant) -> Result<(), Duration> {
         let passed = self
             .since
             .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         self.since = Some(now);
-        self.tokens =
-            (self.tokens + passed.as_secs_f64() * f64::from(rate)).min(Bucket::size(rate));
+        self.tokens = (self.tokens + passed.as_secs_f64() * rate).min(Bucket::size(rate));
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;
             return Ok(());
         }
-        let wait = (1.0 - self.tokens) / f64::from(rate.max(1));
+        let wait = (1.0 - self.tokens) / rate.max(1.0);
         // The runtime's timer has a resolution of a millisecond.
         Err(Duration::from_secs_f64(wait).max(Duration::from_millis(1)))
     }
@@ -309,10 +252,7 @@ mod tests {
     use crate::config::Config;
 
     fn accounts(text: &str) -> Arc<Accounts> {
-        Accounts::new(Limits::new(
-            &Config::parse(text, Path::new("t")).unwrap().limits,
-            1 << 30,
-        ))
+        Accounts::new(Config::parse(text, Path::new("t")).unwrap().limits)
     }
 
     #[test]
@@ -354,8 +294,8 @@ mod tests {
     fn no_account_is_left_when_everything_is_returned() {
         let accounts = accounts("");
         let charges: Vec<Charge> = Resource::ALL
-            .into_iter()
-            .flat_map(|what| accounts.charge(1, what, 3))
+            .iter()
+            .flat_map(|what| accounts.charge(1, *what, 3))
             .collect();
         assert_eq!(charges.len(), RESOURCES);
         assert!(!accounts.is_empty());
@@ -367,10 +307,8 @@ mod tests {
     fn lowered_limits_revoke_nothing() {
         let accounts = accounts("");
         let held = accounts.charge(1, Resource::Listeners, 5).unwrap();
-        let options = Config::parse("[limits]\nlisteners = 2\n", Path::new("t"))
-            .unwrap()
-            .limits;
-        accounts.set_limits(Limits::new(&options, 1 << 30));
+        let lowered = Config::parse("[limits]\nlisteners = 2\n", Path::new("t")).unwrap();
+        accounts.set_limits(lowered.limits);
         assert!(accounts.charge(1, Resource::Listeners, 1).is_err());
         assert_eq!(accounts.total(Resource::Listeners), 5);
         drop(held);

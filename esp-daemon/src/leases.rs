@@ -21,10 +21,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dashmap::DashMap;
-use esp_client::control::{ErrorKind, LeaseProtocol};
+use esp_client::control::ErrorKind;
 use esp_engine::{ClientId, LinkId, Orphan};
 use esp_proto::{EdpKind, EndpointConfig, NodeAddr, Port};
 use netif::{Filter, PacketSocket, RingShape, SocketOptions};
+use tracing::warn;
 
 use crate::accounts::Charge;
 use crate::config::{LeaseAllow, LeaseOptions};
@@ -32,15 +33,14 @@ use crate::links::{self, Link};
 use crate::peer::Credentials;
 use crate::ports::{PortClaim, Purpose};
 use crate::refusal::Refusal;
+use crate::stats::Seldom;
 use demux::Demux;
-use record::Record;
+use record::Entry;
 
-/// Client number of reserved ports; no program has it.
+/// Holder of the reserved leases of an earlier daemon; no program has this number.
 const UNCLAIMED: ClientId = ClientId(0);
 /// Maximum number of ports of one lease.
 pub(crate) const MOST_PORTS: u16 = 64;
-/// Receive buffer of a standby, which has no ring, in bytes of frames: a full window.
-const STANDBY_BUFFER: usize = netif::WINDOW_BYTES;
 /// Largest MTU for which ring slots have room; longer frames wait in the socket.
 const JUMBO: u32 = 9216;
 const ETHERNET_HEADER: usize = 14;
@@ -64,7 +64,7 @@ pub struct LeaseSetup {
     /// File for the record of leases; `None` to keep none.
     pub record: Option<PathBuf>,
     /// Leases in the record of the previous daemon; the engine holds their ports already.
-    pub before: Vec<record::Entry>,
+    pub before: Vec<Entry>,
 }
 
 /// All leases of the node.
@@ -74,61 +74,32 @@ pub(crate) struct Leases {
     table: DashMap<u64, Arc<Lease>>,
     next: AtomicU64,
     demux: Demux,
-    /// Number of permits by user.
-    permits: Arc<DashMap<u32, u32>>,
-    record: Mutex<Record>,
-    /// Ports leased by an earlier daemon, until their programs return.
-    reserved: Mutex<HashMap<u64, Reserved>>,
+    /// The record's file; `None` once it is left to the next daemon.
+    record: Mutex<Option<PathBuf>>,
+    record_logged: Seldom,
 }
-
-/// Ports of an earlier lease. Freed on drop; the engine must be informed before.
-#[derive(Debug)]
-pub(crate) struct Reserved {
-    uid: u32,
-    pub(crate) link: LinkId,
-    pub(crate) ports: RangeInclusive<Port>,
-    held: Vec<PortClaim>,
-}
-
-/// Quota permit for one of a user's leases, returned on drop.
-#[derive(Debug)]
-pub(crate) struct LeasePermit {
-    permits: Arc<DashMap<u32, u32>>,
-    uid: u32,
-}
-
-impl Drop for LeasePermit {
-    fn drop(&mut self) {
-        if let Some(mut taken) = self.permits.get_mut(&self.uid) {
-            *taken = taken.saturating_sub(1);
-        }
-        self.permits.remove_if(&self.uid, |_, taken| *taken == 0);
-    }
-}
-
-/// Ports and quota permits of a lease.
-pub(crate) type LeaseHoldings = (Vec<PortClaim>, Charge, Option<LeasePermit>);
 
 /// A connection as registered by its program: own port, peer, peer's port.
 pub(crate) type LeasedConnection = (Port, NodeAddr, Port);
 
 /// One lease. Frees ports and charges on drop; the engine must be informed before.
 pub(crate) struct Lease {
-    pub(crate) client: ClientId,
+    /// Its program, or [`UNCLAIMED`].
+    client: ClientId,
     pub(crate) link: LinkId,
-    pub(crate) ports: RangeInclusive<Port>,
-    /// Serves connections of another lease with these ports when its interface fails. Uses no
-    /// permit of its own.
+    pub(crate) entry: Entry,
+    /// Serves connections of another lease with these ports when its interface fails.
     pub(crate) standby: bool,
     connections: Mutex<HashMap<LeasedConnection, (u64, Charge)>>,
-    _held: LeaseHoldings,
+    ports: Mutex<Vec<PortClaim>>,
+    _charges: Vec<Charge>,
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
             .field("client", &self.client)
-            .field("ports", &self.ports)
+            .field("entry", &self.entry)
             .finish_non_exhaustive()
     }
 }
@@ -137,18 +108,27 @@ impl Lease {
     pub(crate) fn new(
         client: ClientId,
         link: LinkId,
-        ports: RangeInclusive<Port>,
-        held: LeaseHoldings,
+        entry: Entry,
+        standby: bool,
+        (ports, charges): (Vec<PortClaim>, Vec<Charge>),
     ) -> Lease {
-        let standby = held.2.is_none();
         Lease {
             client,
             link,
-            ports,
+            entry,
             standby,
             connections: Mutex::default(),
-            _held: held,
+            ports: Mutex::new(ports),
+            _charges: charges,
         }
+    }
+
+    pub(crate) fn client(&self) -> ClientId {
+        self.client
+    }
+
+    pub(crate) fn ports(&self) -> RangeInclusive<Port> {
+        self.entry.ports.clone()
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<LeasedConnection, (u64, Charge)>> {
@@ -192,9 +172,8 @@ impl Leases {
             table: DashMap::new(),
             next: AtomicU64::new(1),
             demux: Demux::default(),
-            permits: Arc::default(),
-            record: Mutex::new(Record::new(setup.record.clone())),
-            reserved: Mutex::default(),
+            record: Mutex::new(setup.record.clone()),
+            record_logged: Seldom::default(),
             setup,
         };
         for entry in &leases.setup.before {
@@ -203,35 +182,18 @@ impl Leases {
         leases
     }
 
-    fn record(&self) -> MutexGuard<'_, Record> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn reserved(&self) -> MutexGuard<'_, HashMap<u64, Reserved>> {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reserves the ports of an earlier lease for its user.
-    fn reserve(&self, links: &[Link], entry: &record::Entry) {
-        let (uid, ports) = (entry.uid, entry.ports.clone());
+    fn reserve(&self, links: &[Link], entry: &Entry) {
         let Ok((link, at)) = links::by_name(links, &entry.interface) else {
             return;
         };
-        let take = |port| at.esp.take_vacant(port, uid, Purpose::Leased(UNCLAIMED));
-        let Some(held) = ports.clone().map(take).collect() else {
-            return;
-        };
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.reserved().insert(
-            id,
-            Reserved {
-                uid,
-                link,
-                ports,
-                held,
-            },
-        );
-        self.record().insert(id, entry.clone());
+        let purpose = Purpose::Leased(UNCLAIMED);
+        let take = |port| at.esp.take_vacant(port, entry.uid, purpose);
+        if let Some(ports) = entry.ports.clone().map(take).collect() {
+            let lease = Lease::new(UNCLAIMED, link, entry.clone(), false, (ports, Vec::new()));
+            let id = self.next.fetch_add(1, Ordering::Relaxed);
+            self.table.insert(id, Arc::new(lease));
+        }
     }
 
     /// Takes the reserved ports of an earlier lease for a program of its user that requests its
@@ -242,39 +204,38 @@ impl Leases {
         link: LinkId,
         ports: &RangeInclusive<Port>,
     ) -> Option<Vec<PortClaim>> {
-        let mut reserved = self.reserved();
-        let theirs =
-            |found: &Reserved| found.uid == uid && found.link == link && found.ports == *ports;
-        let id = reserved
-            .iter()
-            .find_map(|(id, found)| theirs(found).then_some(*id))?;
-        let mut claimed = reserved.remove(&id)?;
-        drop(reserved);
-        self.record().remove(id);
-        claimed
-            .held
-            .iter_mut()
-            .for_each(|port| port.pass_to(client));
-        Some(claimed.held)
+        let theirs = |lease: &Lease| {
+            lease.client == UNCLAIMED
+                && (lease.entry.uid, lease.link, &lease.entry.ports) == (uid, link, ports)
+        };
+        let found = self.table.iter().find(|lease| theirs(lease))?;
+        let id = *found.key();
+        drop(found);
+        let (_, lease) = self.table.remove(&id)?;
+        let mut claimed = lease.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        claimed.iter_mut().for_each(|port| port.pass_to(client));
+        Some(std::mem::take(&mut claimed))
     }
 
-    /// Returns the number of reserved leases.
-    pub(crate) fn waiting(&self) -> usize {
-        self.reserved().len()
-    }
-
-    /// Removes and returns the reservations.
-    pub(crate) fn expire_waiting(&self) -> Vec<Reserved> {
-        let reserved = std::mem::take(&mut *self.reserved());
-        for id in reserved.keys() {
-            self.record().remove(*id);
-        }
-        reserved.into_values().collect()
+    /// Returns the ids of the reserved leases.
+    pub(crate) fn reserved(&self) -> Vec<u64> {
+        self.numbers(UNCLAIMED)
     }
 
     /// Stops updating the record, which the next daemon reads: leases outlive this one.
     pub(crate) fn stop(&self) {
-        self.record().close();
+        *self.record.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn write_record(&self) {
+        let file = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(path) = &*file else { return };
+        let all = self.all();
+        if let Err(error) = record::write(path, all.iter().map(|lease| &lease.entry))
+            && self.record_logged.now()
+        {
+            warn!(path = %path.display(), %error, "cannot write the record: leases will not outlive this daemon");
+        }
     }
 
     /// Returns true if the policy allows this user to have leases.
@@ -293,52 +254,26 @@ impl Leases {
         }
     }
 
-    /// Takes a permit for another lease of this user, so that concurrent requests cannot exceed the
-    /// limit.
-    pub(crate) fn permit(&self, who: Credentials, groups: &[u32]) -> Result<LeasePermit, Refusal> {
-        let options = &self.setup.options;
-        if !self.allowed(who, groups) {
-            let message = format!(
-                "user {} may not have leases on this node ([lease] in the daemon's config); connections \
-                 use the daemon",
-                who.uid
-            );
-            return Err(Refusal::new(ErrorKind::Permission, message));
-        }
-        let limit = options.per_user;
-        let mut taken = self.permits.entry(who.uid).or_default();
-        if *taken < limit {
-            *taken += 1;
-            let (permits, uid) = (Arc::clone(&self.permits), who.uid);
-            return Ok(LeasePermit { permits, uid });
-        }
-        drop(taken);
-        self.permits.remove_if(&who.uid, |_, taken| *taken == 0);
-        let message = format!(
-            "limit of user {} reached: at most {limit} leases (lease.per_user)",
-            who.uid
-        );
-        Err(Refusal::new(ErrorKind::Limit, message))
+    /// Returns the parameters of the protocol.
+    pub(crate) fn endpoint(&self) -> &EndpointConfig {
+        &self.setup.endpoint
     }
 
-    pub(crate) fn protocol(&self) -> LeaseProtocol {
-        LeaseProtocol::from(&self.setup.endpoint)
-    }
-
-    /// Returns the bytes that the kernel may buffer for one lease of an interface.
-    pub(crate) fn buffer_bytes(&self, link: LinkId) -> u64 {
-        let ring = self.ring(link).bytes().unwrap_or(0);
+    /// Returns the bytes that the kernel may buffer for a lease of an interface.
+    pub(crate) fn buffer_bytes(&self, link: LinkId, standby: bool) -> u64 {
+        let ring = self.ring(link, standby).bytes().unwrap_or(0);
         SocketOptions::default().receive_buffer as u64 + u64::from(ring)
     }
 
-    /// Returns the bytes that the kernel may buffer for a standby.
-    pub(crate) fn standby_bytes(&self) -> u64 {
-        STANDBY_BUFFER as u64
-    }
-
     /// Returns the shape of the receive ring of a lease's streams: for frames of the interface's
-    /// MTU at the daemon's start.
-    pub(crate) fn ring(&self, link: LinkId) -> RingShape {
+    /// MTU at the daemon's start. A standby has none.
+    pub(crate) fn ring(&self, link: LinkId, standby: bool) -> RingShape {
+        if standby {
+            return RingShape {
+                slot_len: 0,
+                slots: 0,
+            };
+        }
         let mtu = self
             .setup
             .interfaces
@@ -349,14 +284,8 @@ impl Leases {
 
     /// Opens the sockets of a lease: for streams, for replies, and an unbound spare for each.
     /// Blocks for some 15 ms, while the kernel sets up a ring.
-    pub(crate) fn open(&self, id: u64) -> Result<Vec<OwnedFd>, Refusal> {
-        let ended = || Refusal::new(ErrorKind::NotFound, "the lease has ended");
-        let lease = self
-            .table
-            .get(&id)
-            .map(|lease| Arc::clone(&lease))
-            .ok_or_else(ended)?;
-        let sockets = self.open_sockets(id, &lease);
+    pub(crate) fn open(&self, id: u64, lease: &Lease) -> Result<Vec<OwnedFd>, Refusal> {
+        let sockets = self.open_sockets(id, lease);
         if !self.table.contains_key(&id) {
             // The lease ended meanwhile, before these sockets existed.
             self.demux.end(lease.link, id);
@@ -365,18 +294,10 @@ impl Leases {
     }
 
     fn open_sockets(&self, id: u64, lease: &Lease) -> Result<Vec<OwnedFd>, Refusal> {
-        let Lease {
-            link,
-            ref ports,
-            standby,
-            ..
-        } = *lease;
-        let gone = || Refusal::new(ErrorKind::NotFound, "leases are of raw Ethernet only");
-        let interface = self
-            .setup
-            .interfaces
-            .get(usize::from(link.0))
-            .ok_or_else(gone)?;
+        let (link, ports) = (lease.link, &lease.entry.ports);
+        let interface = self.setup.interfaces.get(usize::from(link.0));
+        let interface = interface
+            .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "leases are of raw Ethernet only"))?;
         let failed = |error: &dyn fmt::Display| {
             Refusal::new(
                 ErrorKind::Unavailable,
@@ -400,13 +321,8 @@ impl Leases {
             .with_half(FLAGS_OFFSET, CTL << 8 | reply)
             .on_interface(index);
         let (mut sockets, mut spares) = (Vec::with_capacity(4), Vec::with_capacity(2));
-        let (window, ring) = match standby {
-            true => (STANDBY_BUFFER, None),
-            false => (
-                SocketOptions::default().receive_buffer,
-                Some(self.ring(link)),
-            ),
-        };
+        let window = SocketOptions::default().receive_buffer;
+        let ring = (!lease.standby).then(|| self.ring(link, false));
         for (ethertype, filter, receive_buffer, ring) in
             [(esp, streams, window, ring), (edp, answers, 1 << 16, None)]
         {
@@ -433,18 +349,11 @@ impl Leases {
         Ok(sockets)
     }
 
-    pub(crate) fn add(&self, lease: Lease, who: Credentials, interface: &str) -> u64 {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let Credentials { uid, pid, .. } = who;
-        let entry = record::Entry {
-            uid,
-            pid,
-            interface: interface.into(),
-            ports: lease.ports.clone(),
-        };
-        self.table.insert(id, Arc::new(lease));
-        self.record().insert(id, entry);
-        id
+    pub(crate) fn add(&self, lease: Lease) -> (u64, Arc<Lease>) {
+        let (id, lease) = (self.next.fetch_add(1, Ordering::Relaxed), Arc::new(lease));
+        self.table.insert(id, Arc::clone(&lease));
+        self.write_record();
+        (id, lease)
     }
 
     /// Returns the lease if it belongs to this program.
@@ -458,7 +367,7 @@ impl Leases {
     pub(crate) fn remove(&self, id: u64) -> Option<Arc<Lease>> {
         let (_, lease) = self.table.remove(&id)?;
         self.demux.end(lease.link, id);
-        self.record().remove(id);
+        self.write_record();
         Some(lease)
     }
 
@@ -485,41 +394,6 @@ mod tests {
     use super::*;
     use crate::links::LinkSpec;
 
-    fn who(uid: u32) -> Credentials {
-        Credentials {
-            uid,
-            gid: 7,
-            pid: None,
-        }
-    }
-
-    #[test]
-    fn concurrent_requests_respect_the_limit() {
-        let options = LeaseOptions {
-            allow: LeaseAllow::All,
-            per_user: 2,
-            ..LeaseOptions::default()
-        };
-        let leases = Leases::new(
-            LeaseSetup {
-                options,
-                ..LeaseSetup::default()
-            },
-            &[],
-        );
-        // Concurrent requests that wait for the engine: none is in the table yet.
-        let first = leases.permit(who(1), &[]).unwrap();
-        let _second = leases.permit(who(1), &[]).unwrap();
-        assert_eq!(
-            leases.permit(who(1), &[]).unwrap_err().kind,
-            ErrorKind::Limit
-        );
-        let _other = leases.permit(who(2), &[]).unwrap();
-        drop(first);
-        let _again = leases.permit(who(1), &[]).unwrap();
-        assert!(leases.permit(who(1), &[]).is_err());
-    }
-
     #[test]
     fn slots_take_the_frames_of_their_interface() {
         let interfaces =
@@ -532,13 +406,13 @@ mod tests {
             &[],
         );
         for (link, frame) in [(0, 1514), (1, 9014), (2, 9230)] {
-            let ring = leases.ring(LinkId(link));
+            let ring = leases.ring(LinkId(link), false);
             assert!((frame..frame + 64).contains(&ring.frame_len()), "{ring:?}");
             assert!(
                 ring.slots * ring.slot_len > 3 << 19,
                 "more than a stream's window: {ring:?}"
             );
-            assert!(leases.buffer_bytes(LinkId(link)) > u64::from(ring.bytes().unwrap()));
+            assert!(leases.buffer_bytes(LinkId(link), false) > u64::from(ring.bytes().unwrap()));
         }
     }
 
@@ -551,7 +425,7 @@ mod tests {
             up: true,
         };
         let links = [Link::new(spec)];
-        let entry = |uid, interface: &str, ports| record::Entry {
+        let entry = |uid, interface: &str, ports| Entry {
             uid,
             pid: None,
             interface: interface.into(),
@@ -570,7 +444,7 @@ mod tests {
             },
             &links,
         );
-        assert_eq!(leases.waiting(), 2);
+        assert_eq!(leases.reserved().len(), 2);
         let (esp, link) = (&links[0].esp, LinkId(0));
         assert!(
             esp.take(7000, 1, Purpose::Listener(ClientId(9))).is_none()
@@ -597,8 +471,9 @@ mod tests {
                 .is_none(),
             "taken"
         );
-        assert_eq!(leases.expire_waiting().len(), 1);
-        assert_eq!(leases.waiting(), 0);
+        let left = leases.reserved();
+        assert_eq!(left.len(), 1);
+        leases.remove(left[0]);
         assert!(!esp.is_empty());
         drop(held);
         assert!(esp.is_empty());

@@ -27,12 +27,11 @@
 
 pub mod accounts;
 pub mod args;
+mod claim;
 pub mod config;
 pub mod engine;
 pub mod error;
 mod leases;
-pub mod life;
-pub mod limits;
 mod links;
 pub mod node;
 mod outbox;
@@ -92,9 +91,10 @@ fn start_log(filter: Option<&str>) -> Result<(), StartError> {
     let filter = filter.or(from_environment.as_deref()).unwrap_or("info");
     let parsed = EnvFilter::builder()
         .parse(filter)
-        .map_err(|error| StartError::Log {
-            filter: filter.into(),
-            what: error.to_string(),
+        .map_err(|error| {
+            StartError::new(format_args!(
+                "--log {filter:?} is not a log filter ({error}): write error, warn, info, debug or trace"
+            ))
         })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(parsed)

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use esp_client::control::Rings;
@@ -14,19 +14,19 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tracing::{debug, info, warn};
 
 use crate::accounts::Accounts;
-use crate::config::{Control, RingOptions};
+use crate::config::{Limits, RingOptions};
 use crate::engine::EnginePort;
 use crate::leases::{LeaseSetup, Leases};
-use crate::limits::Limits;
 use crate::links::{Link, LinkSpec};
 use crate::peer::Credentials;
+use crate::ports::PortClaim;
 use crate::refusal::Refusal;
 use crate::slots::Slots;
 use crate::stats::{ControlStats, Seldom};
 
 /// Minimum interval between queries of the engine's state. Requests in between wait for the next
 /// one.
-const SNAPSHOT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+const SNAPSHOT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The control plane of one node.
 pub struct Node {
@@ -40,7 +40,8 @@ pub struct Node {
     pub accounts: Arc<Accounts>,
     /// Counters.
     pub stats: ControlStats,
-    pub(crate) control: Control,
+    /// Time within which a program must send Hello, complete a message, or read a reply.
+    pub(crate) patience: Duration,
     rings: RingOptions,
     pub(crate) started: Instant,
     next_client: AtomicU64,
@@ -58,8 +59,9 @@ pub struct NodeOptions {
     pub limits: Limits,
     /// Ring sizes.
     pub rings: RingOptions,
-    /// Timeouts and limits of the control protocol.
-    pub control: Control,
+    /// Time within which a program must send Hello, complete a message, or read a reply; then it
+    /// is disconnected.
+    pub patience: Duration,
     /// Leases.
     pub lease: LeaseSetup,
 }
@@ -108,7 +110,7 @@ impl Node {
             listeners: DashMap::new(),
             accounts: Accounts::new(options.limits),
             stats: ControlStats::default(),
-            control: options.control,
+            patience: options.patience,
             rings: options.rings,
             started: Instant::now(),
             next_client: AtomicU64::new(1),
@@ -203,21 +205,16 @@ impl Node {
     fn event(&self, event: &EngineEvent) {
         match *event {
             EngineEvent::Incoming { listener, arrival } => {
-                let message = self.listener_owner(listener).is_some_and(|client| {
-                    client
-                        .session
-                        .send(SessionEvent::Incoming { listener, arrival })
-                        .is_ok()
-                });
-                if !message {
+                let event = SessionEvent::Incoming { listener, arrival };
+                let owner = self.listener_owner(listener);
+                if owner.is_none_or(|client| client.session.send(event).is_err()) {
                     self.refuse(arrival.handle);
                 }
             }
             EngineEvent::IncomingGone { listener, handle } => {
                 if let Some(client) = self.listener_owner(listener) {
-                    let _ = client
-                        .session
-                        .send(SessionEvent::IncomingGone { listener, handle });
+                    let event = SessionEvent::IncomingGone { listener, handle };
+                    let _ = client.session.send(event);
                 }
             }
             EngineEvent::Closed {
@@ -242,14 +239,11 @@ impl Node {
             EngineEvent::Moved {
                 client, slot, link, ..
             } => {
-                let (Some(client), Some(link)) =
-                    (self.client(client), self.links.get(usize::from(link.0)))
-                else {
-                    return;
-                };
-                client
-                    .slots()
-                    .moved(slot, |port| port.take_on(&link.esp, client.who.uid));
+                let link = self.links.get(usize::from(link.0));
+                if let (Some(client), Some(link)) = (self.client(client), link) {
+                    let take = |port: &PortClaim| port.take_on(&link.esp, client.who.uid);
+                    client.slots().moved(slot, take);
+                }
             }
             EngineEvent::Link {
                 link,
@@ -280,24 +274,16 @@ impl Node {
         }
     }
 
-    /// Returns the number of reserved leases of an earlier daemon.
-    pub fn waiting_leases(&self) -> usize {
-        self.leases.waiting()
-    }
-
-    /// Frees the ports of reserved leases after the grace period; returns their number.
-    pub fn expire_waiting_leases(&self) -> usize {
-        let expired = self.leases.expire_waiting();
-        for waiting in &expired {
-            // The ports are freed (drop) after the command.
-            let (link, ports) = (waiting.link, waiting.ports.clone());
+    /// Ends a lease. Its ports are freed (drop) after the command.
+    pub(crate) fn end_lease(&self, id: u64) {
+        if let Some(lease) = self.leases.remove(id) {
+            // A stopped engine has no sockets.
             let _ = self.send(Command::Unhold {
-                link,
-                ports,
-                orphans: Vec::new(),
+                link: lease.link,
+                ports: lease.ports(),
+                orphans: lease.orphans(),
             });
         }
-        expired.len()
     }
 
     /// Refuses an incoming connection.
@@ -325,29 +311,19 @@ impl Node {
     /// Returns the ring sizes granted for a request; 0 leaves a size to the daemon. The receive
     /// ring has at least `least_rx` bytes, whatever was requested or is allowed.
     pub(crate) fn grant(&self, wanted: Rings, least_rx: u32) -> Result<RingSizes, Refusal> {
-        let one = |name: &str, wanted: u32, default: u64, most: u64| {
-            let size = if wanted == 0 {
-                default
-            } else {
-                u64::from(wanted).min(most)
-            };
-            match u32::try_from(size) {
-                Ok(size) if wanted == 0 || wanted.is_power_of_two() && wanted >= MIN_RING => {
-                    Ok(size)
-                }
-                _ => Err(Refusal::bad_argument(format!(
-                    "invalid {name} ring of {wanted} bytes: expected a power of two from {MIN_RING} on, or 0 for \
-                     the default"
-                ))),
-            }
+        let one = |name: &str, wanted: u32| match wanted {
+            0 => Ok(self.rings.default.0),
+            size if size.is_power_of_two() && size >= MIN_RING => Ok(size.min(self.rings.max.0)),
+            _ => Err(Refusal::bad_argument(format!(
+                "invalid {name} ring of {wanted} bytes: expected a power of two from {MIN_RING} on, or 0 for \
+                 the default"
+            ))),
         };
-        let rings = &self.rings;
+        // Beyond 2^31 (impossible for an MTU) the check below refuses it.
+        let least_rx = least_rx.checked_next_power_of_two().unwrap_or(u32::MAX);
         let sizes = RingSizes {
-            tx: one("send", wanted.tx, rings.default_tx.0, rings.max_tx.0)?,
-            rx: one("receive", wanted.rx, rings.default_rx.0, rings.max_rx.0)?.max(
-                // Beyond 2^31 (impossible for an MTU) the check below refuses it.
-                least_rx.checked_next_power_of_two().unwrap_or(u32::MAX),
-            ),
+            tx: one("send", wanted.tx)?,
+            rx: one("receive", wanted.rx)?.max(least_rx),
         };
         sizes.check().map_err(Refusal::bad_argument)?;
         Ok(sizes)

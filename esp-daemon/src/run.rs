@@ -1,27 +1,23 @@
 //! One run of the daemon, from start to end.
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkConfig, LinkId};
-use esp_proto::Port;
+use sd_notify::NotifyState;
 use tokio::net::UnixListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
+use crate::claim::{self, InterfaceClaim, SocketClaim, beside};
 use crate::config::Config;
-use crate::error::{Failure, RunError, StartError};
+use crate::error::{Failure, StartError};
 use crate::leases::{LeaseSetup, record};
-use crate::life::interface::InterfaceClaim;
-use crate::life::notify;
-use crate::life::socket::{self, SocketClaim};
-use crate::limits::Limits;
 use crate::links::LinkSpec;
 use crate::node::{Node, NodeOptions};
-use crate::settings::{Settings, machine_memory};
+use crate::settings::Settings;
 use crate::telemetry::Telemetry;
 use crate::{peer, server};
 
@@ -30,6 +26,13 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Threads of the control plane.
 const WORKERS: usize = 2;
+/// Time within which a program must send Hello, complete a message, or read a reply.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What is fatal while running: the engine's thread ended unexpectedly.
+const ENGINE_STOPPED: Failure = Failure::Run(
+    "the engine stopped unexpectedly and its connections are lost: restart esp-daemon, and report \
+     the log before this message",
+);
 
 /// Serves until a signal requests the end.
 ///
@@ -50,24 +53,25 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
 }
 
 async fn serve(settings: &Settings) -> Result<(), Failure> {
+    let config = &settings.config;
     // First, so that no signal is missed.
-    let mut signals = Signals::new()?;
+    let catch = |kind| signal(kind).map_err(StartError::system("catch signals"));
+    let mut terminate = catch(SignalKind::terminate())?;
+    let mut interrupt = catch(SignalKind::interrupt())?;
+    let mut hangup = catch(SignalKind::hangup())?;
     let interfaces = settings.find_interfaces()?;
+    let mut claims = Vec::new();
     for interface in &interfaces {
-        for ethertype in [
-            settings.config.ethertypes.esp,
-            settings.config.ethertypes.edp,
-        ] {
+        for ethertype in [config.ethertypes.esp, config.ethertypes.edp] {
             let claim = InterfaceClaim::take(&interface.name, interface.index, ethertype)?;
-            tokio::spawn(claim.answer());
+            claims.push(claim);
         }
     }
-    let group = settings
-        .config
+    let group = config
         .socket
         .group
         .as_deref()
-        .map(socket::group)
+        .map(claim::group)
         .transpose()?;
     let udp = settings.find_udp()?;
     let ethernet = interfaces.iter().cloned().map(LinkConfig::Ethernet);
@@ -76,22 +80,24 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     let links: Vec<LinkSpec> = all.iter().map(Into::into).collect();
     let names = links.iter().map(|link| link.name.as_str());
     let names = names.collect::<Vec<_>>().join(", ");
-    let record = record::path(&settings.socket);
-    // Also with leases disabled, so that their programs are refused at once.
-    let before = record::load(&record);
-    let held = held_before(&before, &interfaces);
+    let record = beside(&config.socket.path, ".leases");
+    let lease_groups = config.lease.groups.iter();
     let lease = LeaseSetup {
+        // Also with leases disabled, so that their programs are refused at once.
+        before: record::load(&record),
         record: Some(record),
-        before,
-        options: settings.config.lease.clone(),
-        groups: lease_groups(&settings.config.lease.groups),
+        options: config.lease.clone(),
+        // A missing group is not an error: the default names one that may not exist.
+        groups: lease_groups
+            .filter_map(|name| Some(claim::group(name).ok()?.as_raw()))
+            .collect(),
         endpoint: settings.endpoint(),
-        interfaces: interfaces.clone(),
+        interfaces,
     };
-    let mut engine = start_engine(settings, all, held)?;
+    let mut engine = start_engine(settings, all, &lease)?;
     // Last of the steps that can fail: from now on programs find the daemon.
-    let (claim, socket) =
-        SocketClaim::take(&settings.socket, settings.config.socket.mode.0, group)?;
+    let path = &config.socket.path;
+    let (claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
     let listener = UnixListener::from_std(socket.into())
         .map_err(StartError::system("watch the control socket"))?;
 
@@ -99,17 +105,14 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         Box::new(engine.handle.clone()),
         NodeOptions {
             links,
-            limits: settings.limits(),
-            rings: settings.config.rings.clone(),
-            control: settings.config.control.clone(),
+            limits: config.limits.clone(),
+            rings: config.rings.clone(),
+            patience: PATIENCE,
             lease,
         },
     );
     start_metrics(settings, &node)?;
-    tokio::spawn(expire_reservations(
-        Arc::clone(&node),
-        settings.config.lease.grace.0,
-    ));
+    tokio::spawn(expire_reservations(Arc::clone(&node), config.lease.grace.0));
     tokio::spawn(Arc::clone(&node).dispatch(engine.events));
     let (stop, stopped) = watch::channel(false);
     let serving = tokio::spawn(server::serve(
@@ -118,25 +121,28 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         peer::by_kernel(),
         stopped,
     ));
-    if let Some(pause) = notify::watchdog() {
-        tokio::spawn(notify_watchdog(Arc::clone(&node), pause));
+    if let Some(timeout) = sd_notify::watchdog_enabled() {
+        tokio::spawn(notify_watchdog(Arc::clone(&node), timeout / 2));
     }
 
-    info!(interfaces = names, socket = %claim.path().display(), "esp-daemon {} is ready", env!("CARGO_PKG_VERSION"));
-    notify::ready(&names);
+    info!(interfaces = names, socket = %path.display(), "esp-daemon {} is ready", env!("CARGO_PKG_VERSION"));
+    notify(&[
+        NotifyState::Ready,
+        NotifyState::Status(&format!("serving {names}")),
+    ]);
     let ended = loop {
         tokio::select! {
             biased;
-            _ = &mut engine.ended => break Err(RunError::EngineStopped.into()),
-            _ = signals.terminate.recv() => break Ok(()),
-            _ = signals.interrupt.recv() => break Ok(()),
-            _ = signals.hangup.recv() => reload(&node, settings.config_file.as_ref()),
+            _ = &mut engine.ended => break Err(ENGINE_STOPPED),
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
+            _ = hangup.recv() => reload(&node, settings.config_file.as_ref()),
         }
     };
     info!("stopping");
-    notify::stopping();
+    notify(&[NotifyState::Stopping]);
     let result = match ended {
-        Ok(()) => stop_engine(&engine.handle).await.map_err(Failure::from),
+        Ok(()) => stop_engine(&engine.handle).await,
         failed => failed,
     };
     node.leases.stop();
@@ -156,35 +162,21 @@ struct Running {
     ended: oneshot::Receiver<()>,
 }
 
-/// Returns the ports of earlier leases, for the engine to hold.
-fn held_before(
-    before: &[record::Entry],
-    interfaces: &[netif::Interface],
-) -> Vec<(LinkId, RangeInclusive<Port>)> {
-    let number = |name: &str| {
-        interfaces
-            .iter()
-            .position(|interface| interface.name == name)
-    };
-    let held = |entry: &record::Entry| {
-        let link = u16::try_from(number(&entry.interface)?).ok()?;
-        Some((LinkId(link), entry.ports.clone()))
-    };
-    before.iter().filter_map(held).collect()
-}
-
 /// Frees the ports of earlier leases that were not adopted within the grace period.
 async fn expire_reservations(node: Arc<Node>, grace: Duration) {
-    let waiting = node.waiting_leases();
+    let waiting = node.leases.reserved().len();
     if waiting == 0 {
         return;
     }
     info!(leases = waiting, "reserved the ports of earlier leases");
     tokio::time::sleep(grace).await;
-    let left = node.expire_waiting_leases();
+    let left = node.leases.reserved();
+    for lease in &left {
+        node.end_lease(*lease);
+    }
     info!(
-        adopted = waiting - left,
-        expired = left,
+        adopted = waiting - left.len(),
+        expired = left.len(),
         "grace period over: freed the ports of leases that were not adopted"
     );
 }
@@ -192,12 +184,17 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
 fn start_engine(
     settings: &Settings,
     links: Vec<LinkConfig>,
-    held: Vec<(LinkId, RangeInclusive<Port>)>,
+    lease: &LeaseSetup,
 ) -> Result<Running, StartError> {
+    let held = lease.before.iter().filter_map(|entry| {
+        let mut interfaces = lease.interfaces.iter();
+        let link = interfaces.position(|interface| interface.name == entry.interface)?;
+        Some((LinkId(u16::try_from(link).ok()?), entry.ports.clone()))
+    });
     let config = EngineConfig {
         endpoint: settings.endpoint(),
         links,
-        held,
+        held: held.collect(),
         idle: settings.idle(),
         pcap: settings.config.pcap.clone(),
         ..EngineConfig::default()
@@ -206,7 +203,7 @@ fn start_engine(
     let send = move |event| {
         let _ = to_control.send(event); // no receiver during the shutdown
     };
-    let (engine, handle) = Engine::new(config, Box::new(send))?;
+    let (engine, handle) = Engine::new(config, Box::new(send)).map_err(StartError::new)?;
     let (end, ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("esp-engine".into())
@@ -222,32 +219,23 @@ fn start_engine(
     })
 }
 
-/// Resolves groups. A missing group is not an error: the default names one that may not exist.
-fn lease_groups(names: &[String]) -> Vec<u32> {
-    names
-        .iter()
-        .filter_map(|name| socket::group(name).ok())
-        .map(|group| group.as_raw())
-        .collect()
-}
-
 fn start_metrics(settings: &Settings, node: &Arc<Node>) -> Result<(), StartError> {
-    let metrics = &settings.config.metrics;
-    let Some(listen) = metrics.listen else {
+    let Some(listen) = settings.config.metrics.listen else {
         return Ok(());
     };
-    let (telemetry, exporter) = Telemetry::new(listen).map_err(|error| StartError::Metrics {
-        listen,
-        what: error.to_string(),
+    let (telemetry, exporter) = Telemetry::new(listen).map_err(|error| {
+        StartError::new(format_args!(
+            "cannot serve metrics on {listen}: {error}; change metrics.listen"
+        ))
     })?;
     tokio::spawn(exporter);
-    tokio::spawn(telemetry.run(Arc::clone(node), metrics.interval.0));
+    tokio::spawn(telemetry.run(Arc::clone(node)));
     info!(%listen, "serving metrics");
     Ok(())
 }
 
 /// Resets every connection with `Shutdown` and waits until the resets are sent.
-async fn stop_engine(engine: &EngineHandle) -> Result<(), RunError> {
+async fn stop_engine(engine: &EngineHandle) -> Result<(), Failure> {
     let (done, is_done) = oneshot::channel();
     let reply = Box::new(move |()| {
         let _ = done.send(());
@@ -256,21 +244,27 @@ async fn stop_engine(engine: &EngineHandle) -> Result<(), RunError> {
     let engine = engine.clone();
     let sent = tokio::task::spawn_blocking(move || engine.send(Command::Shutdown { reply }));
     let stopped = async {
-        match sent.await {
-            Ok(Ok(())) => is_done.await.map_err(|_| RunError::EngineStopped),
-            _ => Err(RunError::EngineStopped),
-        }
+        let sent = sent.await.is_ok_and(|sent| sent.is_ok());
+        let stopped = sent && is_done.await.is_ok();
+        stopped.then_some(()).ok_or(ENGINE_STOPPED)
     };
-    tokio::time::timeout(SHUTDOWN, stopped)
-        .await
-        .unwrap_or(Err(RunError::EngineStuck))
+    let stuck = "the engine did not stop in time; the peers of its connections are not notified";
+    let stopped = tokio::time::timeout(SHUTDOWN, stopped).await;
+    stopped.unwrap_or(Err(Failure::Run(stuck)))
+}
+
+/// Notifies the service manager, if there is one.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        warn!(%error, "cannot reach the service manager");
+    }
 }
 
 /// Notifies the service manager as long as engine and control plane are alive.
 async fn notify_watchdog(node: Arc<Node>, pause: Duration) {
     loop {
         if node.snapshot().await.is_ok() {
-            notify::alive();
+            notify(&[NotifyState::Watchdog]);
         }
         tokio::time::sleep(pause).await;
     }
@@ -284,42 +278,22 @@ fn reload(node: &Node, file: Option<&PathBuf>) {
     };
     match Config::load(file) {
         Ok(config) => {
-            node.accounts
-                .set_limits(Limits::new(&config.limits, machine_memory()));
+            node.accounts.set_limits(config.limits);
             info!(file = %file.display(), "reloaded the limits; other options need a restart");
         }
         Err(error) => error!(%error, "SIGHUP: cannot reload; the limits are unchanged"),
     }
 }
 
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Signals, StartError> {
-        let catch = |kind| signal(kind).map_err(StartError::system("catch signals"));
-        Ok(Signals {
-            terminate: catch(SignalKind::terminate())?,
-            interrupt: catch(SignalKind::interrupt())?,
-            hangup: catch(SignalKind::hangup())?,
-        })
-    }
-}
-
 /// Raises the descriptor limit to the maximum: each program needs three.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            maximum: limit.maximum,
-        },
-    ) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let limit = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
         warn!(%error, "cannot raise the limit of open files");
     }
 }

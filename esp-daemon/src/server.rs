@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
-use crate::accounts::Resource;
+use crate::config::Resource;
 use crate::node::Node;
 use crate::peer::{Credentials, Identify};
 use crate::refusal::Refusal;

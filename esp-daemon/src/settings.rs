@@ -10,20 +10,13 @@ use netif::IpNetwork;
 use crate::args::Args;
 use crate::config::{self, Config, Network};
 use crate::error::StartError;
-use crate::limits::Limits;
 
-/// Everything a run needs, resolved; nothing on the machine has been changed yet.
+/// Everything a run needs; nothing on the machine has been changed yet.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The config file, if one was read; SIGHUP reloads it.
     pub config_file: Option<PathBuf>,
-    /// Names of the interfaces.
-    pub interfaces: Vec<String>,
-    /// Networks of ESP in UDP.
-    pub udp: Vec<Network>,
-    /// Path of the control socket.
-    pub socket: PathBuf,
-    /// The config as read, for options without a command-line equivalent.
+    /// The config, with the options of the command line.
     pub config: Config,
 }
 
@@ -38,28 +31,26 @@ impl Settings {
             Some(file) => Some(file.clone()),
             None => Some(PathBuf::from(config::DEFAULT_FILE)).filter(|file| file.exists()),
         };
-        let config = match &config_file {
-            Some(file) => Config::load(file)?,
+        let mut config = match &config_file {
+            Some(file) => Config::load(file).map_err(StartError::new)?,
             None => Config::default(),
         };
-        let interfaces = match args.interfaces.as_slice() {
-            [] => config.interfaces.clone(),
-            named => unique(named),
-        };
-        let udp = match args.udp.as_slice() {
-            [] => config.udp.clone(),
-            named => named.to_vec(),
-        };
-        let socket = args
-            .socket
-            .clone()
-            .or(environment)
-            .unwrap_or_else(|| config.socket.path.clone());
+        if !args.interfaces.is_empty() {
+            config.interfaces.clear();
+        }
+        for name in &args.interfaces {
+            if !config.interfaces.contains(name) {
+                config.interfaces.push(name.clone());
+            }
+        }
+        if !args.udp.is_empty() {
+            config.udp.clone_from(&args.udp);
+        }
+        if let Some(socket) = args.socket.clone().or(environment) {
+            config.socket.path = socket;
+        }
         Ok(Settings {
             config_file,
-            interfaces,
-            udp,
-            socket,
             config,
         })
     }
@@ -69,11 +60,9 @@ impl Settings {
     /// # Errors
     /// None is named, or one of them is missing or not Ethernet.
     pub fn find_interfaces(&self) -> Result<Vec<netif::Interface>, StartError> {
-        if self.interfaces.is_empty() && self.udp.is_empty() {
-            let config = self
-                .config_file
-                .clone()
-                .unwrap_or_else(|| config::DEFAULT_FILE.into());
+        if self.config.interfaces.is_empty() && self.config.udp.is_empty() {
+            let config = self.config_file.as_deref();
+            let config = config.unwrap_or(Path::new(config::DEFAULT_FILE)).display();
             let usable = netif::Interface::list()
                 .into_iter()
                 .filter(|found| found.check_ethernet().is_ok());
@@ -81,14 +70,13 @@ impl Settings {
             if existing.is_empty() {
                 existing.push("no Ethernet interface".into());
             }
-            return Err(StartError::NoInterface { config, existing });
+            return Err(StartError::new(format_args!(
+                "no interface configured: name one with --interface, or in `interfaces` of {config}; existing: {}",
+                existing.join(", ")
+            )));
         }
-        let find = |name: &String| {
-            let found = netif::Interface::by_name(name)?;
-            found.check_ethernet()?;
-            Ok(found)
-        };
-        self.interfaces.iter().map(find).collect()
+        let find = |name: &String| ethernet(name);
+        self.config.interfaces.iter().map(find).collect()
     }
 
     /// Returns the links of ESP in UDP: one for each address of this node in the configured
@@ -98,70 +86,48 @@ impl Settings {
     /// A network has no address of this node.
     pub fn find_udp(&self) -> Result<Vec<LinkConfig>, StartError> {
         let all = netif::addresses();
-        let mut links: Vec<LinkConfig> = Vec::new();
-        for network in &self.udp {
-            let before = links.len();
-            for found in all.iter().filter(|found| is_in(found, network)) {
-                let local = SocketAddr::new(found.ip, self.config.udp_port);
-                let source = match network {
-                    Network::Prefix(prefix) => *prefix,
-                    Network::OnLink => match IpNetwork::new(found.ip, found.prefix) {
-                        Ok(own) => own,
-                        Err(_) => continue,
-                    },
-                };
-                let known = links.iter_mut().find_map(|link| match link {
-                    LinkConfig::Udp {
-                        local: own,
-                        sources,
-                        ..
-                    } if *own == local => Some(sources),
-                    _ => None,
-                });
-                match known {
-                    Some(sources) => sources.push(source),
-                    None => links.push(LinkConfig::Udp {
-                        interface: named(&found.interface, &links),
-                        local,
-                        sources: vec![source],
-                    }),
-                }
+        let networks = &self.config.udp;
+        for network in networks {
+            if !all.iter().any(|found| source(found, network).is_some()) {
+                let existing: Vec<String> = all.iter().map(|found| found.ip.to_string()).collect();
+                return Err(StartError::new(format_args!(
+                    "udp: no address of this node is in {network}; it has {}",
+                    existing.join(", ")
+                )));
             }
-            if links.len() == before && !all.iter().any(|found| is_in(found, network)) {
-                return Err(StartError::NoAddress {
-                    network: network.to_string(),
-                    existing: all.iter().map(|found| found.ip.to_string()).collect(),
+        }
+        let mut links: Vec<LinkConfig> = Vec::new();
+        for found in &all {
+            let sources: Vec<IpNetwork> = networks
+                .iter()
+                .filter_map(|network| source(found, network))
+                .collect();
+            if !sources.is_empty() {
+                let interface = named(&found.interface, &links);
+                let local = SocketAddr::new(found.ip, self.config.udp_port);
+                links.push(LinkConfig::Udp {
+                    interface,
+                    local,
+                    sources,
                 });
             }
         }
         Ok(links)
     }
 
-    /// Returns the limits on this machine.
-    pub fn limits(&self) -> Limits {
-        Limits::new(&self.config.limits, machine_memory())
-    }
-
     /// Returns the parameters of the protocol.
     pub fn endpoint(&self) -> EndpointConfig {
         let Config {
-            timers,
-            protocol,
-            ethertypes,
-            ..
+            timers, ethertypes, ..
         } = &self.config;
         EndpointConfig {
             esp_ethertype: ethertypes.esp,
             edp_ethertype: ethertypes.edp,
-            max_connections: protocol.max_connections as usize,
-            max_window: protocol.max_window,
-            max_ack_delay: timers.max_ack_delay.0,
             min_rto: timers.min_rto.0,
             max_rto: timers.max_rto.0,
             connect_timeout: timers.connect_timeout.0,
             peer_timeout: timers.peer_timeout.0,
             keepalive: timers.keepalive.0,
-            time_wait: timers.time_wait.0,
             node_name: self.config.node_name.clone().unwrap_or_else(host_name),
             ..EndpointConfig::default()
         }
@@ -172,18 +138,20 @@ impl Settings {
         let idle = &self.config.idle;
         IdleConfig {
             spin: idle.spin.0,
-            yield_for: idle.yield_for.0,
             core: idle.core.and_then(|core| usize::try_from(core).ok()),
+            ..IdleConfig::default()
         }
     }
 }
 
-/// Returns true if a link serves this address for a network.
-fn is_in(found: &netif::LocalAddress, network: &Network) -> bool {
+/// Returns the source addresses that a link at this address accepts for a network; `None` if it is
+/// not in the network.
+fn source(found: &netif::LocalAddress, network: &Network) -> Option<IpNetwork> {
     let link_local = matches!(found.ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     match network {
-        Network::Prefix(prefix) => prefix.contains(found.ip),
-        Network::OnLink => !found.interface.loopback && !link_local,
+        Network::Prefix(prefix) => prefix.contains(found.ip).then_some(*prefix),
+        Network::OnLink if found.interface.loopback || link_local => None,
+        Network::OnLink => IpNetwork::new(found.ip, found.prefix).ok(),
     }
 }
 
@@ -206,21 +174,20 @@ fn named(interface: &netif::Interface, links: &[LinkConfig]) -> netif::Interface
 /// # Errors
 /// The first error found.
 pub fn check_config(file: &Path) -> Result<(), StartError> {
-    let config = Config::load(file)?;
+    let config = Config::load(file).map_err(StartError::new)?;
     for name in &config.interfaces {
-        netif::Interface::by_name(name)?.check_ethernet()?;
+        ethernet(name)?;
     }
     if let Some(name) = &config.socket.group {
-        crate::life::socket::group(name)?;
+        crate::claim::group(name)?;
     }
     Ok(())
 }
 
-/// Returns the machine's memory in bytes.
-#[allow(clippy::useless_conversion)] // 32 bits wide on some machines
-pub fn machine_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    u64::from(info.totalram).saturating_mul(u64::from(info.mem_unit))
+fn ethernet(name: &str) -> Result<netif::Interface, StartError> {
+    let found = netif::Interface::by_name(name).map_err(StartError::new)?;
+    found.check_ethernet().map_err(StartError::new)?;
+    Ok(found)
 }
 
 fn host_name() -> String {
@@ -228,16 +195,6 @@ fn host_name() -> String {
         .nodename()
         .to_string_lossy()
         .into_owned()
-}
-
-fn unique(names: &[String]) -> Vec<String> {
-    let mut kept: Vec<String> = Vec::new();
-    for name in names {
-        if !kept.contains(name) {
-            kept.push(name.clone());
-        }
-    }
-    kept
 }
 
 #[cfg(test)]
@@ -262,14 +219,17 @@ mod tests {
             config: Some(file),
             ..Args::default()
         };
-        assert_eq!(settings(&args, None).socket, Path::new("/c"));
-        assert_eq!(settings(&args, Some("/e")).socket, Path::new("/e"));
-        assert_eq!(settings(&args, None).interfaces, ["c0"]);
+        assert_eq!(settings(&args, None).config.socket.path, Path::new("/c"));
+        assert_eq!(
+            settings(&args, Some("/e")).config.socket.path,
+            Path::new("/e")
+        );
+        assert_eq!(settings(&args, None).config.interfaces, ["c0"]);
         args.socket = Some("/a".into());
         args.interfaces = vec!["a0".into(), "a1".into(), "a0".into()];
         let all = settings(&args, Some("/e"));
-        assert_eq!(all.socket, Path::new("/a"));
-        assert_eq!(all.interfaces, ["a0", "a1"]);
+        assert_eq!(all.config.socket.path, Path::new("/a"));
+        assert_eq!(all.config.interfaces, ["a0", "a1"]);
         assert_eq!(all.endpoint().keepalive.as_secs(), 7);
         assert!(!all.endpoint().node_name.is_empty());
     }
@@ -286,10 +246,5 @@ mod tests {
                 .to_string()
                 .contains("/nonexistent/x.toml")
         );
-    }
-
-    #[test]
-    fn machine_has_memory() {
-        assert!(machine_memory() > 1 << 20);
     }
 }

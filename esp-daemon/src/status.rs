@@ -5,7 +5,7 @@
 
 use esp_client::control::codec::encode;
 use esp_client::control::{
-    ConnectionStatus, CounterStatus, EdpStatus, Envelope, ListenerStatus, Reply, Status,
+    ConnectionStatus, CounterStatus, EdpStatus, Envelope, ListenerStatus, Owner, Reply, Status,
 };
 use esp_engine::{ClientId, LinkSnapshot, Snapshot};
 use esp_proto::{ConnInfo, Duration, State};
@@ -16,18 +16,6 @@ use crate::refusal::Refusal;
 
 /// Number of entries that always fit into one message (at most 1 KiB each).
 const CERTAIN_TO_FIT: usize = 2048;
-/// Maximum number of connections listed; about what fits into one message.
-const MOST_CONNECTIONS: usize = 8192;
-/// Maximum number of listeners listed, and of datagram ports.
-const MOST_PORTS: usize = 4096;
-
-/// Owner as visible to the viewer.
-#[derive(Default)]
-struct Owner {
-    uid: Option<u32>,
-    pid: Option<u32>,
-    program: Option<String>,
-}
 
 /// Returns the node's state as visible to `viewer`.
 pub(crate) async fn of(node: &Node, viewer: Credentials) -> Result<Status, Refusal> {
@@ -70,119 +58,76 @@ pub(crate) fn counters(node: &Node, snapshot: &Snapshot) -> Vec<CounterStatus> {
 }
 
 fn add_link(node: &Node, viewer: Credentials, link: &LinkSnapshot, status: &mut Status) {
-    let interface = || link.interface.clone();
-    status
-        .connections
-        .extend(link.connections.iter().map(|(_, owner, info)| {
-            let owner = owner
-                .map(|(client, _)| owner_of(node, viewer, client))
-                .unwrap_or_default();
-            connection(interface(), owner, info)
-        }));
-    status.listeners.extend(
-        link.listeners
-            .iter()
-            .map(|&(port, listener, waiting, backlog)| {
-                let owner = listener.and_then(|id| node.listener_owner(id));
-                let Owner { uid, pid, program } = owner
-                    .map(|client| owner_of(node, viewer, client.id))
-                    .unwrap_or_default();
-                // A backlog is at most 1024.
-                let [waiting, backlog] =
-                    [waiting, backlog].map(|n| u16::try_from(n).unwrap_or(u16::MAX));
-                ListenerStatus {
-                    interface: interface(),
-                    port,
-                    waiting,
-                    backlog,
-                    uid,
-                    pid,
-                    program,
-                }
-            }),
-    );
-    status
-        .edp
-        .extend(link.edp_ports.iter().map(|&(port, client, _)| {
-            let Owner { uid, pid, program } = owner_of(node, viewer, client);
-            EdpStatus {
-                interface: interface(),
-                port,
-                uid,
-                pid,
-                program,
-            }
-        }));
+    let owner_of = |client: Option<ClientId>| owner_of(node, viewer, client);
+    for (_, owner, info) in &link.connections {
+        let owner = owner_of(owner.map(|(client, _)| client));
+        status
+            .connections
+            .push(connection(&link.interface, owner, info));
+    }
+    for &(port, listener, waiting, backlog) in &link.listeners {
+        let owner = listener.and_then(|id| node.listener_owner(id));
+        // A backlog is at most 1024.
+        let [waiting, backlog] = [waiting, backlog].map(|n| u16::try_from(n).unwrap_or(u16::MAX));
+        status.listeners.push(ListenerStatus {
+            interface: link.interface.clone(),
+            port,
+            waiting,
+            backlog,
+            owner: owner_of(owner.map(|client| client.id)),
+        });
+    }
+    for &(port, client, _) in &link.edp_ports {
+        status.edp.push(EdpStatus {
+            interface: link.interface.clone(),
+            port,
+            owner: owner_of(Some(client)),
+        });
+    }
 }
 
 /// Adds the connections over leases registered by their holders, whose counters the daemon does not
 /// see.
 fn add_leases(node: &Node, viewer: Credentials, status: &mut Status) {
     for lease in node.leases.all() {
-        let Some(link) = node.links.get(usize::from(lease.link.0)) else {
-            continue;
-        };
-        status
-            .connections
-            .extend(
-                lease
-                    .registered()
-                    .into_iter()
-                    .map(|(local_port, peer, peer_port)| ConnectionStatus {
-                        interface: link.name().into(),
-                        state: "established".into(),
-                        local_port,
-                        peer: peer.to_string(),
-                        peer_port,
-                        path: "lease".into(),
-                        ..with_owner(owner_of(node, viewer, lease.client))
-                    }),
-            );
+        for (local_port, peer, peer_port) in lease.registered() {
+            status.connections.push(ConnectionStatus {
+                interface: lease.entry.interface.clone(),
+                state: "established".into(),
+                local_port,
+                peer: peer.to_string(),
+                peer_port,
+                path: "lease".into(),
+                owner: owner_of(node, viewer, Some(lease.client())),
+                ..ConnectionStatus::default()
+            });
+        }
     }
 }
 
-fn with_owner(owner: Owner) -> ConnectionStatus {
-    let Owner { uid, pid, program } = owner;
-    ConnectionStatus {
-        uid,
-        pid,
-        program,
-        ..ConnectionStatus::default()
-    }
-}
-
-fn owner_of(node: &Node, viewer: Credentials, client: ClientId) -> Owner {
-    let Some(client) = node.client(client) else {
+/// Returns the owner as visible to the viewer.
+fn owner_of(node: &Node, viewer: Credentials, client: Option<ClientId>) -> Owner {
+    let Some(client) = client.and_then(|id| node.client(id)) else {
         return Owner::default();
     };
-    let uid = Some(client.who.uid);
-    if viewer.is_root() || viewer.uid == client.who.uid {
-        Owner {
-            uid,
-            pid: client.who.pid,
-            program: Some(client.program.clone()),
-        }
-    } else {
-        Owner {
-            uid,
-            pid: None,
-            program: None,
-        }
+    let visible = viewer.is_root() || viewer.uid == client.who.uid;
+    Owner {
+        uid: Some(client.who.uid),
+        pid: client.who.pid.filter(|_| visible),
+        program: visible.then(|| client.program.clone()),
     }
 }
 
-fn connection(interface: String, owner: Owner, info: &ConnInfo) -> ConnectionStatus {
+fn connection(interface: &str, owner: Owner, info: &ConnInfo) -> ConnectionStatus {
     let us = |time: Duration| time.as_secs_f64() * 1e6;
     ConnectionStatus {
-        interface,
+        interface: interface.into(),
         state: state_name(info.state).into(),
         local_port: info.local_port,
         peer: info.peer.to_string(),
         peer_port: info.peer_port,
         path: "daemon".into(),
-        uid: owner.uid,
-        pid: owner.pid,
-        program: owner.program,
+        owner,
         srtt_us: info.srtt.map(us),
         rttvar_us: us(info.rttvar),
         min_rtt_us: info.min_rtt.map(us),
@@ -226,32 +171,30 @@ fn state_name(state: State) -> &'static str {
 
 /// Truncates the lists until the reply fits; the viewer's own connections are kept longest.
 fn fit(node: &Node, viewer: Credentials, status: &mut Status) {
-    let entries = status.connections.len() + status.listeners.len() + status.edp.len();
-    if entries <= CERTAIN_TO_FIT {
-        return;
+    let entries =
+        |status: &Status| status.connections.len() + status.listeners.len() + status.edp.len();
+    let before = entries(status);
+    if before > CERTAIN_TO_FIT {
+        let is_other = |found: &ConnectionStatus| found.owner.uid != Some(viewer.uid);
+        status.connections.sort_by_key(is_other);
     }
-    status.listeners.truncate(MOST_PORTS);
-    status.edp.truncate(MOST_PORTS);
-    status
-        .connections
-        .sort_by_key(|connection| connection.uid != Some(viewer.uid));
-    status.connections.truncate(MOST_CONNECTIONS);
-    loop {
-        let reply = Envelope {
-            id: u64::MAX,
-            body: Reply::Status(Box::new(std::mem::take(status))),
-        };
-        let fits = encode(&reply).is_ok();
-        if let Reply::Status(whole) = reply.body {
-            *status = *whole;
-        }
-        if fits || status.connections.is_empty() {
-            break;
-        }
+    while entries(status) > CERTAIN_TO_FIT && !fits(status) {
         status.connections.truncate(status.connections.len() / 2);
+        status.listeners.truncate(status.listeners.len() / 2);
+        status.edp.truncate(status.edp.len() / 2);
     }
-    let left = status.connections.len() + status.listeners.len() + status.edp.len();
-    node.stats
-        .status_omitted
-        .add_many(entries.saturating_sub(left));
+    node.stats.status_omitted.add_many(before - entries(status));
+}
+
+/// Returns true if the status fits into one message.
+fn fits(status: &mut Status) -> bool {
+    let reply = Envelope {
+        id: u64::MAX,
+        body: Reply::Status(Box::new(std::mem::take(status))),
+    };
+    let fits = encode(&reply).is_ok();
+    if let Reply::Status(whole) = reply.body {
+        *status = *whole;
+    }
+    fits
 }

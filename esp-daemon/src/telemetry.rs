@@ -1,31 +1,31 @@
 //! Counters for Prometheus.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use esp_client::control::CounterStatus;
-use metrics::{Counter, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit};
+use metrics::{counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{
     BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
-use crate::accounts::Resource;
+use crate::config::Resource;
 use crate::node::Node;
 use crate::status;
 
-const METADATA: Metadata<'static> = Metadata::new("esp_daemon", Level::INFO, None);
+/// Interval at which values are fetched from the engine.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The HTTP server; runs until dropped.
 pub type Exporter = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+type Labels = Vec<(&'static str, String)>;
+
 /// Names and values as exported.
 pub struct Telemetry {
     recorder: PrometheusRecorder,
-    counters: HashMap<(String, String), Counter>,
 }
 
 impl Telemetry {
@@ -42,20 +42,13 @@ impl Telemetry {
                 tracing::warn!(?error, "metrics server ended");
             }
         });
-        Ok((
-            Telemetry {
-                recorder,
-                counters: HashMap::new(),
-            },
-            server,
-        ))
+        Ok((Telemetry { recorder }, server))
     }
 
     /// Creates a recorder without a server.
     pub fn local() -> Telemetry {
         Telemetry {
             recorder: PrometheusBuilder::new().build_recorder(),
-            counters: HashMap::new(),
         }
     }
 
@@ -64,126 +57,92 @@ impl Telemetry {
         self.recorder.handle()
     }
 
-    /// Updates the values every `interval`, until the engine ends.
-    pub async fn run(mut self, node: Arc<Node>, interval: Duration) {
-        let mut tick = tokio::time::interval(interval);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tick.tick().await;
-            if !self.refresh(&node).await {
-                return;
-            }
+    /// Updates the values regularly, until the engine ends.
+    pub async fn run(self, node: Arc<Node>) {
+        while self.refresh(&node).await {
+            tokio::time::sleep(INTERVAL).await;
         }
     }
 
     /// Updates the values once; returns false when the engine has ended.
-    pub async fn refresh(&mut self, node: &Node) -> bool {
+    pub async fn refresh(&self, node: &Node) -> bool {
         let Ok(snapshot) = node.snapshot().await else {
             return false;
         };
-        for counter in status::counters(node, &snapshot) {
-            self.count(counter);
-        }
-        for link in &snapshot.links {
-            let gauges = [
-                (
+        metrics::with_local_recorder(&self.recorder, || {
+            for found in status::counters(node, &snapshot) {
+                let name = format!("esp_{}_total", found.name);
+                describe_counter!(name.clone(), found.help.clone());
+                match found.interface.is_empty() {
+                    true => counter!(name),
+                    false => counter!(name, "interface" => found.interface),
+                }
+                .absolute(found.value);
+            }
+            let set = |name: &'static str, help: &'static str, labels: &Labels, value: f64| {
+                describe_gauge!(name, help);
+                gauge!(name, labels).set(value);
+            };
+            for link in &snapshot.links {
+                let labels = vec![("interface", link.interface.clone())];
+                let count = |entries: usize| entries as f64;
+                let open = "connections, including those being opened or closed";
+                set(
                     "esp_link_up",
                     "1 when the link is up",
+                    &labels,
                     f64::from(u8::from(link.up)),
-                ),
-                (
+                );
+                set(
                     "esp_link_mtu_bytes",
                     "bytes after the EtherType",
-                    f64::from(link.mtu),
-                ),
-                (
+                    &labels,
+                    link.mtu.into(),
+                );
+                set(
                     "esp_connections",
-                    "connections, including those being opened or closed",
-                    link.connections.len() as f64,
-                ),
-                (
+                    open,
+                    &labels,
+                    count(link.connections.len()),
+                );
+                set(
                     "esp_listeners",
                     "listening ports",
-                    link.listeners.len() as f64,
-                ),
-                (
+                    &labels,
+                    count(link.listeners.len()),
+                );
+                set(
                     "esp_edp_ports",
                     "bound datagram ports",
-                    link.edp_ports.len() as f64,
-                ),
-            ];
-            for (name, help, value) in gauges {
-                let label = Label::new("interface", link.interface.clone());
-                self.gauge(name, help, vec![label], value);
+                    &labels,
+                    count(link.edp_ports.len()),
+                );
             }
-        }
-        let held = |what| node.accounts.total(what) as f64;
-        let gauges = [
-            (
+            let (all, none) = (&node.accounts, Labels::new());
+            let held = |what| all.total(what) as f64;
+            let uptime = node.started.elapsed().as_secs_f64();
+            set(
                 "esp_programs",
                 "connected programs",
+                &none,
                 held(Resource::Programs),
-            ),
-            (
-                "esp_users",
-                "users with charges",
-                node.accounts.users() as f64,
-            ),
-            (
+            );
+            set("esp_users", "users with charges", &none, all.users() as f64);
+            set(
                 "esp_ring_bytes",
                 "bytes of all rings",
+                &none,
                 held(Resource::RingBytes),
-            ),
-            (
-                "esp_uptime_seconds",
-                "time since the start",
-                node.started.elapsed().as_secs_f64(),
-            ),
-        ];
-        for (name, help, value) in gauges {
-            self.gauge(name, help, vec![], value);
-        }
-        let version = vec![Label::new("version", env!("CARGO_PKG_VERSION"))];
-        let help = "always 1; the version is the label";
-        self.gauge("esp_build_info", help, version, 1.0);
+            );
+            set("esp_uptime_seconds", "time since the start", &none, uptime);
+            let version = vec![("version", env!("CARGO_PKG_VERSION").into())];
+            set(
+                "esp_build_info",
+                "always 1; the version is the label",
+                &version,
+                1.0,
+            );
+        });
         true
-    }
-
-    fn count(&mut self, counter: CounterStatus) {
-        let CounterStatus {
-            interface,
-            name,
-            help,
-            value,
-        } = counter;
-        let recorder = &self.recorder;
-        let handle =
-            self.counters
-                .entry((interface, name))
-                .or_insert_with_key(|(interface, name)| {
-                    let shown = format!("esp_{name}_total");
-                    let labels = match interface.as_str() {
-                        "" => vec![],
-                        interface => vec![Label::new("interface", interface.to_owned())],
-                    };
-                    recorder.describe_counter(
-                        KeyName::from(shown.clone()),
-                        Some(Unit::Count),
-                        SharedString::from(help),
-                    );
-                    recorder.register_counter(&Key::from_parts(shown, labels), &METADATA)
-                });
-        handle.absolute(value);
-    }
-
-    fn gauge(&self, name: &'static str, help: &'static str, labels: Vec<Label>, value: f64) {
-        self.recorder.describe_gauge(
-            KeyName::from_const_str(name),
-            None,
-            SharedString::from(help),
-        );
-        self.recorder
-            .register_gauge(&Key::from_parts(name, labels), &METADATA)
-            .set(value);
     }
 }

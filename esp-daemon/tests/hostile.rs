@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use esp_client::control::codec::encode;
 use esp_client::control::{Envelope, ErrorKind, MAX_REQUEST, Reply, Request};
 use esp_engine::{ClientId, EngineEvent};
@@ -48,7 +50,7 @@ fn first_request_has_to_be_hello() {
 
 #[test]
 fn silent_connection_is_disconnected() {
-    let rig = Rig::new("[control]\nhello_timeout = \"30ms\"\n");
+    let rig = Rig::with_patience("", Duration::from_millis(30));
     let mut program = rig.connect();
     assert_eq!(program.cut_off(), ErrorKind::BadRequest);
     assert_eq!(rig.count("control_no_hello"), 1);
@@ -158,7 +160,7 @@ fn half_written_message_ends_with_the_connection() {
 
 #[test]
 fn half_written_message_has_a_deadline() {
-    let rig = Rig::new("[control]\nmessage_timeout = \"30ms\"\n");
+    let rig = Rig::with_patience("", Duration::from_millis(300));
     let mut program = rig.program();
     program.raw(&[200, 0, 0, 0, b'{']).unwrap();
     assert_eq!(program.cut_off(), ErrorKind::BadRequest);
@@ -169,7 +171,7 @@ fn half_written_message_has_a_deadline() {
 
 #[test]
 fn a_program_that_reads_nothing_is_disconnected_and_delays_no_other() {
-    let rig = Rig::new("[control]\nreply_timeout = \"300ms\"\n");
+    let rig = Rig::with_patience("", Duration::from_millis(300));
     let mut deaf = rig.program();
     let mut honest = rig.program();
     let request = encode(&Envelope {

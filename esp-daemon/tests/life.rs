@@ -378,11 +378,7 @@ fn metrics_are_served() {
     };
     let dir = TempDir::new();
     let config = dir.path().join("esp.toml");
-    std::fs::write(
-        &config,
-        "[metrics]\nlisten = \"127.0.0.1:9469\"\ninterval = \"100ms\"\n",
-    )
-    .unwrap();
+    std::fs::write(&config, "[metrics]\nlisten = \"127.0.0.1:9469\"\n").unwrap();
     let daemon = Daemon::start(
         &nodes.a,
         dir.path(),

@@ -315,7 +315,7 @@ fn a_simultaneous_open_leaves_one_stream() {
             let watcher = client(&lab, node);
             wait_until("the other stream is gone", || {
                 let open = watcher.status().expect("status").connections;
-                open.iter().filter(|c| c.program.is_some()).count() == 1
+                open.iter().filter(|c| c.owner.program.is_some()).count() == 1
             });
         }
     }
@@ -851,7 +851,7 @@ fn small_rings_limit_messages() {
     let Some(lab) = configured_lab(
         "small_rings",
         2,
-        "[rings]\ndefault_tx = \"16KiB\"\ndefault_rx = \"16KiB\"\nmax_tx = \"16KiB\"\nmax_rx = \"16KiB\"\n",
+        "[rings]\ndefault = \"16KiB\"\nmax = \"16KiB\"\n",
     ) else {
         return;
     };

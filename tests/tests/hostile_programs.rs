@@ -28,9 +28,6 @@ const HEADER_PAGE: u64 = 4096;
 const DOORBELL_SUMMARY: u64 = 128;
 const DOORBELL_WORDS: u64 = 256;
 
-/// Short timeouts for disconnected programs.
-const IMPATIENT: &str = "[control]\nhello_timeout = \"300ms\"\nmessage_timeout = \"300ms\"\nreply_timeout = \"500ms\"\n";
-
 /// Asserts that the daemon serves a new client completely.
 fn serves(lab: &Lab) {
     let (left, right) = pair(lab, 0, 1, 6001);
@@ -41,7 +38,7 @@ fn serves(lab: &Lab) {
 #[test]
 fn garbage_and_silence_on_the_control_socket() {
     let test = "garbage_and_silence_on_the_control_socket";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+    let Some(lab) = configured_lab(test, 2, "") else {
         return;
     };
     let (socket, me) = (lab.socket(0), client(&lab, 0));
@@ -119,8 +116,8 @@ fn garbage_and_silence_on_the_control_socket() {
 #[test]
 fn thousands_of_requests_and_none_of_the_answers_read() {
     let test = "thousands_of_requests_and_none_of_the_answers_read";
-    let config = format!("{IMPATIENT}[limits]\nrequests_per_second = 5000\n");
-    let Some(lab) = configured_lab(test, 2, &config) else {
+    let config = "[limits]\nrequests_per_second = 5000\n";
+    let Some(lab) = configured_lab(test, 2, config) else {
         return;
     };
     let (socket, me) = (lab.socket(0), client(&lab, 0));
@@ -239,7 +236,7 @@ impl CorruptingProgram {
 #[test]
 fn corrupting_ring_indices_disconnects_the_program() {
     let test = "corrupting_ring_indices_disconnects_the_program";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+    let Some(lab) = configured_lab(test, 2, "") else {
         return;
     };
     let (me, there) = (client(&lab, 0), client(&lab, 1));
@@ -291,7 +288,7 @@ fn corrupting_ring_indices_disconnects_the_program() {
 #[test]
 fn corrupting_memory_while_the_engine_works() {
     let test = "corrupting_memory_while_the_engine_works";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+    let Some(lab) = configured_lab(test, 2, "") else {
         return;
     };
     let (me, there) = (client(&lab, 0), client(&lab, 1));
@@ -346,7 +343,7 @@ fn corrupting_memory_while_the_engine_works() {
 #[test]
 fn corrupting_doorbells_and_records() {
     let test = "corrupting_doorbells_and_records";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+    let Some(lab) = configured_lab(test, 2, "") else {
         return;
     };
     let me = client(&lab, 0);
@@ -415,7 +412,7 @@ fn corrupting_doorbells_and_records() {
 #[test]
 fn shared_memory_cannot_be_taken_away_or_written_where_it_may_not() {
     let test = "shared_memory_cannot_be_taken_away_or_written_where_it_may_not";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+    let Some(lab) = configured_lab(test, 2, "") else {
         return;
     };
     let bystander = Bystander::new(&lab);
@@ -442,7 +439,7 @@ fn shared_memory_cannot_be_taken_away_or_written_where_it_may_not() {
 #[test]
 fn shared_descriptors_cannot_be_made_to_block_the_engine() {
     let test = "shared_descriptors_cannot_be_made_to_block_the_engine";
-    let Some(lab) = configured_lab(test, 2, IMPATIENT) else {
+    let Some(lab) = configured_lab(test, 2, "") else {
         return;
     };
     let bystander = Bystander::new(&lab);

@@ -243,7 +243,7 @@ fn refused(program: &mut RawProgram, request: Request) -> ErrorKind {
 
 #[test]
 fn standby_needs_an_own_lease_and_another_interface() {
-    let config = "[lease]\nallow = \"all\"\nper_user = 1\n";
+    let config = "[lease]\nallow = \"all\"\n[limits]\nleases = 1\n";
     let Some(lab) = two_rails("lease_moves_rules", config) else {
         return;
     };

@@ -120,10 +120,10 @@ fn what_others_may_see() {
             .expect("a listener")
     };
     assert_eq!(
-        (of(7001).uid, of(7001).pid),
+        (of(7001).owner.uid, of(7001).owner.pid),
         (Some(61234), u32::try_from(user.pid()).ok())
     );
-    assert_eq!(of(7001).program.as_deref(), Some("esp-test-program"));
+    assert_eq!(of(7001).owner.program.as_deref(), Some("esp-test-program"));
     // espstat, run as another user, prints what that user sees.
     let other = of_user(&lab, &[OTHER, "status"]);
     other.says("ok uid");
@@ -233,7 +233,7 @@ fn a_peer_of_a_program_at_its_limit_gets_an_error() {
 #[test]
 fn memory_for_rings_is_limited() {
     let config =
-        "[limits]\nring_bytes = \"1MiB\"\n[rings]\nmax_tx = \"256KiB\"\ndefault_tx = \"256KiB\"\n";
+        "[limits]\nring_bytes = \"1MiB\"\n[rings]\nmax = \"256KiB\"\ndefault = \"256KiB\"\n";
     let Some(lab) = configured_lab("memory_for_rings_is_limited", 2, config) else {
         return;
     };
@@ -460,11 +460,8 @@ fn a_wrong_configuration_is_named_by_line_and_key() {
             "[timers]\npeer_timeout = \"soon\"\n",
             "FILE:2: timers.peer_timeout",
         ),
-        ("[rings]\nmax_tx = 5000\n", "FILE:2: rings.max_tx"),
-        (
-            "[protocol]\nmax_window = 5000\n",
-            "FILE:2: protocol.max_window",
-        ),
+        ("[rings]\nmax = 5000\n", "FILE:2: rings.max"),
+        ("[timers]\nmax_rto = \"5min\"\n", "FILE:2: timers.max_rto"),
         ("[socket]\nmode = \"1777\"\n", "FILE:2: socket.mode"),
         (
             "[limits.uid.root]\nstreams = 1\n",

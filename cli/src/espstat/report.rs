@@ -5,7 +5,7 @@ use std::io;
 use std::time::SystemTime;
 
 use esp_client::control::{
-    ConnectionStatus, CounterStatus, EdpStatus, InterfaceInfo, ListenerStatus, Status,
+    ConnectionStatus, CounterStatus, EdpStatus, InterfaceInfo, ListenerStatus, Owner, Status,
 };
 use serde::Serialize;
 
@@ -208,7 +208,7 @@ fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
             c.payload.to_string(),
             format!("{}/{}", c.retransmits, c.packets_sent),
             c.moves.to_string(),
-            owner(c.program.as_deref(), c.pid, c.uid),
+            owner(&c.owner),
         ]
     };
     let headings = [
@@ -226,7 +226,7 @@ fn listeners(listeners: &[ListenerStatus], edp: &[EdpStatus]) -> String {
             l.waiting.to_string(),
             l.backlog.to_string(),
             format!("{}:{}", l.interface, l.port),
-            owner(l.program.as_deref(), l.pid, l.uid),
+            owner(&l.owner),
         ]
     });
     let bound = edp.iter().map(|e| {
@@ -235,7 +235,7 @@ fn listeners(listeners: &[ListenerStatus], edp: &[EdpStatus]) -> String {
             "-".into(),
             "-".into(),
             format!("{}:{}", e.interface, e.port),
-            owner(e.program.as_deref(), e.pid, e.uid),
+            owner(&e.owner),
         ]
     });
     let headings = ["Listening", ">Waiting", ">Backlog", "Local", "Program"];
@@ -244,16 +244,17 @@ fn listeners(listeners: &[ListenerStatus], edp: &[EdpStatus]) -> String {
 }
 
 /// Formats `name[pid] uid N` as far as known. The name is chosen by the program itself.
-fn owner(program: Option<&str>, pid: Option<u32>, uid: Option<u32>) -> String {
+fn owner(owner: &Owner) -> String {
+    let program = owner.program.as_deref();
     let mut text: String = program
         .unwrap_or("-")
         .chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect();
-    if let Some(pid) = pid {
+    if let Some(pid) = owner.pid {
         text += &format!("[{pid}]");
     }
-    if let Some(uid) = uid {
+    if let Some(uid) = owner.uid {
         text += &format!(" uid {uid}");
     }
     text
@@ -292,9 +293,7 @@ mod tests {
                 port: 7000,
                 waiting: 1,
                 backlog: 128,
-                uid: None,
-                pid: None,
-                program: None,
+                owner: Owner::default(),
             }],
             edp: Vec::new(),
             counters: vec![counter("rx_frames", 10), counter("rx_drop_runt", 0)],

@@ -35,9 +35,8 @@ pub struct ConnectionStatus {
     pub peer: String,
     pub peer_port: u16,
     pub path: String,
-    pub uid: Option<u32>,
-    pub pid: Option<u32>,
-    pub program: Option<String>,
+    #[serde(flatten)]
+    pub owner: Owner,
     pub srtt_us: Option<f64>,
     pub rttvar_us: f64,
     pub min_rtt_us: Option<f64>,
@@ -63,6 +62,15 @@ pub struct ConnectionStatus {
     pub moves: u64,
 }
 
+/// The owner of a connection or port, as far as the viewer may know it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Owner {
+    pub uid: Option<u32>,
+    pub pid: Option<u32>,
+    pub program: Option<String>,
+}
+
 /// A listener.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
@@ -71,9 +79,8 @@ pub struct ListenerStatus {
     pub port: u16,
     pub waiting: u16,
     pub backlog: u16,
-    pub uid: Option<u32>,
-    pub pid: Option<u32>,
-    pub program: Option<String>,
+    #[serde(flatten)]
+    pub owner: Owner,
 }
 
 /// A bound datagram port.
@@ -82,9 +89,8 @@ pub struct ListenerStatus {
 pub struct EdpStatus {
     pub interface: String,
     pub port: u16,
-    pub uid: Option<u32>,
-    pub pid: Option<u32>,
-    pub program: Option<String>,
+    #[serde(flatten)]
+    pub owner: Owner,
 }
 
 /// A counter.

@@ -5,12 +5,11 @@
 //! It is read only if it belongs to this daemon's user; malformed lines are ignored. If it cannot
 //! be written, leases do not outlive the daemon.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use esp_proto::Port;
 use rustix::fs::OFlags;
@@ -19,7 +18,7 @@ use rustix::process::{Pid, geteuid, test_kill_process};
 use tracing::warn;
 
 use super::MOST_PORTS;
-use crate::stats::Seldom;
+use crate::claim::beside;
 
 /// Maximum size of the file in bytes; a larger one is not ours.
 const MOST_BYTES: u64 = 1 << 20;
@@ -84,13 +83,6 @@ impl Entry {
     }
 }
 
-/// Returns the path of the record for a control socket.
-pub(crate) fn path(socket: &Path) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(".leases");
-    path.into()
-}
-
 /// Reads the leases of an earlier daemon whose holders may live.
 pub(crate) fn load(path: &Path) -> Vec<Entry> {
     let text = match read(path) {
@@ -131,70 +123,22 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Writer of the file.
-#[derive(Debug, Default)]
-pub(super) struct Record {
-    path: Option<PathBuf>,
-    entries: BTreeMap<u64, Entry>,
-    logged: Seldom,
-}
-
-impl Record {
-    /// Creates a record; `None` keeps it in memory only.
-    pub(super) fn new(path: Option<PathBuf>) -> Record {
-        Record {
-            path,
-            ..Record::default()
-        }
-    }
-
-    pub(super) fn insert(&mut self, id: u64, entry: Entry) {
-        self.entries.insert(id, entry);
-        self.write();
-    }
-
-    pub(super) fn remove(&mut self, id: u64) {
-        if self.entries.remove(&id).is_some() {
-            self.write();
-        }
-    }
-
-    /// Stops updating the file.
-    pub(super) fn close(&mut self) {
-        self.path = None;
-    }
-
-    fn write(&self) {
-        let Some(path) = &self.path else { return };
-        let text: String = self.entries.values().map(Entry::line).collect();
-        if let Err(error) = replace(path, &text)
-            && self.logged.now()
-        {
-            warn!(path = %path.display(), %error, "cannot write the record: leases will not outlive this daemon");
-        }
-    }
-}
-
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+/// Replaces the file.
+pub(super) fn write<'a>(path: &Path, entries: impl Iterator<Item = &'a Entry>) -> io::Result<()> {
+    let text: String = entries.map(Entry::line).collect();
     if text.is_empty() {
         return fs::remove_file(path);
     }
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let new = PathBuf::from(new);
-    let made = || -> io::Result<File> {
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600).open(&new)
-    };
-    let mut file = match made() {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            // Left by a daemon that died before the rename. No other process uses this name while
-            // this one has the socket.
-            fs::remove_file(&new)?;
-            made()
-        }
-        other => other,
-    }?;
+    let new = beside(path, ".new");
+    // Left by a daemon that died before the rename. No other process uses this name while this one
+    // has the socket.
+    let _ = fs::remove_file(&new);
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
     file.write_all(text.as_bytes())?;
     fs::rename(&new, path)
 }
@@ -216,32 +160,18 @@ mod tests {
     #[test]
     fn a_record_is_read_back() {
         let dir = TempDir::new();
-        let path = path(&dir.path().join("esp.sock"));
-        let mut record = Record::new(Some(path.clone()));
-        record.insert(1, entry(7000..=7000));
-        record.insert(2, entry(32768..=32799));
-        assert_eq!(load(&path), [entry(7000..=7000), entry(32768..=32799)]);
-        record.remove(1);
-        assert_eq!(load(&path), [entry(32768..=32799)]);
-        record.remove(2);
+        let path = beside(&dir.path().join("esp.sock"), ".leases");
+        let unknown = Entry {
+            pid: None,
+            ..entry(1..=64)
+        };
+        let all = [entry(7000..=7000), entry(32768..=32799), unknown];
+        write(&path, all.iter()).unwrap();
+        assert_eq!(load(&path), all);
+        write(&path, all[1..].iter()).unwrap();
+        assert_eq!(load(&path), all[1..]);
+        write(&path, std::iter::empty()).unwrap();
         assert!(!path.exists(), "without leases there is no file");
-        record.insert(
-            3,
-            Entry {
-                pid: None,
-                ..entry(1..=64)
-            },
-        );
-        record.close();
-        record.remove(3);
-        assert_eq!(
-            load(&path),
-            [Entry {
-                pid: None,
-                ..entry(1..=64)
-            }],
-            "closed, it leaves the file alone"
-        );
     }
 
     #[test]
@@ -280,7 +210,7 @@ mod tests {
         let victim = dir.path().join("victim");
         fs::write(&victim, "precious").unwrap();
         std::os::unix::fs::symlink(&victim, dir.path().join("leases.new")).unwrap();
-        Record::new(Some(path.clone())).insert(1, entry(5..=5));
+        write(&path, std::iter::once(&entry(5..=5))).unwrap();
         assert_eq!(load(&path), [entry(5..=5)]);
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }

@@ -14,8 +14,11 @@ use crate::ports::{PortClaim, Purpose};
 use crate::refusal::Refusal;
 use crate::slots::SlotUse;
 
-/// A listener. Connections are bounded by its backlog on each link, accepts by the program's
-/// `max_pending_accepts`.
+/// Maximum number of waiting accepts of a program.
+const MAX_PENDING_ACCEPTS: usize = 256;
+
+/// A listener. Connections are bounded by its backlog on each link, accepts by
+/// [`MAX_PENDING_ACCEPTS`].
 pub(super) struct Listening {
     arrivals: VecDeque<Arrival>,
     accepts: VecDeque<Accept>,
@@ -78,7 +81,7 @@ impl Session {
                 }
             }
             SessionEvent::Violation(what) => {
-                return Err(SessionEnd::Violation(ErrorKind::BadRequest, what));
+                return Err(SessionEnd::violation(what));
             }
         }
         Ok(())
@@ -92,11 +95,9 @@ impl Session {
         rings: Rings,
     ) -> Result<(), Refusal> {
         self.node.grant(rings, 0)?; // invalid sizes are refused now, not with the connection
-        let most = self.node.control.max_pending_accepts as usize;
-        if self.pending_accepts >= most {
-            let message = format!(
-                "too many waiting accepts: a program may have {most} (control.max_pending_accepts)"
-            );
+        if self.pending_accepts >= MAX_PENDING_ACCEPTS {
+            let message =
+                format!("too many waiting accepts: a program may have {MAX_PENDING_ACCEPTS}");
             return Err(Refusal::new(ErrorKind::Limit, message));
         }
         if self

@@ -3,29 +3,44 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use esp_client::control::{ErrorKind, LeaseRing, Reply};
+use esp_client::control::{ErrorKind, LeaseProtocol, LeaseRing, Reply};
 use esp_engine::{ClientId, Command, LinkId, ListenerId};
 use esp_proto::Port;
 use netif::RingShape;
 
 use super::requests::in_use;
 use super::{ReplyWithFds, Session};
-use crate::accounts::{Charge, OverLimit, Resource};
-use crate::leases::{Lease, LeaseHoldings, LeasePermit, LeasedConnection, MOST_PORTS};
+use crate::accounts::Charge;
+use crate::config::Resource;
+use crate::leases::record::Entry;
+use crate::leases::{Lease, LeasedConnection, MOST_PORTS};
 use crate::links::{self, Link};
-use crate::node::{Client, Node};
+use crate::node::Client;
 use crate::ports::{self, PortClaim, Purpose};
 use crate::refusal::Refusal;
 
 impl Session {
-    fn lease_permit(&self) -> Result<LeasePermit, Refusal> {
-        let permit = self.node.leases.permit(self.who, &self.groups);
-        permit.inspect_err(|_| self.node.stats.leases_refused.add())
+    /// Charges the user for a lease and its buffers, if the policy allows it.
+    fn charge_lease(&self, link: LinkId) -> Result<Vec<Charge>, Refusal> {
+        let (node, uid) = (&self.node, self.who.uid);
+        let permit = if node.leases.allowed(self.who, &self.groups) {
+            let permit = node.accounts.charge(uid, Resource::Leases, 1);
+            permit.map_err(Refusal::from)
+        } else {
+            let message = format!(
+                "user {uid} may not have leases on this node ([lease] in the daemon's config); connections \
+                 use the daemon"
+            );
+            Err(Refusal::new(ErrorKind::Permission, message))
+        };
+        let permit = permit.inspect_err(|_| node.stats.leases_refused.add())?;
+        Ok(vec![permit, self.charge_buffers(link, false)?])
     }
 
-    fn charge_buffers(&self, bytes: u64) -> Result<Charge, OverLimit> {
+    fn charge_buffers(&self, link: LinkId, standby: bool) -> Result<Charge, Refusal> {
+        let bytes = self.node.leases.buffer_bytes(link, standby);
         let accounts = &self.node.accounts;
-        accounts.charge(self.who.uid, Resource::RingBytes, bytes)
+        Ok(accounts.charge(self.who.uid, Resource::RingBytes, bytes)?)
     }
 
     /// Grants a lease of a listener's port, or of `count` free ports.
@@ -37,17 +52,13 @@ impl Session {
         count: u16,
     ) -> Result<ReplyWithFds, Refusal> {
         let node = &self.node;
-        let permit = self.lease_permit()?;
         let (id, link) = links::choose(&node.links, interface)?;
+        let charges = self.charge_lease(id)?;
         let uid = self.who.uid;
-        let bytes = self.charge_buffers(node.leases.buffer_bytes(id))?;
-        let held: Vec<PortClaim> = match listener {
+        let ports = match listener {
             Some(listener) => {
-                let listening = self
-                    .listeners
-                    .get(&ListenerId(listener))
-                    .ok_or_else(no_lease)?;
-                let port = listening.port();
+                let listening = self.listeners.get(&ListenerId(listener));
+                let port = listening.ok_or_else(no_lease)?.port();
                 let taken = link.esp.take(port, uid, Purpose::Leased(client.id));
                 vec![taken.ok_or_else(|| {
                     let message = format!("port {port} has connections through the daemon");
@@ -63,7 +74,7 @@ impl Session {
                 )));
             }
         };
-        self.open_lease(client, (id, link), (held, bytes, Some(permit)))
+        self.open_lease(client, (id, link), false, (ports, charges))
             .await
     }
 
@@ -75,26 +86,19 @@ impl Session {
         port: Port,
         count: u16,
     ) -> Result<ReplyWithFds, Refusal> {
-        let node = &self.node;
-        let permit = self.lease_permit()?;
-        let (id, link) = links::by_name(&node.links, interface)?;
+        let (id, link) = links::by_name(&self.node.links, interface)?;
+        let charges = self.charge_lease(id)?;
         let last = port.checked_add(count.saturating_sub(1));
         let (Some(last), 1..=MOST_PORTS, 1..) = (last, count, port) else {
             let message = format!("{count} ports from {port} on: a lease has 1 to {MOST_PORTS}");
             return Err(Refusal::bad_argument(message));
         };
         self.check_port(port)?;
-        let uid = self.who.uid;
-        let bytes = self.charge_buffers(node.leases.buffer_bytes(id))?;
-        let held = match node.leases.claim((client.id, uid), id, &(port..=last)) {
-            Some(held) => held,
-            // Unknown or expired leases are granted only if their ports are free.
-            None => vacant(link, port..=last, uid, client.id)?,
-        };
+        let ports = self.reserved_or_vacant(client, (id, link), port..=last)?;
         let answer = self
-            .open_lease(client, (id, link), (held, bytes, Some(permit)))
+            .open_lease(client, (id, link), false, (ports, charges))
             .await?;
-        node.stats.leases_adopted.add();
+        self.node.stats.leases_adopted.add();
         Ok(answer)
     }
 
@@ -105,97 +109,87 @@ impl Session {
         lease: u64,
         interface: &str,
     ) -> Result<ReplyWithFds, Refusal> {
-        let node = &self.node;
-        let of = node
-            .leases
-            .of(client.id, lease)
-            .filter(|lease| !lease.standby)
-            .ok_or_else(no_lease)?;
-        let (id, link) = links::by_name(&node.links, interface)?;
-        let uid = self.who.uid;
-        let bytes = self.charge_buffers(node.leases.standby_bytes())?;
-        let held = match node.leases.claim((client.id, uid), id, &of.ports) {
-            Some(held) => held,
-            None => vacant(link, of.ports.clone(), uid, client.id)?,
-        };
-        self.open_lease(client, (id, link), (held, bytes, None))
+        let of = self.node.leases.of(client.id, lease);
+        let of = of.filter(|lease| !lease.standby).ok_or_else(no_lease)?;
+        let (id, link) = links::by_name(&self.node.links, interface)?;
+        let charges = vec![self.charge_buffers(id, true)?];
+        let ports = self.reserved_or_vacant(client, (id, link), of.ports())?;
+        self.open_lease(client, (id, link), true, (ports, charges))
             .await
+    }
+
+    /// Takes ports that are reserved for this user since an earlier lease, or are free.
+    fn reserved_or_vacant(
+        &self,
+        client: &Client,
+        (id, link): (LinkId, &Link),
+        ports: RangeInclusive<Port>,
+    ) -> Result<Vec<PortClaim>, Refusal> {
+        let (leases, uid) = (&self.node.leases, self.who.uid);
+        match leases.claim((client.id, uid), id, &ports) {
+            Some(claimed) => Ok(claimed),
+            None => vacant(link, ports, uid, client.id),
+        }
     }
 
     /// Has the engine hold the ports, and opens the sockets.
     async fn open_lease(
         &self,
         client: &Arc<Client>,
-        (id, link): (LinkId, &Link),
-        held: LeaseHoldings,
+        (link_id, link): (LinkId, &Link),
+        standby: bool,
+        held: (Vec<PortClaim>, Vec<Charge>),
     ) -> Result<ReplyWithFds, Refusal> {
         let node = &self.node;
-        let (ports, standby) = (&held.0, held.2.is_none());
-        let count = u16::try_from(ports.len()).unwrap_or(MOST_PORTS);
-        let (Some(first), Some(last)) = (
-            ports.first().map(PortClaim::port),
-            ports.last().map(PortClaim::port),
-        ) else {
+        let (Some(first), Some(last)) = (held.0.first(), held.0.last()) else {
             return Err(no_lease());
         };
-        let range = first..=last;
-        let ports = range.clone();
-        if let Err(error) = node
-            .request(|reply| Command::Hold {
-                link: id,
-                ports,
-                reply,
-            })
-            .await?
-        {
+        let ports = first.port()..=last.port();
+        let entry = Entry {
+            uid: self.who.uid,
+            pid: self.who.pid,
+            interface: link.name().into(),
+            ports: ports.clone(),
+        };
+        let (port, count) = (first.port(), last.port() - first.port() + 1);
+        let hold = |reply| Command::Hold {
+            link: link_id,
+            ports: ports.clone(),
+            reply,
+        };
+        if let Err(error) = node.request(hold).await? {
             // Ports of an earlier lease may be held already.
-            let ports = range.clone();
             let _ = node.send(Command::Unhold {
-                link: id,
+                link: link_id,
                 ports,
                 orphans: Vec::new(),
             });
             return Err(Refusal::new(ErrorKind::InUse, error));
         }
         // From here on, ending the lease makes the engine serve the ports again.
-        let lease = Lease::new(client.id, id, range.clone(), held);
-        let lease = node.leases.add(lease, self.who, link.name());
+        let lease = Lease::new(client.id, link_id, entry, standby, held);
+        let (id, lease) = node.leases.add(lease);
         let opener = Arc::clone(node);
-        let opened = tokio::task::spawn_blocking(move || opener.leases.open(lease)).await;
-        let sockets = match opened.unwrap_or_else(|_| Err(no_lease())) {
-            Ok(sockets) => sockets,
-            Err(refusal) => {
-                end(node, lease);
-                return Err(refusal);
-            }
-        };
-        let protocol = node.leases.protocol();
-        let RingShape { slot_len, slots } = if standby {
-            RingShape {
-                slot_len: 0,
-                slots: 0,
-            }
-        } else {
-            node.leases.ring(id)
-        };
-        let ring = LeaseRing { slot_len, slots };
+        let opened = tokio::task::spawn_blocking(move || opener.leases.open(id, &lease)).await;
+        let sockets = opened
+            .unwrap_or_else(|_| Err(no_lease()))
+            .inspect_err(|_| node.end_lease(id))?;
         node.stats.leases_granted.add();
-        Ok((
-            Reply::Lease {
-                lease,
-                interface: link.info(),
-                port: first,
-                count,
-                protocol,
-                ring,
-            },
-            sockets,
-        ))
+        let RingShape { slot_len, slots } = node.leases.ring(link_id, standby);
+        let reply = Reply::Lease {
+            lease: id,
+            interface: link.info(),
+            port,
+            count,
+            protocol: LeaseProtocol::from(node.leases.endpoint()),
+            ring: LeaseRing { slot_len, slots },
+        };
+        Ok((reply, sockets))
     }
 
     pub(super) fn end_lease(&self, client: &Client, lease: u64) -> Result<(), Refusal> {
         self.node.leases.of(client.id, lease).ok_or_else(no_lease)?;
-        end(&self.node, lease);
+        self.node.end_lease(lease);
         Ok(())
     }
 
@@ -207,8 +201,7 @@ impl Session {
         nonce: Option<u64>,
     ) -> Result<(), Refusal> {
         let lease = self.node.leases.of(client.id, lease).ok_or_else(no_lease)?;
-
-        if !lease.ports.contains(&connection.0) {
+        if !lease.ports().contains(&connection.0) {
             return Err(no_lease());
         }
         match nonce {
@@ -222,26 +215,6 @@ impl Session {
             None => lease.closed(connection),
         }
         Ok(())
-    }
-
-    /// Ends all leases of a program that has disconnected.
-    pub(super) fn end_leases(&self, client: &Client) {
-        for lease in self.node.leases.numbers(client.id) {
-            end(&self.node, lease);
-        }
-    }
-}
-
-/// Ends a lease. Its ports are freed (drop) after the command.
-fn end(node: &Node, lease: u64) {
-    if let Some(lease) = node.leases.remove(lease) {
-        let (link, ports): (_, RangeInclusive<Port>) = (lease.link, lease.ports.clone());
-        // A stopped engine has no sockets.
-        let _ = node.send(Command::Unhold {
-            link,
-            ports,
-            orphans: lease.orphans(),
-        });
     }
 }
 
@@ -272,12 +245,8 @@ fn consecutive(
     };
     let here = usize::from(on.0);
     let everywhere = |first: Port| -> Option<Vec<PortClaim>> {
-        let elsewhere = links
-            .iter()
-            .enumerate()
-            .filter(|(number, _)| *number != here);
-        let all: Option<Vec<_>> = elsewhere.map(|(_, link)| take(link, first)).collect();
-        all.and_then(|_free| take(links.get(here)?, first))
+        let all: Option<Vec<_>> = links.iter().map(|link| take(link, first)).collect();
+        all.map(|mut all| all.swap_remove(here))
     };
     let firsts = || ports::ephemeral(ports::random_start()).step_by(usize::from(count));
     firsts()

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esp_client::control::codec::{DecodeError, Decoder};
+use esp_client::control::codec::{self, DecodeError, Decoder, encode};
 use esp_client::control::{Envelope, ErrorKind, Reply, Request, VERSION};
 use esp_engine::shm::ClientPage;
 use esp_engine::{Command, ListenerId};
@@ -30,6 +30,7 @@ use crate::outbox::{Flushed, Outbox};
 use crate::peer::Credentials;
 use crate::refusal::Refusal;
 use crate::server::until;
+use crate::stats::Count;
 use accept::Listening;
 
 /// Malformed requests after which a program is disconnected.
@@ -53,6 +54,12 @@ enum SessionEnd {
     Stopping,
     /// The program violated the protocol; the text is sent to it.
     Violation(ErrorKind, String),
+}
+
+impl SessionEnd {
+    fn violation(what: impl std::fmt::Display) -> SessionEnd {
+        SessionEnd::Violation(ErrorKind::BadRequest, what.to_string())
+    }
 }
 
 impl From<io::Error> for SessionEnd {
@@ -197,7 +204,7 @@ impl Session {
 
     fn receive(&mut self, stream: &UnixStream, input: &mut InputState) -> Result<(), SessionEnd> {
         let received = stream.try_io(Interest::READABLE, || {
-            esp_client::control::codec::receive(stream, &mut input.decoder)
+            codec::receive(stream, &mut input.decoder)
         });
         match received {
             Ok(0) => {
@@ -274,18 +281,12 @@ impl Session {
             DecodeError::HalfWritten { .. } => stats.control_half_written.add(),
         }
         let DecodeError::Malformed { id, .. } = error else {
-            return Err(SessionEnd::Violation(
-                ErrorKind::BadRequest,
-                error.to_string(),
-            ));
+            return Err(SessionEnd::violation(error));
         };
         self.malformed += 1;
         if self.client.is_none() || self.malformed >= MALFORMED_LIMIT {
             self.node.stats.control_misbehaved.add();
-            return Err(SessionEnd::Violation(
-                ErrorKind::BadRequest,
-                error.to_string(),
-            ));
+            return Err(SessionEnd::violation(error));
         }
         self.answer(
             id.unwrap_or(0),
@@ -324,10 +325,7 @@ impl Session {
             )),
             _ => {
                 self.node.stats.control_no_hello.add();
-                Err(SessionEnd::Violation(
-                    ErrorKind::BadRequest,
-                    "the first request must be Hello".into(),
-                ))
+                Err(SessionEnd::violation("the first request must be Hello"))
             }
         }
     }
@@ -394,65 +392,52 @@ impl Session {
             }
             (Reply::Error(refusal.into()), Vec::new())
         });
-        match esp_client::control::codec::encode(&Envelope { id, body }) {
-            Ok(bytes) => self.outbox.push(bytes, descriptors),
-            // Only a status could be that long, and it is truncated where it is made.
-            Err(error) => {
-                let body = Reply::Error(Refusal::new(ErrorKind::Limit, error).into());
-                if let Ok(bytes) = esp_client::control::codec::encode(&Envelope { id, body }) {
-                    self.outbox.push(bytes, Vec::new());
-                }
-            }
+        // Only a status could be too long, and it is truncated where it is made.
+        let encoded = encode(&Envelope { id, body }).or_else(|error| {
+            let body = Reply::Error(Refusal::new(ErrorKind::Limit, error).into());
+            encode(&Envelope { id, body })
+        });
+        if let Ok(bytes) = encoded {
+            self.outbox.push(bytes, descriptors);
         }
+    }
+
+    /// Returns the time since which the program owes us something, the counter of programs that do
+    /// not deliver it in time, and its description.
+    fn debts(&self, input: &InputState) -> [(Option<Instant>, &Count, &'static str); 3] {
+        let stats = &self.node.stats;
+        let hello = self.client.is_none().then_some(input.connected);
+        let unread = self.outbox.waiting_since();
+        [
+            (hello, &stats.control_no_hello, "no Hello"),
+            (
+                input.started,
+                &stats.control_half_written,
+                "message not completed",
+            ),
+            (unread, &stats.control_slow_readers, "reply not read"),
+        ]
     }
 
     /// Returns the earliest deadline.
     fn next_deadline(&self, input: &InputState) -> Option<Instant> {
-        let control = &self.node.control;
-        let hello = self
-            .client
-            .is_none()
-            .then(|| input.connected + control.hello_timeout.0);
-        let message = input.started.map(|since| since + control.message_timeout.0);
-        let reply = self
-            .outbox
-            .waiting_since()
-            .map(|since| since + control.reply_timeout.0);
-        [hello, message, reply, input.not_before, input.flush_after]
-            .into_iter()
+        let debts = self.debts(input).into_iter();
+        debts
+            .map(|(since, ..)| since.map(|since| since + self.node.patience))
+            .chain([input.not_before, input.flush_after])
             .flatten()
             .min()
     }
 
-    fn check_deadlines(&mut self, input: &mut InputState) -> Result<(), SessionEnd> {
-        let now = Instant::now();
-        let (control, stats) = (&self.node.control, &self.node.stats);
-        let expired =
-            |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
-        let end = |what: &str| {
-            Err(SessionEnd::Violation(
-                ErrorKind::BadRequest,
-                what.to_owned(),
-            ))
-        };
-        if self.client.is_none() && expired(input.connected, control.hello_timeout.0) {
-            stats.control_no_hello.add();
-            return end("no Hello within control.hello_timeout");
-        }
-        if input
-            .started
-            .is_some_and(|since| expired(since, control.message_timeout.0))
-        {
-            stats.control_half_written.add();
-            return end("message not completed within control.message_timeout");
-        }
-        if self
-            .outbox
-            .waiting_since()
-            .is_some_and(|since| expired(since, control.reply_timeout.0))
-        {
-            stats.control_slow_readers.add();
-            return end("reply not read within control.reply_timeout");
+    fn check_deadlines(&self, input: &InputState) -> Result<(), SessionEnd> {
+        let patience = self.node.patience;
+        for (since, counter, what) in self.debts(input) {
+            if since.is_some_and(|since| since.elapsed() >= patience) {
+                counter.add();
+                return Err(SessionEnd::violation(format_args!(
+                    "{what} within {patience:?}"
+                )));
+            }
         }
         Ok(())
     }
@@ -514,7 +499,9 @@ impl Drop for Session {
             self.node.remove_client(client);
             // Leases end after the listeners: a port that is not held any more must have no
             // listener of this program.
-            self.end_leases(client);
+            for lease in self.node.leases.numbers(client.id) {
+                self.node.end_lease(lease);
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use esp_proto::{FIRST_USER_PORT, NodeAddr, Port};
 
 use super::accept::Listening;
 use super::{ReplyWithFds, Session};
-use crate::accounts::Resource;
+use crate::config::Resource;
 use crate::links::{self, Link};
 use crate::node::Client;
 use crate::ports::{self, PortClaim, Ports, Purpose};

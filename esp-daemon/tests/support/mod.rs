@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use esp_daemon::LinkSpec;
 use esp_daemon::config::Config;
-use esp_daemon::limits::Limits;
 use esp_daemon::node::{Node, NodeOptions};
 use esp_daemon::peer::{Credentials, Identify};
 use esp_daemon::server;
@@ -79,6 +78,11 @@ pub struct Rig {
 impl Rig {
     /// Creates a rig with this config file.
     pub fn new(config: &str) -> Rig {
+        Rig::with_patience(config, Duration::from_secs(5))
+    }
+
+    /// Creates a rig that waits for programs this long.
+    pub fn with_patience(config: &str, patience: Duration) -> Rig {
         let config = Config::parse(config, Path::new("test.toml")).unwrap();
         let dir = TempDir::new();
         let socket = dir.path().join("esp.sock");
@@ -97,9 +101,9 @@ impl Rig {
         };
         let options = NodeOptions {
             links: vec![link("net0", 1), link("net1", 2)],
-            limits: Limits::new(&config.limits, 1 << 30),
+            limits: config.limits.clone(),
             rings: config.rings.clone(),
-            control: config.control.clone(),
+            patience,
             lease: Default::default(),
         };
         let node = Node::new(Box::new(engine.port()), options);

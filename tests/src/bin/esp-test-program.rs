@@ -159,7 +159,7 @@ impl Held {
                 for l in listeners {
                     let told = format!(
                         "listener {} uid {:?} pid {:?} program {:?}",
-                        l.port, l.uid, l.pid, l.program
+                        l.port, l.owner.uid, l.owner.pid, l.owner.program
                     );
                     writeln!(io::stdout(), "{told}")?;
                 }

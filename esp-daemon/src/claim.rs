@@ -1,0 +1,325 @@
+//! What one daemon has exclusively: its interfaces and its control socket.
+//!
+//! The claim on an interface is a Unix socket in the abstract namespace. It belongs to the network
+//! namespace, as the interface does, and vanishes with the process. Any local user can take such a
+//! name first and so keep a daemon from starting (not from running); the error names the process,
+//! so that the administrator can end it.
+//!
+//! `PATH.lock` guards the control socket at `PATH`: it is locked while the daemon lives.
+
+use std::fmt::Display;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use rustix::process::Gid;
+
+use crate::error::StartError;
+
+/// Maximum number of programs that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// The exclusive right to serve an interface; released on drop.
+#[derive(Debug)]
+pub(crate) struct InterfaceClaim(#[allow(dead_code)] OwnedFd); // held, not read
+
+impl InterfaceClaim {
+    /// Claims the interface for one packet type. Must be called inside the runtime.
+    ///
+    /// # Errors
+    /// Another process, which is named if possible, has it.
+    pub(crate) fn take(
+        name: &str,
+        index: u32,
+        ethertype: u16,
+    ) -> Result<InterfaceClaim, StartError> {
+        let failed = |error: Errno| StartError::system("claim the interface")(error.into());
+        let claim_name = format!("esp-daemon.{index}.{ethertype:04x}");
+        let address = SocketAddrUnix::new_abstract_name(claim_name.as_bytes()).map_err(failed)?;
+        let socket = unix_socket().map_err(failed)?;
+        match bind(&socket, &address) {
+            Ok(()) => {
+                // Others connect to learn this process's id, and are never accepted.
+                listen(&socket, BACKLOG).map_err(failed)?;
+                Ok(InterfaceClaim(socket))
+            }
+            Err(Errno::ADDRINUSE) => {
+                let holder = connect(&socket, &address).ok().and_then(|()| peer(socket));
+                let holder = holder.unwrap_or_else(|| "another process".into());
+                Err(StartError::new(format_args!(
+                    "another esp-daemon ({holder}) serves {name} for EtherType {ethertype:#06x}: stop \
+                     that one, or name another interface"
+                )))
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+fn unix_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+/// Describes the process at the other end of a connected socket.
+fn peer(socket: OwnedFd) -> Option<String> {
+    // Not rustix' SO_PEERCRED: its type cannot represent pid 0, an invisible process.
+    let stream = tokio::net::UnixStream::from_std(socket.into()).ok()?;
+    let peer = stream.peer_cred().ok()?;
+    Some(match peer.pid() {
+        Some(pid) if pid > 0 => format!("process {pid} of user {}", peer.uid()),
+        _ => format!("a process of user {} in another container", peer.uid()),
+    })
+}
+
+/// The socket's file and lock; both are removed on drop.
+#[derive(Debug)]
+pub(crate) struct SocketClaim {
+    path: PathBuf,
+    lock_path: PathBuf,
+    _lock: File,
+}
+
+impl SocketClaim {
+    /// Creates the socket and its directory. The descriptor listens and is non-blocking.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing of another daemon is changed then.
+    pub(crate) fn take(
+        path: &Path,
+        mode: u32,
+        group: Option<Gid>,
+    ) -> Result<(SocketClaim, OwnedFd), StartError> {
+        let failed = |what| move |error: Errno| socket_error(what, path)(error.into());
+        if let Some(directory) = path.parent().filter(|path| !path.as_os_str().is_empty()) {
+            let mut builder = fs::DirBuilder::new();
+            let made = builder.recursive(true).mode(0o755).create(directory);
+            made.map_err(socket_error("create the directory", directory))?;
+        }
+        let (lock, lock_path) = lock(path)?;
+        remove_stale(path)?;
+        let claim = SocketClaim {
+            path: path.into(),
+            lock_path,
+            _lock: lock,
+        };
+        let socket = unix_socket().map_err(failed("make"))?;
+        let address =
+            SocketAddrUnix::new(path).map_err(failed("use the path (at most 107 bytes) of"))?;
+        bind(&socket, &address).map_err(failed("make"))?;
+        // No program can connect before `listen`, so the order of the other two does not matter.
+        if group.is_some() {
+            rustix::fs::chown(path, None, group).map_err(failed("change the group of"))?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
+            .map_err(socket_error("set the mode of", path))?;
+        listen(&socket, BACKLOG).map_err(failed("listen on"))?;
+        Ok((claim, socket))
+    }
+}
+
+impl Drop for SocketClaim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+        // Still locked: a process that waits for the lock detects that the file was removed
+        // (`lock`).
+        let _ = fs::remove_file(&self.lock_path);
+    }
+}
+
+/// Returns the group of that name or number.
+///
+/// # Errors
+/// There is none of that name.
+pub(crate) fn group(name: &str) -> Result<Gid, StartError> {
+    if let Ok(number) = name.parse() {
+        return Ok(Gid::from_raw(number));
+    }
+    let found = nix::unistd::Group::from_name(name).ok().flatten();
+    let found = found.ok_or_else(|| {
+        StartError::new(format_args!(
+            "socket.group: no group `{name}`: create it (groupadd {name}), or give its number"
+        ))
+    })?;
+    Ok(Gid::from_raw(found.gid.as_raw()))
+}
+
+fn socket_error(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StartError {
+    let hint = "check the permissions, or choose another --socket";
+    move |error| {
+        StartError::new(format_args!(
+            "cannot {what} {}: {error}; {hint}",
+            path.display()
+        ))
+    }
+}
+
+fn taken(path: &Path, holder: impl Display) -> StartError {
+    StartError::new(format_args!(
+        "another esp-daemon ({holder}) serves {}: stop that one, or choose another --socket",
+        path.display()
+    ))
+}
+
+/// Returns the path of a file beside the control socket.
+pub(crate) fn beside(socket: &Path, suffix: &str) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
+/// Takes the lock, or fails when another process has it.
+fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
+    let lock_path = beside(path, ".lock");
+    loop {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o644)
+            .custom_flags((OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed())
+            .open(&lock_path)
+            .map_err(socket_error("open the lock", &lock_path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut pid = String::new();
+                let _ = file.take(16).read_to_string(&mut pid);
+                return Err(taken(path, format_args!("process {}", pid.trim())));
+            }
+            Err(error) => return Err(socket_error("lock", &lock_path)(error.into())),
+        }
+        // A stopping daemon removes the file while it has it locked: that lock is useless then, and
+        // the next file counts.
+        let inode = file
+            .metadata()
+            .map_err(socket_error("inspect", &lock_path))?
+            .ino();
+        if fs::symlink_metadata(&lock_path).is_ok_and(|found| found.ino() == inode) {
+            let written = file
+                .set_len(0)
+                .and_then(|()| writeln!(file, "{}", std::process::id()));
+            written.map_err(socket_error("write", &lock_path))?;
+            return Ok((file, lock_path));
+        }
+    }
+}
+
+/// Removes the socket of a dead daemon; the caller has the lock.
+fn remove_stale(path: &Path) -> Result<(), StartError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(socket_error("inspect", path)(error)),
+        Ok(found) if found.file_type().is_socket() => {
+            tracing::info!(path = %path.display(), "removing the socket of a dead daemon");
+            fs::remove_file(path).map_err(socket_error("remove", path))
+        }
+        Ok(_) => Err(StartError::new(format_args!(
+            "{} exists and is not a socket: remove it, or choose another --socket",
+            path.display()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    /// An index that neither an interface nor another run of these tests has.
+    fn index(test: u32) -> u32 {
+        0x4000_0000 | std::process::id() << 4 | test
+    }
+
+    #[tokio::test]
+    async fn second_claim_names_the_holder() {
+        let held = InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();
+        let _other_type = InterfaceClaim::take("x0", index(0), 0x88b6).unwrap();
+        for _ in 0..2 {
+            let error = InterfaceClaim::take("x0", index(0), 0x88b5)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(&format!("process {} ", std::process::id())),
+                "{error}"
+            );
+            assert!(error.starts_with("another esp-daemon ("), "{error}");
+        }
+        drop(held);
+        InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();
+    }
+
+    fn exists(path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok()
+    }
+
+    #[test]
+    fn socket_is_made_with_its_directory_and_removed() {
+        let dir = TempDir::new();
+        let path = dir.path().join("deep/er/esp.sock");
+        let (claim, _socket) = SocketClaim::take(&path, 0o640, None).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        drop(claim);
+        assert!(!exists(&path) && !exists(&dir.path().join("deep/er/esp.sock.lock")));
+    }
+
+    #[test]
+    fn live_daemon_is_refused() {
+        let dir = TempDir::new();
+        let path = dir.path().join("esp.sock");
+        let (_claim, _socket) = SocketClaim::take(&path, 0o600, None).unwrap();
+        let pid = format!("process {}", std::process::id());
+        let error = SocketClaim::take(&path, 0o600, None)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(&pid), "{error}");
+        assert!(exists(&path));
+    }
+
+    #[test]
+    fn dead_daemons_socket_is_replaced() {
+        let dir = TempDir::new();
+        let path = dir.path().join("esp.sock");
+        let (claim, socket) = SocketClaim::take(&path, 0o600, None).unwrap();
+        // As after kill -9: lock and socket are closed, both files remain.
+        let lock = claim._lock.try_clone().unwrap();
+        std::mem::forget(claim);
+        drop(socket);
+        flock(&lock, FlockOperation::Unlock).unwrap();
+        assert!(exists(&path));
+        let (_claim, _socket) = SocketClaim::take(&path, 0o600, None).unwrap();
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn other_files_are_left_alone() {
+        let dir = TempDir::new();
+        let path = dir.path().join("precious");
+        fs::write(&path, "data").unwrap();
+        let error = SocketClaim::take(&path, 0o600, None).unwrap_err();
+        assert!(error.to_string().contains("not a socket"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"data");
+        let long = dir.path().join("x".repeat(120));
+        let error = SocketClaim::take(&long, 0o600, None)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("at most 107 bytes"), "{error}");
+    }
+
+    #[test]
+    fn groups_are_found_by_name_or_number() {
+        assert_eq!(group("root").unwrap(), Gid::ROOT);
+        assert_eq!(group("123").unwrap(), Gid::from_raw(123));
+        let error = group("no-such-group-here").unwrap_err().to_string();
+        assert!(error.contains("groupadd no-such-group-here"), "{error}");
+    }
+}
