@@ -392,7 +392,7 @@ impl Leases {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::links::LinkSpec;
+    use esp_client::control::InterfaceInfo;
 
     #[test]
     fn slots_take_the_frames_of_their_interface() {
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn ports_of_earlier_leases_are_reserved_for_their_user() {
-        let spec = LinkSpec {
+        let spec = InterfaceInfo {
             name: "eth0".into(),
             addr: esp_proto::MacAddr([2, 0, 0, 0, 0, 1]).into(),
             mtu: 1500,

@@ -55,8 +55,6 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-pub use links::LinkSpec;
-
 use args::Args;
 use error::{Failure, StartError};
 use settings::Settings;

@@ -1,7 +1,6 @@
 //! The daemon's interfaces, as the control plane sees them.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use esp_client::control::{ErrorKind, InterfaceInfo};
 use esp_engine::{LinkConfig, LinkId};
@@ -10,35 +9,21 @@ use esp_proto::{MacAddr, NodeAddr};
 use crate::ports::Ports;
 use crate::refusal::Refusal;
 
-/// An interface at the start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LinkSpec {
-    /// Name.
-    pub name: String,
-    /// Address.
-    pub addr: NodeAddr,
-    /// Bytes after the EtherType.
-    pub mtu: u32,
-    /// Administratively up and with a carrier.
-    pub up: bool,
-}
-
-impl From<&LinkConfig> for LinkSpec {
-    fn from(link: &LinkConfig) -> LinkSpec {
-        let (interface, addr) = match link {
-            LinkConfig::Ethernet(interface) => {
-                (interface, NodeAddr::Mac(MacAddr(interface.mac.octets())))
-            }
-            LinkConfig::Udp {
-                interface, local, ..
-            } => (interface, NodeAddr::Udp(*local)),
-        };
-        LinkSpec {
-            name: interface.name.clone(),
-            addr,
-            mtu: addr.frame_mtu(interface.mtu),
-            up: interface.up && interface.running,
+/// Describes a link at the start.
+pub(crate) fn describe(link: &LinkConfig) -> InterfaceInfo {
+    let (interface, addr) = match link {
+        LinkConfig::Ethernet(interface) => {
+            (interface, NodeAddr::Mac(MacAddr(interface.mac.octets())))
         }
+        LinkConfig::Udp {
+            interface, local, ..
+        } => (interface, NodeAddr::Udp(*local)),
+    };
+    InterfaceInfo {
+        name: interface.name.clone(),
+        addr,
+        mtu: addr.frame_mtu(interface.mtu),
+        up: interface.up && interface.running,
     }
 }
 
@@ -46,9 +31,7 @@ impl From<&LinkConfig> for LinkSpec {
 #[derive(Debug)]
 pub(crate) struct Link {
     name: String,
-    addr: NodeAddr,
-    mtu: AtomicU32,
-    up: AtomicBool,
+    state: Mutex<InterfaceInfo>,
     /// Stream ports.
     pub(crate) esp: Arc<Ports>,
     /// Datagram ports.
@@ -56,12 +39,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(spec: LinkSpec) -> Link {
+    pub(crate) fn new(state: InterfaceInfo) -> Link {
         Link {
-            name: spec.name,
-            addr: spec.addr,
-            mtu: AtomicU32::new(spec.mtu),
-            up: AtomicBool::new(spec.up),
+            name: state.name.clone(),
+            state: Mutex::new(state),
             esp: Arc::default(),
             edp: Arc::default(),
         }
@@ -71,23 +52,13 @@ impl Link {
         &self.name
     }
 
-    /// Records a change reported by the engine.
-    pub(crate) fn change(&self, up: bool, mtu: u32) {
-        self.mtu.store(mtu, Ordering::Relaxed);
-        self.up.store(up, Ordering::Relaxed);
-    }
-
-    fn is_up(&self) -> bool {
-        self.up.load(Ordering::Relaxed)
+    /// Returns the current state.
+    pub(crate) fn state(&self) -> MutexGuard<'_, InterfaceInfo> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn info(&self) -> InterfaceInfo {
-        InterfaceInfo {
-            name: self.name.clone(),
-            addr: self.addr,
-            mtu: self.mtu.load(Ordering::Relaxed),
-            up: self.is_up(),
-        }
+        self.state().clone()
     }
 }
 
@@ -112,7 +83,7 @@ pub(crate) fn choose<'a>(
     match name {
         Some(name) => by_name(links, name),
         None => numbered(links)
-            .find(|(_, link)| link.is_up())
+            .find(|(_, link)| link.state().up)
             .or_else(|| numbered(links).next())
             .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "esp-daemon serves no interface")),
     }
@@ -124,7 +95,7 @@ pub(crate) fn to_send_on<'a>(
     name: Option<&str>,
 ) -> Result<(LinkId, &'a Link), Refusal> {
     let (id, link) = choose(links, name)?;
-    if !link.is_up() {
+    if !link.state().up {
         let message = format!(
             "{} is down: disabled or without carrier (`ip link show {0}`)",
             link.name
@@ -147,7 +118,7 @@ mod tests {
     use super::*;
 
     fn link(name: &str, up: bool) -> Link {
-        Link::new(LinkSpec {
+        Link::new(InterfaceInfo {
             name: name.into(),
             addr: MacAddr([2, 0, 0, 0, 0, 1]).into(),
             mtu: 1500,
@@ -173,7 +144,11 @@ mod tests {
         );
         assert_eq!(choose(&links[..1], None).unwrap().0, LinkId(0));
         assert_eq!(to_send_on(&[], None).unwrap_err().kind, ErrorKind::NotFound);
-        links[0].change(true, 9000);
+        *links[0].state() = InterfaceInfo {
+            mtu: 9000,
+            up: true,
+            ..links[0].info()
+        };
         assert_eq!(to_send_on(&links, Some("a")).unwrap().1.info().mtu, 9000);
     }
 }

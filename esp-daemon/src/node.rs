@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use esp_client::control::Rings;
+use esp_client::control::{InterfaceInfo, Rings};
 use esp_engine::shm::{MIN_RING, RingSizes};
 use esp_engine::{
     Arrival, ClientId, Command, ConnHandle, EngineEvent, ListenerId, Reply, Snapshot,
@@ -17,7 +17,7 @@ use crate::accounts::Accounts;
 use crate::config::{Limits, RingOptions};
 use crate::engine::EnginePort;
 use crate::leases::{LeaseSetup, Leases};
-use crate::links::{Link, LinkSpec};
+use crate::links::Link;
 use crate::peer::Credentials;
 use crate::ports::PortClaim;
 use crate::refusal::Refusal;
@@ -54,7 +54,7 @@ pub struct Node {
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// The links, in the engine's order.
-    pub links: Vec<LinkSpec>,
+    pub links: Vec<InterfaceInfo>,
     /// Limits.
     pub limits: Limits,
     /// Ring sizes.
@@ -252,7 +252,8 @@ impl Node {
                 gone,
             } => {
                 if let Some(found) = self.links.get(usize::from(link.0)) {
-                    found.change(up && !gone, mtu);
+                    let mut state = found.state();
+                    (state.up, state.mtu) = (up && !gone, mtu);
                     info!(interface = found.name(), up, mtu, gone, "link changed");
                 }
             }

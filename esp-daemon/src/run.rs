@@ -15,7 +15,7 @@ use crate::claim::{self, InterfaceClaim, SocketClaim, beside};
 use crate::config::Config;
 use crate::error::{Failure, StartError};
 use crate::leases::{LeaseSetup, record};
-use crate::links::LinkSpec;
+use crate::links::describe;
 use crate::node::{Node, NodeOptions};
 use crate::settings::Settings;
 use crate::telemetry::Telemetry;
@@ -77,7 +77,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     let ethernet = interfaces.iter().cloned().map(LinkConfig::Ethernet);
     // Leases number the interfaces of raw Ethernet as the engine does, so these come first.
     let all: Vec<LinkConfig> = ethernet.chain(udp).collect();
-    let links: Vec<LinkSpec> = all.iter().map(Into::into).collect();
+    let links: Vec<_> = all.iter().map(describe).collect();
     let names = links.iter().map(|link| link.name.as_str());
     let names = names.collect::<Vec<_>>().join(", ");
     let record = beside(&config.socket.path, ".leases");

@@ -204,33 +204,23 @@ impl Session {
             Ok(prepared) => prepared,
             Err(refusal) => return Attached::Refused(refusal),
         };
-        let (slot, sizes) = (prepared.slot, prepared.sizes);
-        let region = prepared.region;
-        let attached = self
-            .node
-            .request(|reply| Command::Attach {
-                handle,
-                client: client.id,
-                slot,
-                region,
-                reply,
-            })
-            .await;
-        match attached {
-            Ok(true) => Attached::Done(super::requests::stream_reply(
-                link.name(),
-                port,
-                (peer, peer_port),
-                (slot, sizes, prepared.descriptor),
-            )),
+        let command = |reply| Command::Attach {
+            handle,
+            client: client.id,
+            slot: prepared.slot,
+            region: Arc::clone(&prepared.region),
+            reply,
+        };
+        match self.node.request(command).await {
+            Ok(true) => Attached::Done(prepared.stream_reply(link, port, (peer, peer_port))),
             Ok(false) => {
-                client.slots().withdraw(slot);
+                client.slots().withdraw(prepared.slot);
                 // It has probably ended; otherwise it must not wait for ever.
                 let _ = self.node.send(Command::Refuse { handle });
                 Attached::ConnectionGone
             }
             Err(refusal) => {
-                client.slots().withdraw(slot);
+                client.slots().withdraw(prepared.slot);
                 Attached::Refused(refusal)
             }
         }

@@ -70,21 +70,17 @@ impl From<io::Error> for SessionEnd {
 
 struct Session {
     node: Arc<Node>,
+    stream: UnixStream,
+    events: mpsc::UnboundedReceiver<SessionEvent>,
+    to_session: mpsc::UnboundedSender<SessionEvent>,
     who: Credentials,
     /// The user's supplementary groups.
     groups: Vec<u32>,
+    connected: Instant,
     /// Set by `Hello`.
     client: Option<Arc<Client>>,
     listeners: HashMap<ListenerId, Listening>,
     pending_accepts: usize,
-    outbox: Outbox,
-    malformed: u32,
-    to_session: mpsc::UnboundedSender<SessionEvent>,
-    _program: Charge,
-}
-
-/// Input state of the control socket.
-struct InputState {
     decoder: Decoder<Request>,
     /// The decoder may hold a complete message.
     undecoded: bool,
@@ -92,9 +88,11 @@ struct InputState {
     started: Option<Instant>,
     /// No request is processed before this.
     not_before: Option<Instant>,
+    malformed: u32,
+    outbox: Outbox,
     /// The socket accepts no descriptors before this.
     flush_after: Option<Instant>,
-    connected: Instant,
+    _program: Charge,
 }
 
 /// Serves one program until it disconnects, is disconnected, or `stop` becomes true. Then frees all
@@ -106,65 +104,58 @@ pub(crate) async fn serve(
     program: Charge,
     stop: watch::Receiver<bool>,
 ) {
-    let (to_session, mut events) = mpsc::unbounded_channel();
+    let (to_session, events) = mpsc::unbounded_channel();
     let mut session = Session {
         node,
-        who,
         // Without them (an old kernel) the primary group still counts.
         groups: netif::peer_groups(&stream).unwrap_or_default(),
+        stream,
+        events,
+        to_session,
+        who,
+        connected: Instant::now(),
         client: None,
         listeners: HashMap::new(),
         pending_accepts: 0,
-        outbox: Outbox::default(),
-        malformed: 0,
-        to_session,
-        _program: program,
-    };
-    let mut input = InputState {
         decoder: Decoder::new(),
         undecoded: false,
         started: None,
         not_before: None,
+        malformed: 0,
+        outbox: Outbox::default(),
         flush_after: None,
-        connected: Instant::now(),
+        _program: program,
     };
     let mut stopped = std::pin::pin!(until(stop));
     let end = loop {
-        let done = session.iterate(&stream, &mut input, &mut events, &mut stopped);
-        if let Err(end) = done.await {
+        if let Err(end) = session.iterate(&mut stopped).await {
             break end;
         }
     };
     debug!(uid = who.uid, pid = who.pid, ?end, "program disconnected");
-    session.send_last_message(&stream, end).await;
+    session.send_last_message(end).await;
 }
 
 impl Session {
     /// Runs one iteration of the loop: requests, replies, wait.
     async fn iterate(
         &mut self,
-        stream: &UnixStream,
-        input: &mut InputState,
-        events: &mut mpsc::UnboundedReceiver<SessionEvent>,
         stopped: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<(), SessionEnd> {
-        self.take_requests(input).await?;
-        if input
-            .flush_after
-            .is_none_or(|after| after <= Instant::now())
-        {
-            let flushed = self.outbox.flush(stream)?;
-            input.flush_after =
+        self.take_requests().await?;
+        if self.flush_after.is_none_or(|after| after <= Instant::now()) {
+            let flushed = self.outbox.flush(&self.stream)?;
+            self.flush_after =
                 (flushed == Flushed::Later).then(|| Instant::now() + DESCRIPTOR_PAUSE);
         }
-        let throttled = input.not_before.is_some();
-        if input.undecoded && !throttled && !self.outbox.is_full() {
+        let may_work = self.not_before.is_none() && !self.outbox.is_full();
+        if self.undecoded && may_work {
             // More work is ready, but other sessions come first.
             tokio::task::yield_now().await;
             return Ok(());
         }
-        let read = !input.undecoded && !throttled && !self.outbox.is_full();
-        let write = !self.outbox.is_empty() && input.flush_after.is_none();
+        let read = !self.undecoded && may_work;
+        let write = !self.outbox.is_empty() && self.flush_after.is_none();
         let interest = match (read, write) {
             (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
             (true, false) => Some(Interest::READABLE),
@@ -173,11 +164,11 @@ impl Session {
         };
         let socket_ready = async {
             match interest {
-                Some(interest) => stream.ready(interest).await,
+                Some(interest) => self.stream.ready(interest).await,
                 None => std::future::pending().await,
             }
         };
-        let deadline = self.next_deadline(input);
+        let deadline = self.next_deadline();
         let deadline_passed = async {
             match deadline {
                 Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -187,34 +178,34 @@ impl Session {
         tokio::select! {
             biased;
             () = stopped => return Err(SessionEnd::Stopping),
-            event = events.recv() => {
+            event = self.events.recv() => {
                 if let Some(event) = event {
                     self.event(event).await?;
                 }
             }
             ready = socket_ready => {
                 if ready?.is_readable() && read {
-                    self.receive(stream, input)?;
+                    self.receive()?;
                 }
             }
-            () = deadline_passed => self.check_deadlines(input)?,
+            () = deadline_passed => self.check_deadlines()?,
         }
         Ok(())
     }
 
-    fn receive(&mut self, stream: &UnixStream, input: &mut InputState) -> Result<(), SessionEnd> {
-        let received = stream.try_io(Interest::READABLE, || {
-            codec::receive(stream, &mut input.decoder)
+    fn receive(&mut self) -> Result<(), SessionEnd> {
+        let received = self.stream.try_io(Interest::READABLE, || {
+            codec::receive(&self.stream, &mut self.decoder)
         });
         match received {
             Ok(0) => {
-                if let Err(DecodeError::HalfWritten { .. }) = input.decoder.finish() {
+                if let Err(DecodeError::HalfWritten { .. }) = self.decoder.finish() {
                     self.node.stats.control_half_written.add();
                 }
                 Err(SessionEnd::Gone)
             }
             Ok(_) => {
-                input.undecoded = true;
+                self.undecoded = true;
                 Ok(())
             }
             Err(error)
@@ -235,33 +226,33 @@ impl Session {
     }
 
     /// Processes decoded requests within the limits of the request rate and the outbox.
-    async fn take_requests(&mut self, input: &mut InputState) -> Result<(), SessionEnd> {
+    async fn take_requests(&mut self) -> Result<(), SessionEnd> {
         /// Limit after which the other parts of the loop run.
         const REQUESTS_PER_ITERATION: usize = 64;
-        if input.not_before.is_some_and(|at| at <= Instant::now()) {
-            input.not_before = None;
+        if self.not_before.is_some_and(|at| at <= Instant::now()) {
+            self.not_before = None;
         }
         for _ in 0..REQUESTS_PER_ITERATION {
-            if !input.undecoded || input.not_before.is_some() || self.outbox.is_full() {
+            if !self.undecoded || self.not_before.is_some() || self.outbox.is_full() {
                 break;
             }
             if let Err(wait) = self.node.accounts.request(self.who.uid, Instant::now()) {
                 self.node.stats.control_throttled.add();
-                input.not_before = Some(Instant::now() + wait);
+                self.not_before = Some(Instant::now() + wait);
                 break;
             }
-            match input.decoder.next() {
+            match self.decoder.next() {
                 Ok(Some((envelope, _none))) => {
-                    input.started = None;
+                    self.started = None;
                     self.request(envelope).await?;
                 }
                 Ok(None) => {
-                    input.undecoded = false;
-                    let partial = input.decoder.finish().is_err();
-                    input.started = partial.then(|| input.started.unwrap_or_else(Instant::now));
+                    self.undecoded = false;
+                    let partial = self.decoder.finish().is_err();
+                    self.started = partial.then(|| self.started.unwrap_or_else(Instant::now));
                 }
                 Err(error) => {
-                    input.started = None;
+                    self.started = None;
                     self.bad_input(&error)?;
                 }
             }
@@ -404,14 +395,14 @@ impl Session {
 
     /// Returns the time since which the program owes us something, the counter of programs that do
     /// not deliver it in time, and its description.
-    fn debts(&self, input: &InputState) -> [(Option<Instant>, &Count, &'static str); 3] {
+    fn debts(&self) -> [(Option<Instant>, &Count, &'static str); 3] {
         let stats = &self.node.stats;
-        let hello = self.client.is_none().then_some(input.connected);
+        let hello = self.client.is_none().then_some(self.connected);
         let unread = self.outbox.waiting_since();
         [
             (hello, &stats.control_no_hello, "no Hello"),
             (
-                input.started,
+                self.started,
                 &stats.control_half_written,
                 "message not completed",
             ),
@@ -420,18 +411,18 @@ impl Session {
     }
 
     /// Returns the earliest deadline.
-    fn next_deadline(&self, input: &InputState) -> Option<Instant> {
-        let debts = self.debts(input).into_iter();
+    fn next_deadline(&self) -> Option<Instant> {
+        let debts = self.debts().into_iter();
         debts
             .map(|(since, ..)| since.map(|since| since + self.node.patience))
-            .chain([input.not_before, input.flush_after])
+            .chain([self.not_before, self.flush_after])
             .flatten()
             .min()
     }
 
-    fn check_deadlines(&self, input: &InputState) -> Result<(), SessionEnd> {
+    fn check_deadlines(&self) -> Result<(), SessionEnd> {
         let patience = self.node.patience;
-        for (since, counter, what) in self.debts(input) {
+        for (since, counter, what) in self.debts() {
             if since.is_some_and(|since| since.elapsed() >= patience) {
                 counter.add();
                 return Err(SessionEnd::violation(format_args!(
@@ -443,7 +434,7 @@ impl Session {
     }
 
     /// Sends the last message, unless the program does not read it in time.
-    async fn send_last_message(&mut self, stream: &UnixStream, end: SessionEnd) {
+    async fn send_last_message(&mut self, end: SessionEnd) {
         let last = match end {
             SessionEnd::Gone => return,
             SessionEnd::Stopping => Refusal::new(ErrorKind::Unavailable, "esp-daemon is stopping"),
@@ -467,9 +458,9 @@ impl Session {
         }
         self.answer(0, Err(last));
         let flush = async {
-            while let Ok(Flushed::WhenWritable) = self.outbox.flush(stream)
+            while let Ok(Flushed::WhenWritable) = self.outbox.flush(&self.stream)
                 && !self.outbox.is_empty()
-                && stream.writable().await.is_ok()
+                && self.stream.writable().await.is_ok()
             {}
         };
         let _ = tokio::time::timeout(LAST_MESSAGE, flush).await;

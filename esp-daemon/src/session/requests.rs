@@ -26,9 +26,37 @@ const MAX_BACKLOG: u16 = 1024;
 /// A slot with its rings, not passed to the engine yet.
 pub(super) struct Prepared {
     pub(super) slot: Slot,
-    pub(super) sizes: RingSizes,
+    sizes: RingSizes,
     pub(super) region: Arc<Region>,
-    pub(super) descriptor: OwnedFd,
+    descriptor: OwnedFd,
+}
+
+impl Prepared {
+    /// Returns the sizes of the rings as granted.
+    fn rings(&self) -> Rings {
+        Rings {
+            tx: self.sizes.tx,
+            rx: self.sizes.rx,
+        }
+    }
+
+    /// Returns the reply that passes the stream to the program.
+    pub(super) fn stream_reply(
+        self,
+        link: &Link,
+        local_port: Port,
+        (peer, peer_port): (NodeAddr, Port),
+    ) -> ReplyWithFds {
+        let reply = Reply::Stream {
+            slot: self.slot,
+            rings: self.rings(),
+            interface: link.name().to_owned(),
+            local_port,
+            peer,
+            peer_port,
+        };
+        (reply, vec![self.descriptor])
+    }
 }
 
 impl Session {
@@ -130,22 +158,18 @@ impl Session {
                 "backlog {backlog} is out of range: expected 1 to {MAX_BACKLOG}"
             )));
         }
-        let link = interface
-            .map(|name| links::by_name(&self.node.links, name))
-            .transpose()?;
-        let charge = self
-            .node
-            .accounts
-            .charge(self.who.uid, Resource::Listeners, 1)?;
-        let claims = match link {
-            Some((_, link)) => {
-                self.claim_for_listener(client.id, std::slice::from_ref(link), port)?
+        let (link, links) = match interface {
+            Some(name) => {
+                let (id, link) = links::by_name(&self.node.links, name)?;
+                (Some(id), std::slice::from_ref(link))
             }
-            None => self.claim_for_listener(client.id, &self.node.links, port)?,
+            None => (None, self.node.links.as_slice()),
         };
+        let accounts = &self.node.accounts;
+        let charge = accounts.charge(self.who.uid, Resource::Listeners, 1)?;
+        let claims = self.claim_for_listener(client.id, links, port)?;
         let port = claims.first().map_or(port, PortClaim::port);
         let listener = self.node.add_listener(client);
-        let link = link.map(|(id, _)| id);
         let listened = self
             .node
             .request(|reply| Command::Listen {
@@ -163,15 +187,10 @@ impl Session {
             self.node.remove_listener(listener);
             return Err(refusal);
         }
-        self.listeners
-            .insert(listener, Listening::new(claims, charge));
-        Ok((
-            Reply::Listening {
-                listener: listener.0,
-                port,
-            },
-            Vec::new(),
-        ))
+        let listening = Listening::new(claims, charge);
+        self.listeners.insert(listener, listening);
+        let listener = listener.0;
+        Ok((Reply::Listening { listener, port }, Vec::new()))
     }
 
     /// Claims one port on each of the links.
@@ -183,23 +202,18 @@ impl Session {
     ) -> Result<Vec<PortClaim>, Refusal> {
         let (uid, purpose) = (self.who.uid, Purpose::Listener(who));
         if port != 0 {
-            return links
-                .iter()
-                .map(|link| {
-                    link.esp
-                        .take(port, uid, purpose)
-                        .ok_or_else(|| in_use(link, port))
-                })
-                .collect();
+            let take = |link: &Link| {
+                let claim = link.esp.take(port, uid, purpose);
+                claim.ok_or_else(|| in_use(link, port))
+            };
+            return links.iter().map(take).collect();
         }
-        ports::ephemeral(ports::random_start())
-            .find_map(|port| {
-                links
-                    .iter()
-                    .map(|link| link.esp.take_vacant(port, uid, purpose))
-                    .collect()
-            })
-            .ok_or_else(no_port)
+        let vacant = |port| {
+            let take = |link: &Link| link.esp.take_vacant(port, uid, purpose);
+            links.iter().map(take).collect()
+        };
+        let found = ports::ephemeral(ports::random_start()).find_map(vacant);
+        found.ok_or_else(no_port)
     }
 
     async fn connect(
@@ -224,37 +238,20 @@ impl Session {
         let (id, link) = links::to_send_on(&self.node.links, interface)?;
         let claim = self.claim_port(link, &link.esp, local_port, Purpose::Connection)?;
         let local_port = claim.port();
-        let Prepared {
-            slot,
-            sizes,
-            region,
-            descriptor,
-        } = self.prepare(client, SlotUse::Stream, (rings, 0), Some(claim))?;
-        let started = self
-            .node
-            .request(|reply| Command::Connect {
-                client: client.id,
-                slot,
-                link: id,
-                local_port,
-                peer,
-                peer_port,
-                key,
-                region,
-                reply,
-            })
-            .await
-            .and_then(|answer| Ok(answer?));
-        if let Err(refusal) = started {
-            client.slots().withdraw(slot);
-            return Err(refusal);
-        }
-        Ok(stream_reply(
-            link.name(),
+        let prepared = self.prepare(client, SlotUse::Stream, (rings, 0), Some(claim))?;
+        let command = |reply| Command::Connect {
+            client: client.id,
+            slot: prepared.slot,
+            link: id,
             local_port,
-            (peer, peer_port),
-            (slot, sizes, descriptor),
-        ))
+            peer,
+            peer_port,
+            key,
+            region: Arc::clone(&prepared.region),
+            reply,
+        };
+        self.start(client, prepared.slot, command).await?;
+        Ok(prepared.stream_reply(link, local_port, (peer, peer_port)))
     }
 
     async fn bind_edp(
@@ -268,38 +265,38 @@ impl Session {
         let (id, link) = links::choose(&self.node.links, interface)?;
         let claim = self.claim_port(link, &link.edp, port, Purpose::Sole)?;
         let port = claim.port();
-        let Prepared {
-            slot,
-            sizes,
-            region,
-            descriptor,
-        } = self.prepare(client, SlotUse::Edp, (rings, 0), Some(claim))?;
-        let bound = self
-            .node
-            .request(|reply| Command::BindEdp {
-                client: client.id,
-                slot,
-                link: id,
-                port,
-                region,
-                reply,
-            })
-            .await
-            .and_then(|answer| Ok(answer?));
-        if let Err(refusal) = bound {
+        let prepared = self.prepare(client, SlotUse::Edp, (rings, 0), Some(claim))?;
+        let command = |reply| Command::BindEdp {
+            client: client.id,
+            slot: prepared.slot,
+            link: id,
+            port,
+            region: Arc::clone(&prepared.region),
+            reply,
+        };
+        self.start(client, prepared.slot, command).await?;
+        let reply = Reply::Edp {
+            slot: prepared.slot,
+            rings: prepared.rings(),
+            interface: link.name().to_owned(),
+            port,
+        };
+        Ok((reply, vec![prepared.descriptor]))
+    }
+
+    /// Has the engine take the socket of a slot; frees the slot if it does not.
+    async fn start<T: Send + 'static, E: Into<Refusal> + Send + 'static>(
+        &self,
+        client: &Client,
+        slot: Slot,
+        command: impl FnOnce(esp_engine::Reply<Result<T, E>>) -> Command,
+    ) -> Result<(), Refusal> {
+        let answer = self.node.request(command).await;
+        let started = answer.and_then(|answer| answer.map_err(Into::into));
+        if started.is_err() {
             client.slots().withdraw(slot);
-            return Err(refusal);
         }
-        let interface = link.name().to_owned();
-        Ok((
-            Reply::Edp {
-                slot,
-                rings: granted(sizes),
-                interface,
-                port,
-            },
-            vec![descriptor],
-        ))
+        started.map(drop)
     }
 
     /// Closes a slot for the program.
@@ -347,13 +344,10 @@ impl Session {
             SlotUse::Stream => Resource::Streams,
             SlotUse::Edp => Resource::EdpSockets,
         };
+        let bytes = u64::from(sizes.tx) + u64::from(sizes.rx);
         let charges = vec![
             accounts.charge(uid, what, 1)?,
-            accounts.charge(
-                uid,
-                Resource::RingBytes,
-                u64::from(sizes.tx) + u64::from(sizes.rx),
-            )?,
+            accounts.charge(uid, Resource::RingBytes, bytes)?,
         ];
         let (region, descriptor) =
             Region::create(sizes).map_err(|error| Refusal::system("create the rings", &error))?;
@@ -401,31 +395,6 @@ impl Session {
             self.who.uid
         );
         Err(Refusal::new(ErrorKind::Permission, message))
-    }
-}
-
-/// Returns the reply that passes a stream to the program.
-pub(super) fn stream_reply(
-    interface: &str,
-    local_port: Port,
-    (peer, peer_port): (NodeAddr, Port),
-    (slot, sizes, descriptor): (Slot, RingSizes, OwnedFd),
-) -> ReplyWithFds {
-    let reply = Reply::Stream {
-        slot,
-        rings: granted(sizes),
-        interface: interface.to_owned(),
-        local_port,
-        peer,
-        peer_port,
-    };
-    (reply, vec![descriptor])
-}
-
-fn granted(sizes: RingSizes) -> Rings {
-    Rings {
-        tx: sizes.tx,
-        rx: sizes.rx,
     }
 }
 

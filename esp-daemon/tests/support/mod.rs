@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use esp_daemon::LinkSpec;
+use esp_client::control::InterfaceInfo;
 use esp_daemon::config::Config;
 use esp_daemon::node::{Node, NodeOptions};
 use esp_daemon::peer::{Credentials, Identify};
@@ -93,7 +93,7 @@ impl Rig {
             .unwrap();
         let (events_tx, events) = tokio::sync::mpsc::unbounded_channel();
         let engine = FakeEngine::start(events_tx);
-        let link = |name: &str, last| LinkSpec {
+        let link = |name: &str, last| InterfaceInfo {
             name: name.into(),
             addr: MacAddr([2, 0, 0, 0, 0, last]).into(),
             mtu: 1500,
