@@ -30,8 +30,8 @@ pub enum Failure {
 
 impl Failure {
     /// Creates a failure with this text.
-    pub fn new(text: impl Into<String>) -> Failure {
-        Failure::Text(text.into())
+    pub fn new(text: impl Display) -> Failure {
+        Failure::Text(text.to_string())
     }
 }
 

@@ -1,44 +1,40 @@
 //! Signals: a flag set by Ctrl-C, so that a loop can end with its summary, and signals to wait for.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 /// Flag that is set by SIGINT and SIGTERM.
-#[derive(Clone, Debug, Default)]
-pub struct Interrupt(Arc<AtomicBool>);
+#[derive(Debug, Default)]
+pub struct Interrupt {
+    /// None in tests.
+    signals: Option<Signals>,
+    arrived: Cell<bool>,
+}
 
 impl Interrupt {
     /// Starts to watch for SIGINT and SIGTERM. Call it before the program starts other threads: it
-    /// blocks the signals in the calling thread and in those it starts later, and starts a thread
-    /// that waits for them.
+    /// blocks the signals in the calling thread and in those it starts later.
     ///
     /// # Errors
-    /// The signals cannot be blocked, or the thread cannot be started.
+    /// The signals cannot be blocked.
     pub fn watch() -> io::Result<Interrupt> {
-        let mut signals = SigSet::empty();
-        signals.add(Signal::SIGINT);
-        signals.add(Signal::SIGTERM);
-        signals.thread_block()?;
-        let interrupt = Interrupt::default();
-        let flag = Arc::clone(&interrupt.0);
-        std::thread::Builder::new()
-            .name("signals".into())
-            .spawn(move || {
-                if signals.wait().is_ok() {
-                    flag.store(true, Ordering::Relaxed);
-                }
-            })?;
-        Ok(interrupt)
+        let signals = Signals::block(&[Signal::SIGINT as i32, Signal::SIGTERM as i32])?;
+        Ok(Interrupt {
+            signals: Some(signals),
+            arrived: Cell::new(false),
+        })
     }
 
     /// Returns true once a signal has arrived.
     pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        if self.signals.as_ref().and_then(Signals::next).is_some() {
+            self.arrived.set(true);
+        }
+        self.arrived.get()
     }
 }
 

@@ -79,18 +79,6 @@ pub fn show_rate(bits: u64) -> String {
     format!("{bits}bit")
 }
 
-/// Formats `67108864` as `64 MiB`.
-pub fn show_bytes(bytes: u64) -> String {
-    let value = bytes as f64;
-    for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
-        let limit = (1u64 << shift) as f64;
-        if value >= limit {
-            return format!("{} {unit}", trimmed(value / limit));
-        }
-    }
-    format!("{bytes} B")
-}
-
 /// Formats with up to two digits after the point, without trailing zeros.
 fn trimmed(value: f64) -> String {
     let text = format!("{value:.2}");
@@ -164,7 +152,5 @@ mod tests {
     fn rates_and_sizes_are_formatted() {
         assert_eq!(show_rate(10_000_000), "10mbit");
         assert_eq!(show_rate(1_500_000_000), "1.5gbit");
-        assert_eq!(show_bytes(64 << 20), "64 MiB");
-        assert_eq!(show_bytes(100), "100 B");
     }
 }

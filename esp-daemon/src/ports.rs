@@ -17,7 +17,7 @@ const EPHEMERAL: u32 = 65536 - FIRST_EPHEMERAL_PORT as u32;
 #[derive(Debug)]
 struct Use {
     uid: u32,
-    /// Number of claims; never 0.
+    /// Number of claims; 0 only while the first is taken.
     claims: u32,
     listener: bool,
     /// The program that has leased the port.
@@ -25,17 +25,6 @@ struct Use {
 }
 
 impl Use {
-    fn first(uid: u32, purpose: Purpose) -> Use {
-        let mut first = Use {
-            uid,
-            claims: 1,
-            listener: false,
-            leased: None,
-        };
-        first.mark(purpose);
-        first
-    }
-
     fn mark(&mut self, purpose: Purpose) {
         match purpose {
             Purpose::Listener(_) => self.listener = true,
@@ -113,44 +102,35 @@ impl Drop for PortClaim {
 }
 
 impl Ports {
-    /// Takes a certain port; `None` if it is in use.
+    /// Takes a certain port; `None` if it is in use in a way that excludes this purpose.
     pub(crate) fn take(
         self: &Arc<Self>,
         port: Port,
         uid: u32,
         purpose: Purpose,
     ) -> Option<PortClaim> {
-        match self.table.entry(port) {
-            Entry::Vacant(free) => {
-                free.insert(Use::first(uid, purpose));
-            }
-            Entry::Occupied(mut held) => {
-                let held = held.get_mut();
-                let fits = match purpose {
-                    Purpose::Sole => false,
-                    Purpose::Listener(who) => {
-                        !held.listener && held.leased.is_none_or(|holder| holder == who)
-                    }
-                    Purpose::Connection => held.leased.is_none(),
-                    Purpose::Accepted => true,
-                    Purpose::Leased(_) => held.listener && held.claims == 1,
-                };
-                if held.uid != uid || !fits {
-                    return None;
+        self.claim(port, uid, purpose, |held| {
+            let fits = match purpose {
+                Purpose::Sole => false,
+                Purpose::Listener(who) => {
+                    !held.listener && held.leased.is_none_or(|holder| holder == who)
                 }
-                held.claims = held.claims.checked_add(1)?;
-                held.mark(purpose);
-            }
-        }
-        Some(self.claim(port, purpose))
+                Purpose::Connection => held.leased.is_none(),
+                Purpose::Accepted => true,
+                Purpose::Leased(_) => held.listener && held.claims == 1,
+            };
+            held.uid == uid && fits
+        })
     }
 
-    fn claim(self: &Arc<Self>, port: Port, purpose: Purpose) -> PortClaim {
-        PortClaim {
-            ports: Arc::clone(self),
-            port,
-            purpose,
-        }
+    /// Takes a certain port if it is not used for anything.
+    pub(crate) fn take_vacant(
+        self: &Arc<Self>,
+        port: Port,
+        uid: u32,
+        purpose: Purpose,
+    ) -> Option<PortClaim> {
+        self.claim(port, uid, purpose, |_| false)
     }
 
     /// Takes an unused ephemeral port, searched from `start` on (any number); `None` if all are in
@@ -164,18 +144,31 @@ impl Ports {
         ephemeral(start).find_map(|port| self.take_vacant(port, uid, purpose))
     }
 
-    /// Takes a certain port if it is not used for anything.
-    pub(crate) fn take_vacant(
+    /// Takes a port that is unused, or whose present use fits.
+    fn claim(
         self: &Arc<Self>,
         port: Port,
         uid: u32,
         purpose: Purpose,
+        fits: impl FnOnce(&Use) -> bool,
     ) -> Option<PortClaim> {
-        match self.table.entry(port) {
-            Entry::Vacant(free) => free.insert(Use::first(uid, purpose)),
-            Entry::Occupied(_) => return None,
-        };
-        Some(self.claim(port, purpose))
+        let mut held = self.table.entry(port).or_insert(Use {
+            uid,
+            claims: 0,
+            listener: false,
+            leased: None,
+        });
+        if held.claims > 0 && !fits(&held) {
+            return None;
+        }
+        held.claims = held.claims.checked_add(1)?;
+        held.mark(purpose);
+        let ports = Arc::clone(self);
+        Some(PortClaim {
+            ports,
+            port,
+            purpose,
+        })
     }
 
     /// Returns true when no port is in use.

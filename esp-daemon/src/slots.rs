@@ -48,37 +48,30 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Takes a free slot. The holdings are returned when there is none.
-    pub(crate) fn reserve(&mut self, kind: SlotUse, holdings: Holdings) -> Result<Slot, Holdings> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => match Slot::try_from(self.table.len()) {
-                Ok(next) if usize::from(next) < SLOTS => {
-                    self.table.push(None);
-                    next
-                }
-                _ => return Err(holdings),
-            },
+    /// Takes a free slot; `None` if there is none.
+    pub(crate) fn reserve(&mut self, kind: SlotUse, holdings: Holdings) -> Option<Slot> {
+        let entry = SlotEntry {
+            kind,
+            holdings,
+            engine_done: false,
+            program_done: self.disconnected,
         };
-        if let Some(place) = self.table.get_mut(usize::from(slot)) {
-            *place = Some(SlotEntry {
-                kind,
-                holdings,
-                engine_done: false,
-                program_done: self.disconnected,
-            });
+        if let Some(slot) = self.free.pop() {
+            *self.table.get_mut(usize::from(slot))? = Some(entry);
+            return Some(slot);
         }
-        Ok(slot)
+        let slot = self.table.len();
+        if slot >= SLOTS {
+            return None;
+        }
+        self.table.push(Some(entry));
+        Slot::try_from(slot).ok()
     }
 
     /// Frees a slot that the engine did not accept.
     pub(crate) fn withdraw(&mut self, slot: Slot) {
-        if self
-            .table
-            .get_mut(usize::from(slot))
-            .and_then(Option::take)
-            .is_some()
-        {
+        let place = self.table.get_mut(usize::from(slot));
+        if place.and_then(Option::take).is_some() {
             self.free.push(slot);
         }
     }
@@ -143,10 +136,8 @@ impl Slots {
     }
 
     fn settle(&mut self, slot: Slot) {
-        if self
-            .held(slot)
-            .is_some_and(|held| held.engine_done && held.program_done)
-        {
+        let done = |held: &mut SlotEntry| held.engine_done && held.program_done;
+        if self.held(slot).is_some_and(done) {
             self.withdraw(slot);
         }
     }
@@ -192,7 +183,7 @@ mod tests {
         let all: Vec<Slot> = (0..SLOTS)
             .map(|_| slots.reserve(SlotUse::Stream, nothing()).unwrap())
             .collect();
-        assert!(slots.reserve(SlotUse::Stream, nothing()).is_err());
+        assert!(slots.reserve(SlotUse::Stream, nothing()).is_none());
         slots.disconnect();
         assert!(!slots.is_empty());
         for slot in all {

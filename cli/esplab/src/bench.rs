@@ -110,18 +110,14 @@ impl Flags {
             bench.rounds = rounds(bench.rounds);
         }
         intra.retain(|bench| !bench.measures.is_empty());
-        let incast = chosen(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
-        let rails = chosen(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
+        let mut incast = chosen(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
+        let mut rails = chosen(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
+        incast.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
+        rails.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         Ok(Selection {
             nodes,
-            incast: incast.map(|b| incast::Bench {
-                rounds: rounds(b.rounds),
-                ..b
-            }),
-            rails: rails.map(|b| rails::Bench {
-                rounds: rounds(b.rounds),
-                ..b
-            }),
+            incast,
+            rails,
             intra,
         })
     }
@@ -160,39 +156,40 @@ impl Output<'_> {
         }
     }
 
-    /// Writes the rows of a benchmark: as JSON, as a section of the page, or as a table.
+    /// Writes the rows of a benchmark: as JSON, as a section of the page, or as a table. If it
+    /// failed, a report notes the error and continues, else the program ends.
     fn show<R: serde::Serialize>(
         &mut self,
-        about: &About,
+        about: &'static About,
         rounds: usize,
-        rows: &[R],
+        rows: Result<Vec<R>, Failure>,
         table: impl FnOnce(&[R], Style) -> String,
-        section: impl FnOnce() -> Section,
+        section: impl FnOnce(&[R]) -> Section,
     ) -> Result<(), Failure> {
-        if self.flags.report.is_some() {
-            self.sections.push(section());
-            return Ok(());
-        }
+        let to_page = self.flags.report.is_some();
+        let rows = match rows {
+            Ok(rows) if to_page => {
+                self.sections.push(section(&rows));
+                return Ok(());
+            }
+            Ok(rows) => rows,
+            Err(failure) if to_page => {
+                out::note(format_args!("esplab bench: {}: {failure}", about.name));
+                self.sections.push(Section::failed(about, &failure));
+                self.verdict = Verdict::Partly;
+                return Ok(());
+            }
+            Err(failure) => return Err(failure),
+        };
         self.bar.suspend(|| {
             if self.flags.json {
                 return Ok(rows.iter().try_for_each(out::json)?);
             }
             let (name, title) = (about.name, about.title);
-            let table = table(rows, Style::Text);
+            let table = table(&rows, Style::Text);
             let text = format!("\n{name}: {title}, {rounds} rounds\n{}", table.trim_end());
             Ok(out::line(text)?)
         })
-    }
-
-    /// Handles a failed benchmark: a report notes the error and continues, else the program ends.
-    fn failed(&mut self, about: &'static About, failure: Failure) -> Result<(), Failure> {
-        if self.flags.report.is_none() {
-            return Err(failure);
-        }
-        out::note(format_args!("esplab bench: {}: {failure}", about.name));
-        self.sections.push(Section::failed(about, &failure));
-        self.verdict = Verdict::Partly;
-        Ok(())
     }
 
     fn line(&self, text: String) -> Result<(), Failure> {
@@ -218,8 +215,18 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         verdict: Verdict::Done,
     };
     between_nodes(&mut output, &selection.nodes)?;
-    to_one_node(&mut output, selection.incast)?;
-    over_two_links(&mut output, selection.rails)?;
+    if let Some(bench) = selection.incast {
+        output.begin(&incast::ABOUT);
+        let rows = bench.run(|| output.bar.inc(1));
+        let section = |rows: &[_]| Section::incast(&bench, rows);
+        output.show(&incast::ABOUT, bench.rounds, rows, incast::table, section)?;
+    }
+    if let Some(bench) = selection.rails {
+        output.begin(&rails::ABOUT);
+        let rows = bench.run(|| output.bar.inc(1));
+        let section = |rows: &[_]| Section::rails(&bench, rows);
+        output.show(&rails::ABOUT, bench.rounds, rows, rails::table, section)?;
+    }
     within_node(&mut output, &selection.intra)?;
     output.bar.finish_and_clear();
     if let Some(folder) = &flags.report {
@@ -237,42 +244,12 @@ fn between_nodes(output: &mut Output<'_>, benches: &[Bench]) -> Result<(), Failu
     for bench in benches {
         let about = bench.about;
         output.begin(about);
-        match rig.run(bench, || output.bar.inc(1)) {
-            Ok(results) => {
-                let rows = report::rows(bench, &results);
-                let section = || Section::between_nodes(bench, &rows);
-                output.show(about, bench.rounds, &rows, report::table, section)?;
-            }
-            Err(failure) => output.failed(about, failure)?,
-        }
+        let results = rig.run(bench, || output.bar.inc(1));
+        let rows = results.map(|results| report::rows(bench, &results));
+        let section = |rows: &[_]| Section::between_nodes(bench, rows);
+        output.show(about, bench.rounds, rows, report::table, section)?;
     }
     Ok(())
-}
-
-fn to_one_node(output: &mut Output<'_>, bench: Option<incast::Bench>) -> Result<(), Failure> {
-    let Some(bench) = bench else { return Ok(()) };
-    let about = &incast::ABOUT;
-    output.begin(about);
-    match bench.run(|| output.bar.inc(1)) {
-        Ok(rows) => {
-            let section = || Section::incast(&bench, &rows);
-            output.show(about, bench.rounds, &rows, incast::table, section)
-        }
-        Err(failure) => output.failed(about, failure),
-    }
-}
-
-fn over_two_links(output: &mut Output<'_>, bench: Option<rails::Bench>) -> Result<(), Failure> {
-    let Some(bench) = bench else { return Ok(()) };
-    let about = &rails::ABOUT;
-    output.begin(about);
-    match bench.run(|| output.bar.inc(1)) {
-        Ok(rows) => {
-            let section = || Section::rails(&bench, &rows);
-            output.show(about, bench.rounds, &rows, rails::table, section)
-        }
-        Err(failure) => output.failed(about, failure),
-    }
 }
 
 fn within_node(output: &mut Output<'_>, benches: &[intra::plan::Bench]) -> Result<(), Failure> {
@@ -289,8 +266,8 @@ fn within_node(output: &mut Output<'_>, benches: &[intra::plan::Bench]) -> Resul
         output.begin(about);
         let results = rig.run(bench, || output.bar.inc(1));
         let rows = intra::report::rows(bench, &results);
-        let section = || Section::within_node(bench, &rows);
-        output.show(about, bench.rounds, &rows, intra::report::table, section)?;
+        let section = |rows: &[_]| Section::within_node(bench, rows);
+        output.show(about, bench.rounds, Ok(rows), intra::report::table, section)?;
         if results.ours_failed() {
             output.verdict = Verdict::Partly;
         }

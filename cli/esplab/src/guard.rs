@@ -18,7 +18,7 @@ use std::time::Duration;
 use clap::Args;
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 
-use super::hold::parse_process;
+use super::internal::parse_process;
 use cli::out::{Doing, Failure, Verdict};
 use cli::signal::Signals;
 use lab::ProcessRef;

@@ -4,21 +4,15 @@
 mod bench;
 mod demo;
 mod down;
-mod enter;
 mod exec;
 mod guard;
-mod hold;
+mod internal;
 mod list;
 mod mpirun;
-mod offload;
-mod rank;
-mod recv;
 mod rsh;
-mod send;
 mod transfer;
 mod tune;
 mod up;
-mod worker;
 
 use std::process::ExitCode;
 
@@ -48,21 +42,21 @@ enum Command {
     Mpirun(mpirun::Flags),
     Demo(demo::Flags),
     Bench(bench::Flags),
-    Send(send::Flags),
-    Recv(recv::Flags),
+    Send(transfer::SendFlags),
+    Recv(transfer::RecvFlags),
     Tune(tune::Flags),
     #[command(hide = true)]
     Guard(guard::Flags),
     #[command(hide = true)]
-    Hold(hold::Flags),
+    Hold(internal::Hold),
     #[command(hide = true)]
-    Enter(enter::Flags),
+    Enter(internal::Enter),
     #[command(hide = true)]
-    Offload(offload::Flags),
+    Offload(internal::Offload),
     #[command(hide = true)]
-    Worker(worker::Flags),
+    Worker(internal::Worker),
     #[command(hide = true)]
-    Rank(rank::Flags),
+    Rank(internal::Rank),
 }
 
 /// Selects a lab.
@@ -95,16 +89,16 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::List(flags) => list::run(&flags),
         Command::Mpirun(flags) => mpirun::run(&flags),
         Command::Demo(flags) => demo::run(&flags),
-        Command::Send(flags) => send::run(&flags),
-        Command::Recv(flags) => recv::run(&flags),
+        Command::Send(flags) => transfer::run_send(&flags),
+        Command::Recv(flags) => transfer::run_recv(&flags),
         Command::Tune(flags) => tune::run(&flags),
         Command::Bench(flags) => bench::run(&flags),
         Command::Guard(flags) => guard::run(&flags),
-        Command::Hold(flags) => hold::run(flags),
-        Command::Enter(flags) => enter::run(&flags),
-        Command::Offload(flags) => offload::run(&flags),
-        Command::Worker(flags) => worker::run(&flags),
-        Command::Rank(flags) => rank::run(&flags),
+        Command::Hold(flags) => internal::hold(flags),
+        Command::Enter(flags) => internal::enter(&flags),
+        Command::Offload(flags) => internal::offload(&flags),
+        Command::Worker(flags) => internal::worker(&flags),
+        Command::Rank(flags) => internal::rank(&flags),
     }
 }
 

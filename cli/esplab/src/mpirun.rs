@@ -49,9 +49,6 @@ pub(super) struct Flags {
     /// End the job after this number of seconds
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
-    /// Bind each process to a core: rank 0 to the first allowed one, and so on in turn
-    #[arg(long)]
-    bind: bool,
     /// The program and its arguments
     #[arg(
         value_name = "PROG",
@@ -100,17 +97,10 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         launcher.extend(["--mca", "mca_base_component_path"].map(Into::into));
         launcher.push(path);
     }
-    if flags.bind {
-        launcher.extend(bound(&allowed_cores()?));
-    }
     launcher.extend_from_slice(&flags.command);
     let code = guard::launch(&launcher, &scratch.0)?;
     drop(lab);
-    Ok(if code == 0 {
-        Verdict::Done
-    } else {
-        Verdict::Code(code)
-    })
+    Ok(Verdict::Code(code))
 }
 
 impl Flags {
@@ -138,13 +128,12 @@ impl Flags {
         let has = |dir: &Path| dir.join(COMPONENT).is_file();
         if let Some(dir) = &self.component {
             let dir = std::path::absolute(dir).doing(dir.display())?;
-            if !has(&dir) {
-                return Err(Failure::new(format!(
-                    "{}: {COMPONENT} was not found",
-                    dir.display()
-                )));
-            }
-            return Ok(Some(dir));
+            let missing = format!("{}: {COMPONENT} was not found", dir.display());
+            return if has(&dir) {
+                Ok(Some(dir))
+            } else {
+                Err(Failure::new(missing))
+            };
         }
         let exe = env::current_exe().doing("finding the running program")?;
         if let Some(dir) = exe.parent().filter(|dir| has(dir)) {
@@ -173,14 +162,8 @@ impl Flags {
         if rustix::process::geteuid().is_root() {
             add(&["--allow-run-as-root"]);
         }
-        add(&[
-            "-n",
-            &self.ranks.to_string(),
-            "--host",
-            &hosts.join(","),
-            "--map-by",
-            "slot",
-        ]);
+        let (ranks, hosts) = (self.ranks.to_string(), hosts.join(","));
+        add(&["-n", &ranks, "--host", &hosts, "--map-by", "slot"]);
         // Each node would bind its first process to core 0, as if it had the machine to itself.
         add(&["--bind-to", "none"]);
         for (parameter, value) in [
@@ -209,26 +192,6 @@ impl Flags {
         all.push(scratch.into());
         all
     }
-}
-
-/// Returns the cores that this process and its children may use.
-fn allowed_cores() -> Result<Vec<usize>, Failure> {
-    let set = rustix::thread::sched_getaffinity(None).doing("asking for the cores")?;
-    Ok((0..rustix::thread::CpuSet::MAX_CPU)
-        .filter(|core| set.is_set(*core))
-        .collect())
-}
-
-/// Returns the words before a program that bind each rank to a core. The launcher cannot do it: it
-/// takes each node for a machine of its own.
-fn bound(cores: &[usize]) -> Vec<OsString> {
-    let list: Vec<String> = cores.iter().map(usize::to_string).collect();
-    let line = format!(
-        r#"n=$((OMPI_COMM_WORLD_RANK % {} + 1)); exec taskset -c "$(echo {} | cut -d, -f$n)" "$@""#,
-        cores.len().max(1),
-        list.join(",")
-    );
-    ["/bin/sh", "-c", &line, "bind"].map(OsString::from).into()
 }
 
 /// Finds the `mpirun` of Open MPI: Debian has several programs of that name.
@@ -264,8 +227,6 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use clap::Parser;
 
     use super::*;
@@ -293,31 +254,6 @@ mod tests {
         ] {
             assert_eq!(flags(line).used(), used, "{line}");
         }
-    }
-
-    #[test]
-    fn ranks_have_cores_in_turn() {
-        for (rank, core) in [("0", "3"), ("1", "5"), ("2", "3")] {
-            let words = bound(&[3, 5]);
-            // A taskset that prints its arguments.
-            let line = words[2].to_str().unwrap().replace("exec taskset", "echo");
-            let output = Command::new(&words[0])
-                .args([
-                    &words[1],
-                    &OsString::from(line),
-                    &words[3],
-                    &"prog".into(),
-                    &"a b".into(),
-                ])
-                .env("OMPI_COMM_WORLD_RANK", rank)
-                .output()
-                .unwrap();
-            assert_eq!(
-                String::from_utf8(output.stdout).unwrap(),
-                format!("-c {core} prog a b\n")
-            );
-        }
-        assert!(!allowed_cores().unwrap().is_empty());
     }
 
     #[test]

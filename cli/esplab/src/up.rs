@@ -7,22 +7,22 @@ use cli::out::{self, Failure, Verdict};
 use cli::units;
 use lab::{Carriers, Ip, Lab, LabError, LabOptions, WireOptions};
 
-/// Carrier of the daemons.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Carrier {
-    Raw,
-    Udp,
-    Both,
+/// Parses one of a few names.
+fn one_of<T: Copy>(names: &[(&str, T)], text: &str) -> Result<T, String> {
+    let found = names.iter().find(|(name, _)| *name == text);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+        format!("write one of {}", names.join(", "))
+    })
 }
 
-/// Versions of IP.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Versions {
-    #[value(name = "4")]
-    V4,
-    #[value(name = "6")]
-    V6,
-    Both,
+fn carriers(text: &str) -> Result<Carriers, String> {
+    use Carriers::{Both, Raw, Udp};
+    one_of(&[("raw", Raw), ("udp", Udp), ("both", Both)], text)
+}
+
+fn versions(text: &str) -> Result<Ip, String> {
+    one_of(&[("4", Ip::V4), ("6", Ip::V6), ("both", Ip::Both)], text)
 }
 
 /// Make a lab: N nodes on one switch, an esp-daemon in each
@@ -51,14 +51,14 @@ pub(super) struct Flags {
     no_daemon: bool,
     /// Carrier of the daemons: raw Ethernet, UDP, or both [default: raw; udp with --routed; both
     /// with --ip 6 and --ip both]
-    #[arg(long, value_name = "CARRIER")]
-    carrier: Option<Carrier>,
+    #[arg(long, value_name = "CARRIER", value_parser = carriers)]
+    carrier: Option<Carriers>,
     /// Two segments with a router between: IP passes it, raw Ethernet does not
     #[arg(long)]
     routed: bool,
     /// IP addresses of the nodes: IPv4 (node1 is 10.99.0.2), IPv6 (node1 is fd00:99::2), or both
-    #[arg(long, value_name = "VERSION", default_value = "4")]
-    ip: Versions,
+    #[arg(long, value_name = "VERSION", value_parser = versions, default_value = "4")]
+    ip: Ip,
     #[command(flatten)]
     name: Name,
 }
@@ -75,18 +75,12 @@ impl Flags {
             loss_ppm: self.loss.unwrap_or(0),
             offload: !self.no_offload,
             routed: self.routed,
-            ip: match self.ip {
-                Versions::V4 => Ip::V4,
-                Versions::V6 => Ip::V6,
-                Versions::Both => Ip::Both,
-            },
+            ip: self.ip,
         };
         options.rails = self.rails;
         options.daemon = !self.no_daemon;
         options.carriers = match self.carrier {
-            Some(Carrier::Raw) => Carriers::Raw,
-            Some(Carrier::Udp) => Carriers::Udp,
-            Some(Carrier::Both) => Carriers::Both,
+            Some(carriers) => carriers,
             None if self.routed => Carriers::Udp,
             None if options.wire.ip != Ip::V4 => Carriers::Both,
             None => Carriers::Raw,

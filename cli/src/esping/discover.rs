@@ -78,7 +78,7 @@ fn listen(
             if !found.insert((wire.interface().to_owned(), arrival.src)) {
                 continue;
             }
-            report.found(&Found {
+            report.show(&Found {
                 mac: arrival.src.to_string(),
                 name: report.name_of(arrival.src),
                 node_name: printable(&info.name),

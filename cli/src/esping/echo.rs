@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::plan::{Echo, Target};
+use super::flags::Target;
 use super::report::{Reply, Report, Rtt, Summary};
 use super::wire::{Answer, Arrival, Wire};
 use crate::out::{Doing, Failure, Verdict};
@@ -15,6 +15,16 @@ const REMEMBERED: usize = 1 << 16;
 const TAG: usize = 8;
 /// Nanoseconds between two checks for Ctrl-C.
 const LOOK: u64 = 50_000_000;
+
+/// Parameters of echo requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Echo {
+    pub(super) count: Option<u64>,
+    pub(super) interval: Duration,
+    pub(super) size: usize,
+    pub(super) deadline: Option<Duration>,
+    pub(super) wait: Duration,
+}
 
 /// Sends requests until the count, the deadline or Ctrl-C.
 pub(super) fn run(
@@ -70,7 +80,7 @@ pub(super) fn run(
         }
     }
     let summary = run.finish(wire.now().saturating_sub(start), wire.interface());
-    report.summary(&summary)?;
+    report.show(&summary)?;
     let fine = summary.received == summary.sent && summary.corrupt == 0 && summary.sent > 0;
     Ok(if fine { Verdict::Done } else { Verdict::Partly })
 }
@@ -147,7 +157,9 @@ impl Run<'_> {
             duplicate: answered,
             corrupt,
         };
-        report.reply(&reply)?;
+        if !report.quiet {
+            report.show(&reply)?;
+        }
         if corrupt {
             self.summary.corrupt += 1;
         }

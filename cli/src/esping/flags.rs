@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use clap::Parser;
+use esp_client::{NodeAddr, resolve, resolve_udp};
 
+use crate::out::Failure;
 use crate::units;
 
 /// Carrier of the requests.
@@ -59,4 +61,107 @@ pub(super) struct Flags {
     /// Carrier of the requests [default: that of the target's address]
     #[arg(long, value_name = "CARRIER", conflicts_with = "discover")]
     pub(super) carrier: Option<Carrier>,
+}
+
+/// Node to ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    /// As typed.
+    pub(super) text: String,
+    pub(super) addr: NodeAddr,
+    pub(super) interface: Option<String>,
+}
+
+impl Flags {
+    /// Resolves the target.
+    pub(super) fn target(&self) -> Result<Target, Failure> {
+        let text = self.target.as_deref().unwrap_or_default();
+        // An IPv6 address has its own `%`, in brackets.
+        let end = text.find(']').unwrap_or(0);
+        let (name, behind) = match text.get(end..).and_then(|rest| rest.split_once('%')) {
+            Some((rest, behind)) => (&text[..end + rest.len()], Some(behind.to_owned())),
+            None => (text, None),
+        };
+        let addr = match self.carrier {
+            Some(Carrier::Udp) => resolve_udp(name),
+            Some(Carrier::Raw) | None => resolve(name),
+        };
+        let addr = addr.map_err(Failure::new)?;
+        if self.carrier == Some(Carrier::Raw) && addr.is_udp() {
+            return Err(Failure::new(format_args!(
+                "{text} has no Ethernet address: add it to /etc/ethers, or leave out --carrier raw"
+            )));
+        }
+        if addr.is_group() {
+            return Err(Failure::new(format_args!(
+                "{text} is a group address: ask one node (esping --discover asks all)"
+            )));
+        }
+        Ok(Target {
+            text: name.to_owned(),
+            addr,
+            interface: self.interface.clone().or(behind),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<(Flags, Target), String> {
+        let flags = Flags::try_parse_from(line.split(' ')).map_err(|e| e.to_string())?;
+        let target = flags.target().map_err(|e| e.to_string())?;
+        Ok((flags, target))
+    }
+
+    #[test]
+    fn flags_are_consistent() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn habits_of_ping() -> Result<(), String> {
+        let (flags, target) =
+            parse("esping -c 20 -i 0.2 -s 1000 -w 5 -W 0.5 -q -I eth1 02:e5:00:00:00:02")?;
+        let addr = esp_client::MacAddr([2, 0xe5, 0, 0, 0, 2]).into();
+        assert_eq!(
+            (target.addr, target.interface.as_deref()),
+            (addr, Some("eth1"))
+        );
+        assert_eq!(
+            (flags.count, flags.size, flags.quiet),
+            (Some(20), Some(1000), true)
+        );
+        assert_eq!(
+            [flags.interval, flags.deadline, flags.wait],
+            [200, 5000, 500].map(|ms| Some(Duration::from_millis(ms)))
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn an_interface_may_stand_behind_the_target() -> Result<(), String> {
+        let (_, target) = parse("esping --mtu 02:e5:00:00:00:02%eth1")?;
+        assert_eq!(target.interface.as_deref(), Some("eth1"));
+        Ok(())
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            "esping",
+            "esping -c 0 02:e5:00:00:00:02",
+            "esping -i -1 02:e5:00:00:00:02",
+            "esping ff:ff:ff:ff:ff:ff",
+            "esping 01:00:5e:00:00:01",
+            "esping --discover --mtu",
+            "esping --discover 02:e5:00:00:00:02",
+            "esping no-such-node-anywhere",
+            "esping 02:e5",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
 }

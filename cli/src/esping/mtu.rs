@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::echo::body;
-use super::plan::Target;
+use super::flags::Target;
 use super::report::{Mtu, Report};
 use super::wire::{Answer, Wire};
 use crate::out::{Doing, Failure, Verdict};
@@ -16,7 +16,7 @@ const TYPE: usize = 1;
 pub(super) fn run(
     wire: &mut impl Wire,
     target: &Target,
-    tries: u32,
+    tries: u64,
     wait: Duration,
     interrupt: &Interrupt,
     report: &mut Report,
@@ -43,7 +43,7 @@ pub(super) fn run(
         peer_payload,
         sent,
     };
-    report.mtu(&mtu)?;
+    report.show(&mtu)?;
     Ok(if mtu.payload.is_none() || mtu.is_narrow() {
         Verdict::Partly
     } else {
@@ -54,7 +54,7 @@ pub(super) fn run(
 struct Search<'a, W> {
     wire: &'a mut W,
     target: &'a Target,
-    tries: u32,
+    tries: u64,
     wait: Duration,
     interrupt: &'a Interrupt,
     sent: u64,

@@ -1,5 +1,6 @@
 //! Output of esping: text, or one JSON object per line.
 
+use std::fmt::{self, Display};
 use std::io;
 
 use esp_client::NodeAddr;
@@ -11,29 +12,17 @@ use crate::out;
 /// Prints results.
 pub(super) struct Report {
     json: bool,
-    quiet: bool,
+    /// Only the summary is asked for.
+    pub(super) quiet: bool,
     names: Names,
     /// Receives the output in tests.
     #[cfg(test)]
     pub(super) lines: Option<Vec<String>>,
 }
 
-/// One line of `--json`.
-#[derive(Debug, Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Line<'a> {
-    /// Echo reply.
-    Reply(&'a Reply),
-    /// Statistics at the end.
-    Summary(&'a Summary),
-    /// Result of `--mtu`.
-    Mtu(&'a Mtu),
-    /// Node found by `--discover`.
-    Node(&'a Found),
-}
-
 /// Echo reply.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename = "reply")]
 pub(super) struct Reply {
     pub(super) target: String,
     pub(super) mac: String,
@@ -50,6 +39,7 @@ pub(super) struct Reply {
 
 /// Statistics at the end of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(tag = "type", rename = "summary")]
 pub(super) struct Summary {
     pub(super) target: String,
     pub(super) mac: String,
@@ -75,6 +65,7 @@ pub(super) struct Rtt {
 
 /// Result of `--mtu`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename = "mtu")]
 pub(super) struct Mtu {
     pub(super) target: String,
     pub(super) mac: String,
@@ -93,6 +84,7 @@ pub(super) struct Mtu {
 
 /// Node found by `--discover`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename = "node")]
 pub(super) struct Found {
     pub(super) mac: String,
     /// Name in the ethers file.
@@ -130,9 +122,13 @@ impl Report {
         out::line(text)
     }
 
-    fn json(&mut self, line: &Line<'_>) -> io::Result<()> {
-        let text = serde_json::to_string(line).map_err(io::Error::other)?;
-        self.text(&text)
+    /// Prints a result.
+    pub(super) fn show(&mut self, result: &(impl Serialize + Display)) -> io::Result<()> {
+        if self.json {
+            let text = serde_json::to_string(result).map_err(io::Error::other)?;
+            return self.text(&text);
+        }
+        self.text(&result.to_string())
     }
 
     /// Prints the first line of a run.
@@ -151,111 +147,83 @@ impl Report {
             named(target, &mac.to_string())
         ))
     }
+}
 
-    pub(super) fn reply(&mut self, reply: &Reply) -> io::Result<()> {
-        if self.quiet {
-            return Ok(());
+impl Display for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (who, seq, rtt) = (named(&self.target, &self.mac), self.seq, self.rtt_us);
+        write!(
+            f,
+            "{} bytes from {who}: seq={seq} time={rtt:.1} µs",
+            self.bytes
+        )?;
+        if self.duplicate {
+            f.write_str(" (DUP!)")?;
         }
-        if self.json {
-            return self.json(&Line::Reply(reply));
+        if self.corrupt {
+            f.write_str(" (CORRUPT: the bytes differ from those sent)")?;
         }
-        let Reply {
-            bytes, seq, rtt_us, ..
-        } = reply;
-        let mut text = format!(
-            "{bytes} bytes from {}: seq={seq} time={rtt_us:.1} µs",
-            named(&reply.target, &reply.mac)
-        );
-        if reply.duplicate {
-            text += " (DUP!)";
-        }
-        if reply.corrupt {
-            text += " (CORRUPT: the bytes differ from those sent)";
-        }
-        self.text(&text)
+        Ok(())
     }
+}
 
-    pub(super) fn summary(&mut self, summary: &Summary) -> io::Result<()> {
-        if self.json {
-            return self.json(&Line::Summary(summary));
-        }
-        let Summary {
-            target,
-            sent,
-            received,
-            duplicates,
-            corrupt,
-            loss_percent,
-            time_ms,
-            ..
-        } = summary;
-        let more = [(*duplicates, "duplicates"), (*corrupt, "corrupt")];
-        let more: String = more
-            .iter()
-            .filter(|(n, _)| *n > 0)
-            .map(|(n, what)| format!(", +{n} {what}"))
-            .collect();
-        let loss = format!("{loss_percent:.1}");
+impl Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (target, sent, received) = (&self.target, self.sent, self.received);
+        let loss = format!("{:.1}", self.loss_percent);
         let loss = loss.trim_end_matches('0').trim_end_matches('.');
-        self.text(&format!(
-            "\n--- {target} esping statistics ---\n{sent} packets transmitted, {received} received{more}, {loss}% packet loss, time {time_ms:.0} ms"
-        ))?;
-        if let Some(Rtt {
-            min_us,
-            avg_us,
-            max_us,
-            mdev_us,
-        }) = summary.rtt
-        {
-            self.text(&format!(
-                "rtt min/avg/max/mdev = {min_us:.1}/{avg_us:.1}/{max_us:.1}/{mdev_us:.1} µs"
-            ))?;
+        write!(f, "\n--- {target} esping statistics ---\n")?;
+        write!(f, "{sent} packets transmitted, {received} received")?;
+        for (n, what) in [(self.duplicates, "duplicates"), (self.corrupt, "corrupt")] {
+            if n > 0 {
+                write!(f, ", +{n} {what}")?;
+            }
         }
-        Ok(())
+        write!(f, ", {loss}% packet loss, time {:.0} ms", self.time_ms)?;
+        let Some(rtt) = self.rtt else { return Ok(()) };
+        let (min, avg, max, mdev) = (rtt.min_us, rtt.avg_us, rtt.max_us, rtt.mdev_us);
+        write!(
+            f,
+            "\nrtt min/avg/max/mdev = {min:.1}/{avg:.1}/{max:.1}/{mdev:.1} µs"
+        )
     }
+}
 
-    pub(super) fn mtu(&mut self, mtu: &Mtu) -> io::Result<()> {
-        if self.json {
-            return self.json(&Line::Mtu(mtu));
-        }
-        let who = named(&mtu.target, &mtu.mac);
-        let Some(payload) = mtu.payload else {
-            return self.text(&format!("{who} does not answer via {}", mtu.interface));
+impl Display for Mtu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (who, interface) = (named(&self.target, &self.mac), &self.interface);
+        let (Some(payload), Some(mtu)) = (self.payload, self.mtu) else {
+            return write!(f, "{who} does not answer via {interface}");
         };
-        self.text(&format!(
-            "{who}: largest payload {payload} bytes (MTU {}) via {}, verified",
-            payload + 11,
-            mtu.interface
-        ))?;
-        if mtu.is_narrow() {
-            let peer = mtu
-                .peer_payload
-                .map_or_else(String::new, |p| format!(", the peer can receive {p}"));
-            self.text(&format!(
-                "the path carries less than its ends: this node can send {}{peer} bytes",
-                mtu.local_payload
-            ))?;
+        write!(
+            f,
+            "{who}: largest payload {payload} bytes (MTU {mtu}) via {interface}, verified"
+        )?;
+        if self.is_narrow() {
+            let local = self.local_payload;
+            write!(
+                f,
+                "\nthe path carries less than its ends: this node can send {local}"
+            )?;
+            if let Some(peer) = self.peer_payload {
+                write!(f, ", the peer can receive {peer}")?;
+            }
+            f.write_str(" bytes")?;
         }
         Ok(())
     }
+}
 
-    pub(super) fn found(&mut self, found: &Found) -> io::Result<()> {
-        if self.json {
-            return self.json(&Line::Node(found));
-        }
-        let name = found.name.as_deref().unwrap_or("-");
-        let Found {
-            mac,
-            node_name,
-            interface,
-            max_payload,
-            version,
-            rtt_us,
-            ..
-        } = found;
-        self.text(&format!(
-            "{mac}  {name:<16}  {interface:<8}  payload {max_payload:<5}  version {version}  {rtt_us:>8.1} µs  {node_name}"
-        ))
+impl Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name.as_deref().unwrap_or("-");
+        write!(f, "{}  {name:<16}  {:<8}  ", self.mac, self.interface)?;
+        write!(
+            f,
+            "payload {:<5}  version {}  ",
+            self.max_payload, self.version
+        )?;
+        write!(f, "{:>8.1} µs  {}", self.rtt_us, self.node_name)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, DatagramInfo, EdpKind, EdpSocket, NodeAddr, NodeInfo, monotonic_nanos};
 
-use super::plan::Target;
+use super::flags::Target;
 use crate::out::Failure;
 
 /// Content of an answer.
@@ -54,18 +54,13 @@ impl Datagrams {
     /// Binds to the interface that reaches the target.
     pub(super) fn towards(target: &Target) -> Result<Datagrams, Failure> {
         let client = if target.addr.is_udp() {
-            Client::udp().map_err(|e| Failure::new(e.to_string()))?
+            Client::udp().map_err(Failure::new)?
         } else {
             client()?
         };
         let interface = match &target.interface {
             Some(name) => name.clone(),
-            None => {
-                client
-                    .route(target.addr)
-                    .map_err(|e| Failure::new(e.to_string()))?
-                    .interface
-            }
+            None => client.route(target.addr).map_err(Failure::new)?.interface,
         };
         Datagrams::on(&client, &interface)
     }
@@ -93,7 +88,7 @@ impl Datagrams {
         let socket = EdpSocket::builder()
             .interface(interface)
             .bind_at(client, 0)
-            .map_err(|e| Failure::new(e.to_string()))?;
+            .map_err(Failure::new)?;
         Ok(Datagrams {
             buffer: vec![0; socket.max_payload()],
             socket,
@@ -102,7 +97,7 @@ impl Datagrams {
 }
 
 fn client() -> Result<Client, Failure> {
-    Client::shared().map_err(|e| Failure::new(e.to_string()))
+    Client::shared().map_err(Failure::new)
 }
 
 impl Wire for Datagrams {

@@ -354,7 +354,7 @@ impl Session {
         let slot = client
             .slots()
             .reserve(kind, Holdings { charges, port })
-            .map_err(|_holdings| {
+            .ok_or_else(|| {
                 Refusal::new(
                     ErrorKind::Limit,
                     "too many streams and datagram sockets: a program may have 4096",
