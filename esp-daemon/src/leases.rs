@@ -83,9 +83,10 @@ pub(crate) struct Leases {
 pub(crate) type LeasedConnection = (Port, NodeAddr, Port);
 
 /// One lease. Frees ports and charges on drop; the engine must be informed before.
+#[derive(Debug)]
 pub(crate) struct Lease {
     /// Its program, or [`UNCLAIMED`].
-    client: ClientId,
+    pub(crate) client: ClientId,
     pub(crate) link: LinkId,
     pub(crate) entry: Entry,
     /// Serves connections of another lease with these ports when its interface fails.
@@ -93,15 +94,6 @@ pub(crate) struct Lease {
     connections: Mutex<HashMap<LeasedConnection, (u64, Charge)>>,
     ports: Mutex<Vec<PortClaim>>,
     _charges: Vec<Charge>,
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease")
-            .field("client", &self.client)
-            .field("entry", &self.entry)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Lease {
@@ -121,10 +113,6 @@ impl Lease {
             ports: Mutex::new(ports),
             _charges: charges,
         }
-    }
-
-    pub(crate) fn client(&self) -> ClientId {
-        self.client
     }
 
     pub(crate) fn ports(&self) -> RangeInclusive<Port> {
@@ -274,11 +262,8 @@ impl Leases {
                 slots: 0,
             };
         }
-        let mtu = self
-            .setup
-            .interfaces
-            .get(usize::from(link.0))
-            .map_or(0, |interface| interface.mtu);
+        let interface = self.setup.interfaces.get(usize::from(link.0));
+        let mtu = interface.map_or(0, |interface| interface.mtu);
         RingShape::for_streams(ETHERNET_HEADER + mtu.min(JUMBO) as usize)
     }
 
@@ -298,26 +283,19 @@ impl Leases {
         let interface = self.setup.interfaces.get(usize::from(link.0));
         let interface = interface
             .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "leases are of raw Ethernet only"))?;
-        let failed = |error: &dyn fmt::Display| {
-            Refusal::new(
-                ErrorKind::Unavailable,
-                format!("esp-daemon cannot open sockets for a lease: {error}"),
-            )
-        };
-        let (esp, edp) = (
-            self.setup.endpoint.esp_ethertype,
-            self.setup.endpoint.edp_ethertype,
-        );
-        let range = || std::iter::once(ports.clone());
+        let EndpointConfig {
+            esp_ethertype: esp,
+            edp_ethertype: edp,
+            ..
+        } = self.setup.endpoint;
+        let filter = |ethertype| Filter::for_ports(ethertype, std::iter::once(ports.clone()));
         // The program could bind the socket to another interface, where another user has the port.
         let index = interface.index;
-        let streams = Filter::for_ports(esp, range())
-            .map_err(|e| failed(&e))?
-            .on_interface(index);
+        let streams = filter(esp).map_err(cannot_open)?.on_interface(index);
         // Only replies to the engine's queries: datagram ports belong to other sockets.
         let reply = EdpKind::PortReply as u16;
-        let answers = Filter::for_ports(edp, range())
-            .map_err(|e| failed(&e))?
+        let answers = filter(edp)
+            .map_err(cannot_open)?
             .with_half(FLAGS_OFFSET, CTL << 8 | reply)
             .on_interface(index);
         let (mut sockets, mut spares) = (Vec::with_capacity(4), Vec::with_capacity(2));
@@ -339,10 +317,10 @@ impl Leases {
             let [socket, spare] = self
                 .demux
                 .open((link, interface), (ethertype, id, ports), make, bind)
-                .map_err(|e| failed(&e))?;
-            socket.lock_filter().map_err(|e| failed(&e))?;
+                .map_err(cannot_open)?;
+            socket.lock_filter().map_err(cannot_open)?;
             sockets.push(socket.into());
-            spare.lock_filter().map_err(|e| failed(&e))?;
+            spare.lock_filter().map_err(cannot_open)?;
             spares.push(spare.into());
         }
         sockets.append(&mut spares);
@@ -387,6 +365,11 @@ impl Leases {
     pub(crate) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
+}
+
+fn cannot_open(error: impl fmt::Display) -> Refusal {
+    let what = format!("esp-daemon cannot open sockets for a lease: {error}");
+    Refusal::new(ErrorKind::Unavailable, what)
 }
 
 #[cfg(test)]

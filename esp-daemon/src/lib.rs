@@ -29,7 +29,6 @@ pub mod accounts;
 pub mod args;
 mod claim;
 pub mod config;
-pub mod engine;
 pub mod error;
 mod leases;
 mod links;

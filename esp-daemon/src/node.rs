@@ -1,5 +1,6 @@
 //! State shared by all sessions: the engine, the links, the tables of programs and users.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,14 +9,13 @@ use dashmap::DashMap;
 use esp_client::control::{InterfaceInfo, Rings};
 use esp_engine::shm::{MIN_RING, RingSizes};
 use esp_engine::{
-    Arrival, ClientId, Command, ConnHandle, EngineEvent, ListenerId, Reply, Snapshot,
+    Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, ListenerId, Reply, Snapshot,
 };
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tracing::{debug, info, warn};
 
 use crate::accounts::Accounts;
 use crate::config::{Limits, RingOptions};
-use crate::engine::EnginePort;
 use crate::leases::{LeaseSetup, Leases};
 use crate::links::Link;
 use crate::peer::Credentials;
@@ -30,7 +30,11 @@ const SNAPSHOT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The control plane of one node.
 pub struct Node {
-    engine: Box<dyn EnginePort>,
+    engine: SendCommand,
+    /// Page in which programs see whether the engine sleeps.
+    pub(crate) page: OwnedFd,
+    /// Random number that identifies this run of the engine.
+    pub(crate) incarnation: u64,
     /// In the order of [`esp_engine::LinkId`].
     pub(crate) links: Vec<Link>,
     pub(crate) leases: Leases,
@@ -50,9 +54,17 @@ pub struct Node {
     last_snapshot: AsyncMutex<Option<(Instant, Arc<Snapshot>)>>,
 }
 
+/// Queues a command for the engine; waits while the queue is full, which the engine empties in every
+/// poll. Fails when the engine's thread has ended.
+pub type SendCommand = Box<dyn Fn(Command) -> Result<(), EngineGone> + Send + Sync>;
+
 /// Parameters of a [`Node`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct NodeOptions {
+    /// Page in which programs see whether the engine sleeps.
+    pub page: OwnedFd,
+    /// Random number that identifies this run of the engine.
+    pub incarnation: u64,
     /// The links, in the engine's order.
     pub links: Vec<InterfaceInfo>,
     /// Limits.
@@ -100,10 +112,12 @@ pub(crate) enum SessionEvent {
 
 impl Node {
     /// Creates a node without programs.
-    pub fn new(engine: Box<dyn EnginePort>, options: NodeOptions) -> Arc<Node> {
+    pub fn new(engine: SendCommand, options: NodeOptions) -> Arc<Node> {
         let links: Vec<Link> = options.links.into_iter().map(Link::new).collect();
         Arc::new(Node {
             engine,
+            page: options.page,
+            incarnation: options.incarnation,
             leases: Leases::new(options.lease, &links),
             links,
             clients: DashMap::new(),
@@ -120,15 +134,9 @@ impl Node {
         })
     }
 
-    pub(crate) fn engine(&self) -> &dyn EnginePort {
-        &*self.engine
-    }
-
     /// Sends a command that has no answer.
     pub(crate) fn send(&self, command: Command) -> Result<(), Refusal> {
-        self.engine
-            .send(command)
-            .map_err(|_| Refusal::unavailable())
+        (self.engine)(command).map_err(|_| Refusal::unavailable())
     }
 
     /// Sends a command and waits for its answer, for one poll of the engine.
@@ -167,7 +175,6 @@ impl Node {
         client.slots().disconnect();
         // A stopped engine uses no slots.
         let engine_gone = self
-            .engine
             .send(Command::RemoveClient { client: client.id })
             .is_err();
         if engine_gone || client.slots().is_empty() {

@@ -101,9 +101,15 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     let listener = UnixListener::from_std(socket.into())
         .map_err(StartError::system("watch the control socket"))?;
 
+    let (to_engine, page) = (
+        engine.handle.clone(),
+        engine.handle.page_fd().try_clone_to_owned(),
+    );
     let node = Node::new(
-        Box::new(engine.handle.clone()),
+        Box::new(move |command| to_engine.send(command)),
         NodeOptions {
+            page: page.map_err(StartError::system("pass the engine's page"))?,
+            incarnation: engine.handle.incarnation(),
             links,
             limits: config.limits.clone(),
             rings: config.rings.clone(),

@@ -98,7 +98,7 @@ fn add_leases(node: &Node, viewer: Credentials, status: &mut Status) {
                 peer: peer.to_string(),
                 peer_port,
                 path: "lease".into(),
-                owner: owner_of(node, viewer, Some(lease.client())),
+                owner: owner_of(node, viewer, Some(lease.client)),
                 ..ConnectionStatus::default()
             });
         }

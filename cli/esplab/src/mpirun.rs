@@ -37,9 +37,6 @@ pub(super) struct Flags {
     /// Use this running lab and do not end it
     #[arg(long, value_name = "LAB")]
     name: Option<String>,
-    /// Folder with mca_btl_esp.so
-    #[arg(long, value_name = "DIR")]
-    component: Option<PathBuf>,
     /// Parameter for Open MPI, such as btl_esp_verbose=1 (may be repeated)
     #[arg(long, value_name = "NAME=VALUE")]
     mca: Vec<String>,
@@ -126,15 +123,6 @@ impl Flags {
     /// Returns the component's folder; `None` if Open MPI finds it by itself.
     fn components(&self) -> Result<Option<PathBuf>, Failure> {
         let has = |dir: &Path| dir.join(COMPONENT).is_file();
-        if let Some(dir) = &self.component {
-            let dir = std::path::absolute(dir).doing(dir.display())?;
-            let missing = format!("{}: {COMPONENT} was not found", dir.display());
-            return if has(&dir) {
-                Ok(Some(dir))
-            } else {
-                Err(Failure::new(missing))
-            };
-        }
         let exe = env::current_exe().doing("finding the running program")?;
         if let Some(dir) = exe.parent().filter(|dir| has(dir)) {
             return Ok(Some(dir.to_owned()));

@@ -155,15 +155,11 @@ fn items<'a>(status: &'a Status, selection: Selection) -> Vec<Item<'a>> {
         version: &status.daemon,
         uptime_s: status.uptime_s,
     }];
-    let interface = |i: &InterfaceInfo| (i.addr.to_string(), i.mtu, i.up);
-    items.extend(status.interfaces.iter().map(|i| {
-        let (mac, mtu, up) = interface(i);
-        Item::Interface {
-            name: &i.name,
-            mac,
-            mtu,
-            up,
-        }
+    items.extend(status.interfaces.iter().map(|i| Item::Interface {
+        name: &i.name,
+        mac: i.addr.to_string(),
+        mtu: i.mtu,
+        up: i.up,
     }));
     if selection == Selection::Sockets {
         items.extend(status.connections.iter().map(Item::Connection));
@@ -175,25 +171,17 @@ fn items<'a>(status: &'a Status, selection: Selection) -> Vec<Item<'a>> {
 
 fn interfaces(interfaces: &[InterfaceInfo]) -> String {
     let line = |i: &InterfaceInfo| {
-        format!(
-            "{} {} MTU {} {}",
-            i.name,
-            i.addr,
-            i.mtu,
-            if i.up { "up" } else { "down" }
-        )
+        let state = if i.up { "up" } else { "down" };
+        format!("{} {} MTU {} {state}", i.name, i.addr, i.mtu)
     };
     interfaces.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
     let row = |c: &ConnectionStatus| {
-        let peer = c
-            .peer
-            .parse()
-            .ok()
-            .and_then(|mac| names.of(mac))
-            .unwrap_or(&c.peer);
+        let name = c.peer.parse().ok().and_then(|mac| names.of(mac));
+        let peer = name.unwrap_or(&c.peer);
+        let rtt = c.srtt_us.map(|rtt| format!("{rtt:.1}"));
         vec![
             c.state.clone(),
             c.recv_queue.to_string(),
@@ -201,8 +189,7 @@ fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
             format!("{}:{}", c.interface, c.local_port),
             format!("{peer}:{}", c.peer_port),
             c.path.clone(),
-            c.srtt_us
-                .map_or_else(|| "-".into(), |rtt| format!("{rtt:.1}")),
+            rtt.unwrap_or("-".into()),
             c.cwnd.to_string(),
             c.credit.to_string(),
             c.payload.to_string(),

@@ -44,14 +44,12 @@ struct DemuxState {
 #[derive(Debug, Default)]
 struct Groups {
     all: Vec<Group>,
-    next: u64,
     working: bool,
     stopped: bool,
 }
 
 #[derive(Debug)]
 struct Group {
-    id: u64,
     link: LinkId,
     ethertype: u16,
     fanout: Arc<FanoutGroup>,
@@ -158,17 +156,15 @@ impl Demux {
             if let (Some(group), Ok(kept)) =
                 (group.and_then(|at| groups.all.get_mut(at)), copy(&socket))
             {
-                let (ports, socket, spare) = (ports.clone(), Arc::new(kept), copy(&spare).ok());
-                let (ready, slot, ended, emptied) = (false, None, false, false);
                 group.members.push(Member {
                     lease,
-                    ports,
-                    socket,
-                    spare,
-                    ready,
-                    slot,
-                    ended,
-                    emptied,
+                    ports: ports.clone(),
+                    socket: Arc::new(kept),
+                    spare: copy(&spare).ok(),
+                    ready: false,
+                    slot: None,
+                    ended: false,
+                    emptied: false,
                 });
             }
             socket
@@ -235,10 +231,7 @@ impl Groups {
             return Some(found);
         }
         let fanout = Arc::new(FanoutGroup::open(interface, ethertype).ok()?);
-        let id = self.next;
-        self.next += 1;
         self.all.push(Group {
-            id,
             link,
             ethertype,
             fanout,
@@ -249,8 +242,9 @@ impl Groups {
         Some(self.all.len() - 1)
     }
 
-    fn by_id(&mut self, id: u64) -> Option<&mut Group> {
-        self.all.iter_mut().find(|group| group.id == id)
+    fn with(&mut self, fanout: &Arc<FanoutGroup>) -> Option<&mut Group> {
+        let mut all = self.all.iter_mut();
+        all.find(|group| Arc::ptr_eq(&group.fanout, fanout))
     }
 }
 
@@ -260,13 +254,13 @@ impl DemuxState {
     }
 
     fn work(&self) {
-        while let Some(id) = self.next() {
-            self.update(id);
+        while let Some(fanout) = self.next() {
+            self.update(&fanout);
         }
     }
 
     /// Waits for a group that has changed; `None` at the end.
-    fn next(&self) -> Option<u64> {
+    fn next(&self) -> Option<Arc<FanoutGroup>> {
         let mut groups = self.lock();
         loop {
             if groups.stopped {
@@ -274,7 +268,7 @@ impl DemuxState {
             }
             if let Some(group) = groups.all.iter_mut().find(|group| group.changed) {
                 group.changed = false;
-                return Some(group.id);
+                return Some(Arc::clone(&group.fanout));
             }
             groups = self
                 .changed
@@ -284,22 +278,18 @@ impl DemuxState {
     }
 
     /// Installs new routes, adds new members, then closes ended ones.
-    fn update(&self, id: u64) {
+    fn update(&self, fanout: &Arc<FanoutGroup>) {
         let mut groups = self.lock();
-        let Some(group) = groups.by_id(id) else {
+        let Some(group) = groups.with(fanout) else {
             return;
         };
-        let (fanout, routes, count) = (
-            Arc::clone(&group.fanout),
-            group.routes(),
-            group.members.len(),
-        );
+        let (routes, count) = (group.routes(), group.members.len());
         drop(groups);
         // Slow, so not under the lock. Frames for an unassigned slot go to the first member, which
         // accepts none.
         let routed = Routes::new(routes).is_ok_and(|routes| fanout.route(&routes).is_ok());
         let mut groups = self.lock();
-        let Some(group) = groups.by_id(id) else {
+        let Some(group) = groups.with(fanout) else {
             return;
         };
         let removed = group.add_waiting(count, routed);
@@ -316,7 +306,8 @@ impl DemuxState {
             }
         }
         let empty = group.members.iter().all(|member| member.ended);
-        let at = groups.all.iter().position(|group| empty && group.id == id);
+        let is_this = |group: &Group| empty && Arc::ptr_eq(&group.fanout, fanout);
+        let at = groups.all.iter().position(is_this);
         let group = at.map(|at| groups.all.swap_remove(at));
         drop(groups);
         closing

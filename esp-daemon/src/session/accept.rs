@@ -7,7 +7,7 @@ use std::sync::Arc;
 use esp_client::control::{ErrorKind, Rings};
 use esp_engine::{Arrival, Command, ListenerId};
 
-use super::{Session, SessionEnd};
+use super::{ReplyWithFds, Session, SessionEnd};
 use crate::accounts::Charge;
 use crate::node::{Client, SessionEvent};
 use crate::ports::{PortClaim, Purpose};
@@ -50,15 +50,6 @@ impl Listening {
     pub(super) fn waiting_accepts(&self) -> impl Iterator<Item = u64> + '_ {
         self.accepts.iter().map(|accept| accept.id)
     }
-}
-
-/// Result of attaching a connection to a program.
-enum Attached {
-    Done(super::ReplyWithFds),
-    /// The connection had ended; the accept keeps waiting.
-    ConnectionGone,
-    /// The program cannot have it.
-    Refused(Refusal),
 }
 
 impl Session {
@@ -170,13 +161,11 @@ impl Session {
                 return;
             };
             let attached = self.attach(&client, arrival, rings).await;
-            let answer = match attached {
-                Attached::ConnectionGone => continue,
-                Attached::Done(answer) => Ok(answer),
-                Attached::Refused(refusal) => {
-                    self.node.refuse(arrival.handle);
-                    Err(refusal)
-                }
+            if attached.is_err() {
+                self.node.refuse(arrival.handle);
+            }
+            let Some(answer) = attached.transpose() else {
+                continue;
             };
             if let Some(listening) = self.listeners.get_mut(&listener) {
                 listening.accepts.pop_front();
@@ -186,7 +175,14 @@ impl Session {
         }
     }
 
-    async fn attach(&self, client: &Arc<Client>, arrival: Arrival, rings: Rings) -> Attached {
+    /// Attaches a connection to the program. `None`: the connection had ended, so the accept keeps
+    /// waiting.
+    async fn attach(
+        &self,
+        client: &Arc<Client>,
+        arrival: Arrival,
+        rings: Rings,
+    ) -> Result<Option<ReplyWithFds>, Refusal> {
         let Arrival {
             handle,
             port,
@@ -194,16 +190,13 @@ impl Session {
             peer_port,
         } = arrival;
         let Some(link) = self.node.links.get(usize::from(handle.link.0)) else {
-            return Attached::ConnectionGone;
+            return Ok(None);
         };
         // Succeeds, because the listener holds the port.
         let claim = link.esp.take(port, self.who.uid, Purpose::Accepted);
         // The connection has agreed on a payload size, which needs a ring of this size.
         let least = esp_proto::least_listener_capacity(link.info().mtu);
-        let prepared = match self.prepare(client, SlotUse::Stream, (rings, least), claim) {
-            Ok(prepared) => prepared,
-            Err(refusal) => return Attached::Refused(refusal),
-        };
+        let prepared = self.prepare(client, SlotUse::Stream, (rings, least), claim)?;
         let command = |reply| Command::Attach {
             handle,
             client: client.id,
@@ -211,19 +204,15 @@ impl Session {
             region: Arc::clone(&prepared.region),
             reply,
         };
-        match self.node.request(command).await {
-            Ok(true) => Attached::Done(prepared.stream_reply(link, port, (peer, peer_port))),
-            Ok(false) => {
-                client.slots().withdraw(prepared.slot);
-                // It has probably ended; otherwise it must not wait for ever.
-                let _ = self.node.send(Command::Refuse { handle });
-                Attached::ConnectionGone
-            }
-            Err(refusal) => {
-                client.slots().withdraw(prepared.slot);
-                Attached::Refused(refusal)
-            }
+        let attached = self.node.request(command).await;
+        if let Ok(true) = attached {
+            return Ok(Some(prepared.stream_reply(link, port, (peer, peer_port))));
         }
+        client.slots().withdraw(prepared.slot);
+        attached?;
+        // It has probably ended; otherwise it must not wait for ever.
+        let _ = self.node.send(Command::Refuse { handle });
+        Ok(None)
     }
 }
 

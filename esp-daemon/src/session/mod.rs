@@ -341,12 +341,8 @@ impl Session {
             .shutdown(std::net::Shutdown::Read)
             .map_err(make("create a socket pair"))?;
         let (notify, notify_fd) = (notify.into(), notify_fd.into());
-        let engine_page = self
-            .node
-            .engine()
-            .page()
-            .map_err(make("pass the engine's page"))?;
-
+        let engine_page = self.node.page.try_clone();
+        let engine_page = engine_page.map_err(make("pass the engine's page"))?;
         let client = self
             .node
             .add_client(self.who, program, self.to_session.clone());
@@ -363,7 +359,7 @@ impl Session {
             version: VERSION,
             daemon: env!("CARGO_PKG_VERSION").into(),
             client: number.0,
-            incarnation: self.node.engine().incarnation(),
+            incarnation: self.node.incarnation,
             interfaces: self.node.links.iter().map(|link| link.info()).collect(),
             leases: self.node.leases.allowed(self.who, &self.groups),
             standbys: self.node.links.len() > 1,

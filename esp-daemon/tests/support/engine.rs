@@ -1,12 +1,11 @@
 //! An engine without a wire: answers commands, keeps track of its state, emits events for a test.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use esp_daemon::engine::EnginePort;
+use esp_daemon::node::SendCommand;
 use esp_engine::shm::{ClientPage, EnginePage, Region};
 use esp_engine::{
     Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkId, LinkSnapshot,
@@ -57,25 +56,7 @@ pub struct FakeEngine {
     commands: Sender<Command>,
     pub books: Arc<Mutex<Books>>,
     events: UnboundedSender<EngineEvent>,
-    page: Arc<OwnedFd>,
-}
-
-/// The control plane's end.
-pub struct FakePort {
-    commands: Sender<Command>,
-    page: Arc<OwnedFd>,
-}
-
-impl EnginePort for FakePort {
-    fn send(&self, command: Command) -> Result<(), EngineGone> {
-        self.commands.send(command).map_err(|_| EngineGone)
-    }
-    fn page(&self) -> io::Result<OwnedFd> {
-        self.page.try_clone()
-    }
-    fn incarnation(&self) -> u64 {
-        77
-    }
+    page: OwnedFd,
 }
 
 impl FakeEngine {
@@ -99,15 +80,15 @@ impl FakeEngine {
             commands,
             books,
             events,
-            page: Arc::new(page_fd),
+            page: page_fd,
         }
     }
 
-    pub fn port(&self) -> FakePort {
-        FakePort {
-            commands: self.commands.clone(),
-            page: Arc::clone(&self.page),
-        }
+    /// Returns the way to its queue, and its page.
+    pub fn connect(&self) -> (SendCommand, OwnedFd) {
+        let commands = self.commands.clone();
+        let send = move |command| commands.send(command).map_err(|_| EngineGone);
+        (Box::new(send), self.page.try_clone().unwrap())
     }
 
     pub fn books(&self) -> MutexGuard<'_, Books> {

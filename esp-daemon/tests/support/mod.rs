@@ -99,14 +99,17 @@ impl Rig {
             mtu: 1500,
             up: true,
         };
+        let (send, page) = engine.connect();
         let options = NodeOptions {
+            page,
+            incarnation: 77,
             links: vec![link("net0", 1), link("net1", 2)],
             limits: config.limits.clone(),
             rings: config.rings.clone(),
             patience,
             lease: Default::default(),
         };
-        let node = Node::new(Box::new(engine.port()), options);
+        let node = Node::new(send, options);
         let uid = Arc::new(AtomicU32::new(1000));
         let (stop, stopped) = watch::channel(false);
         let listener = {
