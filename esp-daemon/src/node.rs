@@ -54,8 +54,8 @@ pub struct Node {
     last_snapshot: AsyncMutex<Option<(Instant, Arc<Snapshot>)>>,
 }
 
-/// Queues a command for the engine; waits while the queue is full, which the engine empties in every
-/// poll. Fails when the engine's thread has ended.
+/// Queues a command for the engine; waits while the queue is full, which the engine empties in
+/// every poll. Fails when the engine's thread has ended.
 pub type SendCommand = Box<dyn Fn(Command) -> Result<(), EngineGone> + Send + Sync>;
 
 /// Parameters of a [`Node`].

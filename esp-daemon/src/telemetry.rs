@@ -18,10 +18,22 @@ use crate::status;
 /// Interval at which values are fetched from the engine.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// Names of gauges and what they show.
+const GAUGES: [(&str, &str); 10] = [
+    ("esp_link_up", "1 when the link is up"),
+    ("esp_link_mtu_bytes", "bytes after the EtherType"),
+    ("esp_connections", "connections, in any state"),
+    ("esp_listeners", "listening ports"),
+    ("esp_edp_ports", "bound datagram ports"),
+    ("esp_programs", "connected programs"),
+    ("esp_users", "users with charges"),
+    ("esp_ring_bytes", "bytes of all rings"),
+    ("esp_uptime_seconds", "time since the start"),
+    ("esp_build_info", "always 1; the version is the label"),
+];
+
 /// The HTTP server; runs until dropped.
 pub type Exporter = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-type Labels = Vec<(&'static str, String)>;
 
 /// Names and values as exported.
 pub struct Telemetry {
@@ -79,69 +91,27 @@ impl Telemetry {
                 }
                 .absolute(found.value);
             }
-            let set = |name: &'static str, help: &'static str, labels: &Labels, value: f64| {
+            for (name, help) in GAUGES {
                 describe_gauge!(name, help);
-                gauge!(name, labels).set(value);
-            };
-            for link in &snapshot.links {
-                let labels = vec![("interface", link.interface.clone())];
-                let count = |entries: usize| entries as f64;
-                let open = "connections, including those being opened or closed";
-                set(
-                    "esp_link_up",
-                    "1 when the link is up",
-                    &labels,
-                    f64::from(u8::from(link.up)),
-                );
-                set(
-                    "esp_link_mtu_bytes",
-                    "bytes after the EtherType",
-                    &labels,
-                    link.mtu.into(),
-                );
-                set(
-                    "esp_connections",
-                    open,
-                    &labels,
-                    count(link.connections.len()),
-                );
-                set(
-                    "esp_listeners",
-                    "listening ports",
-                    &labels,
-                    count(link.listeners.len()),
-                );
-                set(
-                    "esp_edp_ports",
-                    "bound datagram ports",
-                    &labels,
-                    count(link.edp_ports.len()),
-                );
             }
-            let (all, none) = (&node.accounts, Labels::new());
-            let held = |what| all.total(what) as f64;
-            let uptime = node.started.elapsed().as_secs_f64();
-            set(
-                "esp_programs",
-                "connected programs",
-                &none,
-                held(Resource::Programs),
-            );
-            set("esp_users", "users with charges", &none, all.users() as f64);
-            set(
-                "esp_ring_bytes",
-                "bytes of all rings",
-                &none,
-                held(Resource::RingBytes),
-            );
-            set("esp_uptime_seconds", "time since the start", &none, uptime);
-            let version = vec![("version", env!("CARGO_PKG_VERSION").into())];
-            set(
-                "esp_build_info",
-                "always 1; the version is the label",
-                &version,
-                1.0,
-            );
+            for link in &snapshot.links {
+                let set = |name: &'static str, value: f64| {
+                    gauge!(name, "interface" => link.interface.clone()).set(value);
+                };
+                set("esp_link_up", f64::from(u8::from(link.up)));
+                set("esp_link_mtu_bytes", link.mtu.into());
+                set("esp_connections", link.connections.len() as f64);
+                set("esp_listeners", link.listeners.len() as f64);
+                set("esp_edp_ports", link.edp_ports.len() as f64);
+            }
+            let accounts = &node.accounts;
+            let programs = accounts.total(Resource::Programs);
+            gauge!("esp_programs").set(programs as f64);
+            gauge!("esp_users").set(accounts.users() as f64);
+            let ring_bytes = accounts.total(Resource::RingBytes);
+            gauge!("esp_ring_bytes").set(ring_bytes as f64);
+            gauge!("esp_uptime_seconds").set(node.started.elapsed().as_secs_f64());
+            gauge!("esp_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
         });
         true
     }

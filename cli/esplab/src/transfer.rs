@@ -104,8 +104,9 @@ impl Output {
                 true => "content verified".into(),
                 false => format!("WRONG from byte {right}"),
             };
+            let to = if direction == "sent" { "to" } else { "from" };
             out::line(format_args!(
-                "{} {direction} {} in {seconds:.2} s ({:.2} Gbit/s), {content}",
+                "{} {direction} {to} {} in {seconds:.2} s ({:.2} Gbit/s), {content}",
                 BinaryBytes(bytes),
                 result.peer,
                 result.gbit_s
@@ -131,7 +132,7 @@ pub(super) fn run_send(flags: &SendFlags) -> Result<Verdict, Failure> {
     let right = result.doing(format_args!("sending to {target}"))?;
     let sizes = (bytes, right);
     let output = &flags.output;
-    output.show("sent to", target.clone(), sizes, start.elapsed())
+    output.show("sent", target.clone(), sizes, start.elapsed())
 }
 
 pub(super) fn run_recv(flags: &RecvFlags) -> Result<Verdict, Failure> {
@@ -152,9 +153,7 @@ pub(super) fn run_recv(flags: &RecvFlags) -> Result<Verdict, Failure> {
     let sizes = result.doing(format_args!("receiving from {peer}"))?;
     // The program may end only when its answer has arrived.
     stream.finish(Duration::from_secs(10)).doing("answering")?;
-    flags
-        .output
-        .show("received from", peer, sizes, start.elapsed())
+    flags.output.show("received", peer, sizes, start.elapsed())
 }
 
 /// Adds the position to an error of the connection.

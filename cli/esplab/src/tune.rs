@@ -1,5 +1,6 @@
-//! `esplab tune`: measures from which size on one copy of a message within a node is faster than two,
-//! between each kind of pair of CPUs that this machine has, and writes the file that jobs read.
+//! `esplab tune`: measures from which size on one copy of a message within a node is faster than
+//! two, between each kind of pair of CPUs that this machine has, and writes the file that jobs
+//! read.
 //!
 //! It measures through the whole point-to-point layer, because its requests and the other side's
 //! work are part of the cost.

@@ -273,7 +273,7 @@ fn a_transfer_under_loss_arrives_intact_and_is_seen_by_espstat() -> TestResult {
     );
     let last = said.next().ok_or("it ended")??;
     assert!(
-        last.contains("16 MiB received from node0") && last.contains("content verified"),
+        last.contains("16.00 MiB received from node0") && last.contains("content verified"),
         "{last}"
     );
     assert!(recv.wait()?.success());
