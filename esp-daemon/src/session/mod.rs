@@ -330,17 +330,14 @@ impl Session {
             || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
         let pair = || event().and_then(|fd| Ok((fd.try_clone()?, fd)));
         let (doorbell, doorbell_fd) = pair().map_err(make("create an eventfd"))?;
-        let (notify, notify_fd) =
-            std::os::unix::net::UnixStream::pair().map_err(make("create a socket pair"))?;
-        // The program polls and then reads; a spurious read must not block its event thread.
-        notify_fd
-            .set_nonblocking(true)
-            .map_err(make("create a socket pair"))?;
-        // The engine never reads there: bytes sent by the program must not accumulate.
-        notify
-            .shutdown(std::net::Shutdown::Read)
-            .map_err(make("create a socket pair"))?;
-        let (notify, notify_fd) = (notify.into(), notify_fd.into());
+        let notify = std::os::unix::net::UnixStream::pair().and_then(|(ours, theirs)| {
+            // The program polls and then reads; a spurious read must not block its event thread.
+            theirs.set_nonblocking(true)?;
+            // The engine never reads there: bytes sent by the program must not accumulate.
+            ours.shutdown(std::net::Shutdown::Read)?;
+            Ok((ours.into(), theirs.into()))
+        });
+        let (notify, notify_fd) = notify.map_err(make("create a socket pair"))?;
         let engine_page = self.node.page.try_clone();
         let engine_page = engine_page.map_err(make("pass the engine's page"))?;
         let client = self
