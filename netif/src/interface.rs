@@ -154,11 +154,16 @@ impl Interface {
         // namespace it was mounted in, which may be another one.
         let socket =
             Socket::new(Domain::UNIX, Type::DGRAM, None).map_err(error("the properties"))?;
-        let mtu = mtu_by(&socket, &found.name).map_err(error("the MTU"))?;
-        let hardware =
-            request(&socket, &found.name, libc::SIOCGIFHWADDR).map_err(error("the link type"))?;
+        // SAFETY: all zeros is a valid value of this plain C structure.
+        let mut request: libc::ifreq = unsafe { mem::zeroed() };
+        // The kernel's names are shorter than this.
+        for (to, from) in request.ifr_name.iter_mut().zip(found.name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        let mtu = query_mtu(&socket, &mut request).map_err(error("the MTU"))?;
+        query(&socket, &mut request, libc::SIOCGIFHWADDR).map_err(error("the link type"))?;
         // SAFETY: plain data filled by the request of that member.
-        let link_type = unsafe { hardware.ifr_ifru.ifru_hwaddr.sa_family };
+        let link_type = unsafe { request.ifr_ifru.ifru_hwaddr.sa_family };
         Ok(Interface {
             name: found.name.clone(),
             index: found.index,
@@ -212,50 +217,48 @@ impl fmt::Display for Interface {
     }
 }
 
-/// Returns the MTU of an interface in the socket's network namespace, in bytes.
-pub(crate) fn mtu_by(socket: &Socket, name: &str) -> io::Result<u32> {
-    let request = request(socket, name, libc::SIOCGIFMTU)?;
-    // SAFETY: plain data filled by the request of that member.
-    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-    Ok(u32::try_from(mtu).unwrap_or(0))
+/// State of an interface that may change while it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkState {
+    /// The administrator has enabled it, and it has a carrier.
+    pub up: bool,
+    /// Largest number of bytes after the EtherType of an untagged frame.
+    pub mtu: u32,
 }
 
-/// Returns true if an interface in the socket's network namespace is up and has a carrier.
-pub(crate) fn runs_by(socket: &Socket, index: u32) -> io::Result<bool> {
-    // SAFETY: all zeros is a valid value of this plain C structure.
-    let mut named: libc::ifreq = unsafe { mem::zeroed() };
-    named.ifr_ifru.ifru_ifindex = i32::try_from(index).unwrap_or(i32::MAX);
-    // SAFETY: the socket is open; this request reads and writes one `ifreq`, which outlives the
-    // call.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut named) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as above; the name is the one written by the kernel.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &mut named) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: plain data filled by the request of that member.
-    let flags = libc::c_int::from(unsafe { named.ifr_ifru.ifru_flags });
-    Ok(flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0)
-}
-
-/// Performs one `SIOCGIF…` request about an interface, by name.
-fn request(socket: &Socket, name: &str, what: libc::c_ulong) -> io::Result<libc::ifreq> {
+/// Returns the state of an interface in the socket's network namespace; `None` if it has no such
+/// interface any more.
+pub(crate) fn state_by(socket: &Socket, index: u32) -> io::Result<Option<LinkState>> {
     // SAFETY: all zeros is a valid value of this plain C structure.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
-    if name.len() >= request.ifr_name.len() {
-        return Err(io::ErrorKind::InvalidInput.into());
+    request.ifr_ifru.ifru_ifindex = i32::try_from(index).unwrap_or(i32::MAX);
+    match query(socket, &mut request, libc::SIOCGIFNAME) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
+        result => result?,
     }
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
+    query(socket, &mut request, libc::SIOCGIFFLAGS)?;
+    // SAFETY: plain data filled by the request of that member.
+    let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+    Ok(Some(LinkState {
+        up: flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0,
+        mtu: query_mtu(socket, &mut request)?,
+    }))
+}
+
+/// Returns the MTU of the interface that the request names.
+fn query_mtu(socket: &Socket, request: &mut libc::ifreq) -> io::Result<u32> {
+    query(socket, request, libc::SIOCGIFMTU)?;
+    // SAFETY: plain data filled by the request of that member.
+    Ok(u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).unwrap_or(0))
+}
+
+/// Performs one `SIOCGIF…` request.
+fn query(socket: &Socket, request: &mut libc::ifreq, what: libc::c_ulong) -> io::Result<()> {
     // SAFETY: the socket is open; these requests read and write one `ifreq`, which outlives the
     // call.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), what as _, &mut request) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(request)
+    match unsafe { libc::ioctl(socket.as_raw_fd(), what as _, request) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

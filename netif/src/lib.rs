@@ -1,5 +1,5 @@
 //! Raw Ethernet access from userspace: AF_PACKET sockets with batched sends and receives, port
-//! filters, link properties and events, pcap traces.
+//! filters, link properties and their changes, pcap traces.
 //!
 //! The crate transports frames and does not interpret them. All packet-socket code of the project,
 //! and its `unsafe` code, is here.
@@ -8,7 +8,7 @@
 //! |---|---|
 //! | find an interface, its address and MTU | [`Interface`] |
 //! | send and receive frames of one EtherType | [`PacketSocket`] with [`RecvBatch`] and [`SendBatch`] |
-//! | watch for MTU changes and unplugged cables | [`LinkMonitor`] |
+//! | watch for MTU changes and unplugged cables | [`LinkMonitor`], [`PacketSocket::link_state`] |
 //! | parse a frame's Ethernet header, or print it | [`parse_ethernet`], [`Dump`] |
 //! | write frames to a file for Wireshark | [`PcapWriter`] |
 //! | receive frames without a system call | [`RecvRing`] |
@@ -71,8 +71,8 @@ pub use batch::{
 pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
 pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
 pub use frame::{Dump, EthFrame, ParseError, parse_ethernet};
-pub use interface::{Interface, InterfaceError, LocalAddress, addresses};
-pub use link::{LinkEvent, LinkMonitor};
+pub use interface::{Interface, InterfaceError, LinkState, LocalAddress, addresses};
+pub use link::LinkMonitor;
 pub use pcap::PcapWriter;
 pub use pnet::ipnetwork::IpNetwork;
 pub use pnet::util::MacAddr;

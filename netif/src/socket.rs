@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::filter::Filter;
-use crate::{Interface, InterfaceError, RingShape};
+use crate::interface::state_by;
+use crate::{Interface, InterfaceError, LinkState, RingShape};
 
 /// Socket buffer in bytes for a window of 1024 packets of 9000 bytes with their headers. The kernel
 /// doubles the requested size, which covers its own overhead for each frame.
@@ -283,21 +284,16 @@ impl PacketSocket {
         }
     }
 
-    /// Returns true if the interface that the socket is bound to is up and has a carrier, and
-    /// `None` when it does not exist any more. It may be in another network namespace than this
-    /// process.
+    /// Returns the state of the interface that the socket is bound to, and `None` when it does not
+    /// exist any more. It may be in another network namespace than this process.
     ///
     /// # Errors
     /// Those of the system.
-    pub fn link_runs(&self) -> io::Result<Option<bool>> {
-        let runs = self
-            .bound_to()
-            .and_then(|(index, _)| crate::interface::runs_by(&self.socket, index));
-        match runs {
-            Ok(runs) => Ok(Some(runs)),
+    pub fn link_state(&self) -> io::Result<Option<LinkState>> {
+        match self.bound_to() {
+            Ok((index, _)) => state_by(&self.socket, index),
             // The kernel unbinds the sockets of an interface that vanishes.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
-            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -395,15 +391,6 @@ impl PacketSocket {
     /// Those of the system.
     pub fn receive_buffer(&self) -> io::Result<usize> {
         self.socket.recv_buffer_size()
-    }
-
-    /// Returns the MTU, in bytes, of an interface in the socket's own network namespace, wherever
-    /// the caller is.
-    ///
-    /// # Errors
-    /// Those of the system: the interface was removed.
-    pub fn mtu_of(&self, name: &str) -> io::Result<u32> {
-        crate::interface::mtu_by(&self.socket, name)
     }
 
     /// Returns the size of the send buffer in bytes, including the kernel's overhead.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use esp_proto::NodeAddr;
 use netif::{
-    IpNetwork, PacketSocket, RawFrame, RecvBatch, RecvRing, SendBatch, UdpRecvBatch, UdpSocket,
+    IpNetwork, LinkState, PacketSocket, RawFrame, RecvBatch, RecvRing, SendBatch, UdpRecvBatch, UdpSocket,
 };
 
 use super::RX_BATCH;
@@ -125,6 +125,15 @@ impl Carrier {
         match self {
             Carrier::Ethernet { edp, .. } => Some(edp.socket.as_fd()),
             Carrier::Udp { .. } => None,
+        }
+    }
+
+    /// Returns the state of the link's interface, `None` if it does not exist any more. Packet
+    /// sockets know their interface; `index` is that of a UDP socket.
+    pub(super) fn link_state(&self, index: u32) -> io::Result<Option<LinkState>> {
+        match self {
+            Carrier::Ethernet { esp, .. } => esp.socket.link_state(),
+            Carrier::Udp { socket, .. } => socket.link_state(index),
         }
     }
 

@@ -200,69 +200,35 @@ impl Link {
         due
     }
 
-    /// Applies a link event. Returns true if the link's condition changed.
-    pub(super) fn apply(&mut self, now: Instant, event: &netif::LinkEvent) -> bool {
-        let before = self.condition();
-        self.up = event.up && event.running && !event.gone;
-        if event.gone && !self.gone {
-            self.gone = true;
-            // An interface never returns under the same index.
-            self.endpoint.abandon(now, true);
-        } else if before.0 && !self.up {
-            self.endpoint.abandon(now, false);
-        }
-        if !event.gone && event.mtu != self.interface.mtu {
-            self.set_mtu(now, event.mtu);
-        }
-        before != self.condition()
-    }
-
-    fn set_mtu(&mut self, now: Instant, mtu: u32) {
-        self.interface.mtu = mtu;
-        self.carrier.set_mtu(mtu);
-        let mtu = self.endpoint.addr().frame_mtu(mtu);
-        self.endpoint.set_mtu(now, mtu);
-    }
-
-    /// Polls the state of a leased link, for which there are no link events. Returns true if it
-    /// changed.
+    /// Reads the state of the interface. Returns true if the link's condition has changed.
     #[cold]
     pub(super) fn poll_state(&mut self, now: Instant) -> bool {
         if self.gone {
             return false;
         }
-        let Some([esp, _]) = self.carrier.packet_sockets() else {
+        let Ok(state) = self.carrier.link_state(self.interface.index) else {
             return false;
         };
-        let Ok(runs) = esp.link_runs() else {
-            return false;
-        };
-        let Interface {
-            index, mtu, mac, ..
-        } = self.interface;
-        let (up, gone) = (runs == Some(true), runs.is_none());
-        self.apply(
-            now,
-            &netif::LinkEvent {
-                index,
-                up,
-                running: up,
-                mtu,
-                mac,
-                gone,
-            },
-        )
-    }
-
-    /// Checks the MTU after the kernel refused frames: without link events (leased sockets, whose
-    /// interface may be in another namespace) a lowered MTU is detected here.
-    #[cold]
-    pub(super) fn check_mtu(&mut self, now: Instant) {
-        if let Some([esp, _]) = self.carrier.packet_sockets()
-            && let Ok(mtu) = esp.mtu_of(&self.interface.name)
-            && mtu != self.interface.mtu
-        {
-            self.set_mtu(now, mtu);
+        let before = self.condition();
+        self.up = state.is_some_and(|state| state.up);
+        match state {
+            None => {
+                self.gone = true;
+                // An interface never returns under the same index.
+                self.endpoint.abandon(now, true);
+            }
+            Some(state) => {
+                if before.0 && !self.up {
+                    self.endpoint.abandon(now, false);
+                }
+                if state.mtu != self.interface.mtu {
+                    self.interface.mtu = state.mtu;
+                    self.carrier.set_mtu(state.mtu);
+                    let mtu = self.endpoint.addr().frame_mtu(state.mtu);
+                    self.endpoint.set_mtu(now, mtu);
+                }
+            }
         }
+        before != self.condition()
     }
 }

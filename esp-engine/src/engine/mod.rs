@@ -65,14 +65,14 @@ const COMMANDS_PER_POLL: usize = 64;
 const RECORDS_PER_DOORBELL: usize = 64;
 /// Maximum number of such visits to a socket that its program has closed.
 const CLOSING_VISITS: usize = 16;
-/// Iterations between two polls of the datagram sockets and link events while the loop is busy.
+/// Iterations between two polls of the datagram sockets and link states while the loop is busy.
 /// When it sleeps, epoll reports them.
 const SIDE_INTERVAL: u32 = 16;
 /// [`SIDE_INTERVAL`] of an embedded engine. Its datagram socket receives only answers to the
 /// engine's own queries, and polling it is the one system call of an idle iteration.
 const EMBEDDED_SIDE_INTERVAL: u32 = 256;
 /// Interval at which an embedded engine polls the state of its links, if connections can move
-/// between them. It receives no link events.
+/// between them. It has no monitor of links.
 const LINK_POLL_INTERVAL: esp_proto::Duration = esp_proto::Duration::from_millis(20);
 
 /// Pause before frames that the kernel did not take are sent again.
@@ -158,13 +158,13 @@ impl Engine {
             }
         }
         engine.update_rails();
-        // Without link events the loop still works: a lowered MTU then shows as refused frames.
+        // Without a monitor the loop still works: a lowered MTU then shows as refused frames.
         engine.monitor = netif::LinkMonitor::open().ok();
         if let Some(monitor) = &engine.monitor {
             engine
                 .waiter
                 .add_monitor(monitor)
-                .map_err(EngineError::system("watch link events"))?;
+                .map_err(EngineError::system("watch the interfaces"))?;
         }
         Ok((engine, handle))
     }
@@ -247,7 +247,7 @@ impl Engine {
             work |= link.receive(now, side, posted_of(&mut posted, index));
         }
         if side {
-            work |= self.link_events(now);
+            work |= self.poll_link_states(now);
         }
         work |= self.serve_doorbells(now);
         work |= self.expire(now);
@@ -310,41 +310,32 @@ impl Engine {
         any
     }
 
-    fn link_events(&mut self, now: Instant) -> bool {
-        let Some(monitor) = &mut self.monitor else {
-            return self.poll_link_states(now);
-        };
-        let mut any = false;
-        // An error of the socket recurs at the next call; the loop works without link events.
-        while let Ok(Some(event)) = monitor.next_event() {
-            any = true;
-            for (index, link) in self.links.numbered_mut() {
-                if link.interface.index == event.index
-                    && link.apply(now, &event)
-                    && let Ok(index) = u16::try_from(index)
-                {
-                    let (up, mtu, gone) = link.condition();
-                    (self.events)(EngineEvent::Link {
-                        link: crate::LinkId(index),
-                        up,
-                        mtu,
-                        gone,
-                    });
-                }
-            }
-        }
-        any
-    }
-
-    /// Polls the links' states in place of link events, which an embedded engine does not receive.
+    /// Polls the states of the links: after a change of interfaces or, in an embedded engine, at
+    /// intervals. Returns true if one has changed.
     fn poll_link_states(&mut self, now: Instant) -> bool {
-        if !self.has_rails || now < self.next_link_poll {
+        let due = match &mut self.monitor {
+            Some(monitor) => monitor.changed(),
+            None => self.has_rails && now >= self.next_link_poll,
+        };
+        if !due {
             return false;
         }
         self.next_link_poll = now + LINK_POLL_INTERVAL;
         let mut any = false;
-        for link in self.links.iter_mut() {
-            any |= link.poll_state(now);
+        for (index, link) in self.links.numbered_mut() {
+            if link.poll_state(now)
+                && let Ok(index) = u16::try_from(index)
+            {
+                any = true;
+                let (up, mtu, gone) = link.condition();
+                let link = crate::LinkId(index);
+                (self.events)(EngineEvent::Link {
+                    link,
+                    up,
+                    mtu,
+                    gone,
+                });
+            }
         }
         any
     }

@@ -189,7 +189,8 @@ impl Link {
             }
         };
         if self.tx.rejected() != rejected {
-            self.check_mtu(now);
+            // An embedded engine learns here that the MTU was lowered.
+            self.poll_state(now);
         }
         if self.tx.is_empty() {
             while let Some(used) = self.owned.pop() {

@@ -155,7 +155,7 @@ impl Waiter {
         let _ = epoll::delete(&self.set, doorbell);
     }
 
-    /// Requests that the next iteration polls datagram sockets and link events.
+    /// Requests that the next iteration polls datagram sockets and link states.
     pub(super) fn want_side(&mut self) {
         self.side = true;
     }
@@ -178,7 +178,7 @@ impl Waiter {
         self.side = false;
     }
 
-    /// Returns true once if this iteration must poll datagram sockets and link events. Only once,
+    /// Returns true once if this iteration must poll datagram sockets and link states. Only once,
     /// because each costs a system call.
     #[inline]
     pub(super) fn take_side(&mut self) -> bool {

@@ -20,6 +20,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quinn_udp::UdpSocketState;
 use socket2::Socket;
 
+use crate::LinkState;
+use crate::interface::state_by;
+
 pub(crate) use send::{UNUSED, group};
 
 pub use open::{UdpOpenError, UdpOptions};
@@ -64,6 +67,15 @@ impl UdpSocket {
     /// Those of the system.
     pub fn receive_buffer(&self) -> io::Result<usize> {
         self.socket.recv_buffer_size()
+    }
+
+    /// Returns the state of an interface of the socket's network namespace; `None` when it does not
+    /// exist any more.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn link_state(&self, index: u32) -> io::Result<Option<LinkState>> {
+        state_by(&self.socket, index)
     }
 
     /// Clears and returns the pending error of the socket.
