@@ -9,10 +9,9 @@
 //! | find an interface, its address and MTU | [`Interface`] |
 //! | send and receive frames of one EtherType | [`PacketSocket`] with [`RecvBatch`] and [`SendBatch`] |
 //! | watch for MTU changes and unplugged cables | [`LinkMonitor`], [`PacketSocket::link_state`] |
-//! | parse a frame's Ethernet header, or print it | [`parse_ethernet`], [`Dump`] |
+//! | parse a frame's Ethernet header | [`parse_ethernet`] |
 //! | write frames to a file for Wireshark | [`PcapWriter`] |
 //! | receive frames without a system call | [`RecvRing`] |
-//! | receive payload directly into the caller's buffer | [`ScatterBatch`] |
 //! | let the kernel drop frames outside a set of ports | [`Filter`] |
 //! | send and receive UDP datagrams by the hundred | [`UdpSocket`] with [`UdpRecvBatch`] and [`SendBatch`] |
 //! | share an interface among many sockets at the cost of one | [`FanoutGroup`] |
@@ -43,7 +42,7 @@
 //! let mut received = RecvBatch::new(32, 1514);
 //! socket.recv_batch(&mut received)?;
 //! for frame in received.frames() {
-//!     println!("{}", netif::Dump(frame.bytes));
+//!     println!("{:x?}", frame.bytes);
 //! }
 //! # Ok(())
 //! # }
@@ -65,12 +64,10 @@ mod ring;
 mod socket;
 mod udp;
 
-pub use batch::{
-    FrameKind, Frames, HEAD_LEN, RawFrame, RecvBatch, ScatterBatch, ScatteredFrame, SendBatch,
-};
+pub use batch::{FrameKind, HEAD_LEN, RawFrame, RecvBatch, SendBatch};
 pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
 pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
-pub use frame::{Dump, EthFrame, ParseError, parse_ethernet};
+pub use frame::{EthFrame, parse_ethernet};
 pub use interface::{Interface, InterfaceError, LinkState, LocalAddress, addresses};
 pub use link::LinkMonitor;
 pub use pcap::PcapWriter;

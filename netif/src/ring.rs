@@ -290,7 +290,6 @@ impl RecvRing {
             bytes,
             kind: FrameKind::from_kernel(sender.sll_pkttype),
             truncated: header.tp_len as usize > len,
-            vlan: (status & libc::TP_STATUS_VLAN_VALID != 0).then_some(header.tp_vlan_tci),
         };
         Some(Slot {
             frame,

@@ -28,12 +28,6 @@ pub struct SocketOptions {
     /// true: less time for each frame, but traffic shaping (`tc` on this machine) and packet
     /// capture do not see them, and a full transmit queue drops instead of waiting.
     pub qdisc_bypass: bool,
-    /// Report the 802.1Q tag that the kernel removed from a frame
-    /// ([`RawFrame::vlan`](crate::RawFrame::vlan)). Default false: only a socket of all EtherTypes
-    /// (`ETH_P_ALL`, 3) sees tags. For a socket of one EtherType, the kernel delivers a frame of a
-    /// VLAN to the VLAN's interface or, without one, marks it as for another station
-    /// ([`FrameKind::OtherHost`](crate::FrameKind::OtherHost)) and discards the tag.
-    pub vlan_tag: bool,
     /// Program by which the kernel selects frames, in force from the first frame. Default none.
     pub filter: Option<Filter>,
     /// Receive ring, to be mapped by [`RecvRing::map`](crate::RecvRing::map). Default none. Its
@@ -48,7 +42,6 @@ impl Default for SocketOptions {
             receive_buffer: WINDOW_BYTES,
             send_buffer: WINDOW_BYTES,
             qdisc_bypass: true,
-            vlan_tag: false,
             filter: None,
             ring: None,
         }
@@ -178,10 +171,6 @@ impl PacketSocket {
         if options.qdisc_bypass {
             set(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &1i32)
                 .map_err(failed("qdisc bypass"))?;
-        }
-        if options.vlan_tag {
-            set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &1i32)
-                .map_err(failed("VLAN tags"))?;
         }
         // An optimisation only (binding to one EtherType already excludes them); kernels before
         // 4.20 lack it.

@@ -10,7 +10,8 @@ use super::wire::{Header, PacketKind, ethernet, padding, source};
 use super::{
     AGAIN, BATCH, HEADER_LEN, NO_ANSWER, Options, RawLoopError, open, payload_len, wait_for,
 };
-use netif::{Interface, PacketSocket, ScatterBatch, SendBatch};
+use crate::ScatterBatch;
+use netif::{Interface, PacketSocket, SendBatch};
 
 /// Bytes that the kernel charges for a buffered frame in addition to twice its length.
 const FRAME_COST: usize = 1024;
@@ -272,7 +273,7 @@ impl<'a> Client<'a> {
             ..
         } = self;
         wait_for(socket, options.wait, time, || {
-            let count = socket.recv_scatter(received, BATCH)?;
+            let count = received.receive(socket, BATCH)?;
             let mut found = false;
             for index in 0..count {
                 let head = received

@@ -42,6 +42,7 @@
 //! | [`stream`] | the other: payload per second, one way |
 
 mod client;
+mod scatter;
 mod server;
 pub mod udp;
 mod wire;
@@ -56,6 +57,7 @@ use rustix::io::Errno;
 use netif::{Interface, OpenError, PacketSocket, SocketOptions};
 
 pub use client::{PingPong, Streamed, ping_pong, stream};
+pub use scatter::{ScatterBatch, ScatteredFrame};
 pub use server::{Served, serve};
 
 /// Default EtherType of the loop's frames: that of the Ethernet configuration test, which has the

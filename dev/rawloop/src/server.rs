@@ -9,7 +9,8 @@ use pnet::util::MacAddr;
 
 use super::wire::{Header, PacketKind, ethernet, padding, source};
 use super::{BATCH, HEADER_LEN, Options, RawLoopError, Receive, open, payload_len, wait_for};
-use netif::{Interface, PacketSocket, RecvBatch, RecvRing, RingShape, ScatterBatch, SendBatch};
+use crate::ScatterBatch;
+use netif::{Interface, PacketSocket, RecvBatch, RecvRing, RingShape, SendBatch};
 
 /// Interval of checks of the stop signal when nothing arrives.
 const LOOK: Duration = Duration::from_millis(20);
@@ -128,7 +129,7 @@ impl Session {
             // during the receive; there are more slots than areas, so these are distinct.
             unsafe { batch.post(index, Some((area, self.room))) };
         }
-        let count = socket.recv_scatter(batch, BATCH)?;
+        let count = batch.receive(socket, BATCH)?;
         for index in 0..count {
             if let Some(frame) = batch.frame(index) {
                 let place = self.slot(first.wrapping_add(index as u32));

@@ -9,13 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use common::{LONG, TYPE, header, push_numbered, readable, send_all};
-use netif::{
-    FrameKind, Interface, MacAddr, PacketSocket, RecvBatch, ScatterBatch, SendBatch, SocketOptions,
-};
+use netif::{Interface, MacAddr, PacketSocket, RecvBatch, SendBatch, SocketOptions};
 use netns::{Namespace, TwoNodes, connect};
 use rawloop::{
-    ETHERTYPE, HEADER_LEN, Options, RawLoopError, Receive, Served, Wait, payload_len, ping_pong,
-    serve, stream,
+    ETHERTYPE, HEADER_LEN, Options, RawLoopError, Receive, ScatterBatch, Served, Wait, payload_len,
+    ping_pong, serve, stream,
 };
 
 #[test]
@@ -47,7 +45,7 @@ fn head_and_payload_come_apart() {
     }
     assert!(readable(&b, LONG));
     assert_eq!(
-        b.recv_scatter(&mut batch, 2).unwrap(),
+        batch.receive(&b, 2).unwrap(),
         2,
         "no more than asked for"
     );
@@ -55,8 +53,8 @@ fn head_and_payload_come_apart() {
         let frame = batch.frame(index).unwrap();
         assert_eq!(frame.head[14..], [0xaa; 11]);
         assert_eq!(
-            (frame.payload_len, frame.truncated, frame.kind),
-            (len, truncated, FrameKind::Host)
+            (frame.payload_len, frame.truncated),
+            (len, truncated)
         );
     }
     assert!(batch.frame(2).is_none());
@@ -67,7 +65,7 @@ fn head_and_payload_come_apart() {
     unsafe { batch.post(0, Some((NonNull::from(&mut areas[2][0]), 2000))) };
     // SAFETY: nothing is posted.
     unsafe { batch.post(1, None) };
-    assert_eq!(b.recv_scatter(&mut batch, 4).unwrap(), 2);
+    assert_eq!(batch.receive(&b, 4).unwrap(), 2);
     assert_eq!(batch.frame(0).unwrap().payload_len, 1000);
     assert_eq!(areas[2][..1000], payload);
     let frame = batch.frame(1).unwrap();
@@ -75,8 +73,7 @@ fn head_and_payload_come_apart() {
         (frame.head.len(), frame.payload_len, frame.truncated),
         (25, 0, true)
     );
-    assert_eq!(frame.kind, FrameKind::Broadcast);
-    assert_eq!(b.recv_scatter(&mut batch, 4).unwrap(), 0);
+    assert_eq!(batch.receive(&b, 4).unwrap(), 0);
 }
 
 /// Payloads for which the server has room. Unexpected frames may follow the last one received, so a

@@ -35,7 +35,7 @@ impl Intake<'_, '_> {
             self.sink.stats.rx_truncated += 1;
             return;
         }
-        let Ok(parsed) = frame.parse() else {
+        let Some(parsed) = netif::parse_ethernet(frame.bytes) else {
             self.sink.stats.rx_unparsable += 1;
             return;
         };

@@ -58,7 +58,6 @@ pub struct Kept {
     pub bytes: Vec<u8>,
     pub kind: netif::FrameKind,
     pub truncated: bool,
-    pub vlan: Option<u16>,
 }
 
 impl Kept {
@@ -87,7 +86,6 @@ pub fn receive_for(socket: &PacketSocket, count: usize, time: Duration) -> Vec<K
             bytes: frame.bytes.to_vec(),
             kind: frame.kind,
             truncated: frame.truncated,
-            vlan: frame.vlan,
         }));
     }
     frames
