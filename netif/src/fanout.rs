@@ -18,6 +18,7 @@ use std::io;
 use std::ops::RangeInclusive;
 
 use crate::filter::{Filter, FilterTooLong, choose};
+use crate::socket::set;
 use crate::{Interface, OpenError, PacketSocket, SocketOptions};
 
 /// Maximum number of members of a group (kernels before 5.11 accept no more).
@@ -81,20 +82,22 @@ impl FanoutGroup {
     /// # Errors
     /// See [`OpenError`]. The interface must be up, and the kernel 4.12 or later.
     pub fn open(interface: &Interface, ethertype: u16) -> Result<FanoutGroup, OpenError> {
-        let nothing = Filter::nothing();
         let options = SocketOptions {
-            filter: Some(nothing),
+            filter: Some(Filter::nothing()),
             receive_buffer: 0,
             send_buffer: 0,
-            ..SocketOptions::default()
         };
         let first = PacketSocket::open(interface, ethertype, &options)?;
-        let id = first.start_fanout().map_err(|source| OpenError::System {
-            interface: interface.name.clone(),
-            step: "fan-out group",
-            source,
-        })?;
-        Ok(FanoutGroup { first, id })
+        let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_UNIQUEID;
+        let id = set_fanout(&first, kind << 16).and_then(|()| first.fanout());
+        match id.and_then(|id| id.ok_or_else(|| io::ErrorKind::InvalidInput.into())) {
+            Ok(id) => Ok(FanoutGroup { first, id }),
+            Err(source) => Err(OpenError::System {
+                interface: interface.name.clone(),
+                step: "fan-out group",
+                source,
+            }),
+        }
     }
 
     /// Adds a socket in the next slot: 1 for the first that joins. It must be bound to the
@@ -104,7 +107,7 @@ impl FanoutGroup {
     /// `EINVAL` when it is bound otherwise, or the interface is down; `ENOSPC` with [`MAX_MEMBERS`]
     /// members; `EALREADY` when it is in a group. The socket then continues to receive on its own.
     pub fn join(&self, socket: &PacketSocket) -> io::Result<()> {
-        socket.join_fanout(self.id)
+        set_fanout(socket, u32::from(self.id) | libc::PACKET_FANOUT_CBPF << 16)
     }
 
     /// Replaces the routes atomically. Returns only when no frame is processed with the old ones
@@ -113,8 +116,21 @@ impl FanoutGroup {
     /// # Errors
     /// Those of the system.
     pub fn route(&self, routes: &Routes) -> io::Result<()> {
-        self.first.route_fanout(&routes.program)
+        let mut program = routes.program.kernel_program();
+        let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // The kernel copies the program during the call and does not write to it.
+        let program = libc::sock_fprog {
+            len,
+            filter: program.as_mut_ptr().cast(),
+        };
+        let (level, option) = (libc::SOL_PACKET, libc::PACKET_FANOUT_DATA);
+        set(&self.first.socket, level, option, &program)
     }
+}
+
+fn set_fanout(socket: &PacketSocket, group: u32) -> io::Result<()> {
+    let (level, option) = (libc::SOL_PACKET, libc::PACKET_FANOUT);
+    set(&socket.socket, level, option, &group)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use socket2::SockFilter;
 
 /// Maximum number of instructions of a program (`BPF_MAXINSNS`).
-pub const MAX_INSTRUCTIONS: usize = 4096;
+const MAX_INSTRUCTIONS: usize = 4096;
 
 const ETHERTYPE_OFFSET: u32 = 12;
 const PORT_OFFSET: u32 = 14;
@@ -33,30 +33,32 @@ const PACKET_KIND: u32 = KERNEL + libc::SKF_AD_PKTTYPE as u32;
 const VLAN_ID_MASK: u32 = 0x0fff;
 
 /// Keeps all bytes of the frame.
-const ACCEPT: Instruction = Instruction {
-    code: RETURN,
-    if_true: 0,
-    if_false: 0,
-    operand: u32::MAX,
-};
-const REJECT: Instruction = Instruction {
-    code: RETURN,
-    if_true: 0,
-    if_false: 0,
-    operand: 0,
-};
+const ACCEPT: Instruction = step(RETURN, u32::MAX);
+const REJECT: Instruction = step(RETURN, 0);
 
 /// One instruction; `struct sock_filter` of Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Instruction {
-    /// Operation.
-    pub code: u16,
+struct Instruction {
+    code: u16,
     /// Instructions to skip when a comparison holds.
-    pub if_true: u8,
+    if_true: u8,
     /// Instructions to skip when it does not.
-    pub if_false: u8,
+    if_false: u8,
     /// Constant, offset or distance.
-    pub operand: u32,
+    operand: u32,
+}
+
+const fn step(code: u16, operand: u32) -> Instruction {
+    branch(code, operand, 0, 0)
+}
+
+const fn branch(code: u16, operand: u32, if_true: u8, if_false: u8) -> Instruction {
+    Instruction {
+        code,
+        if_true,
+        if_false,
+        operand,
+    }
 }
 
 /// The ports need a longer program than the kernel accepts.
@@ -103,7 +105,7 @@ impl Filter {
             [] => program.push(REJECT),
             [(0, u16::MAX)] => program.push(ACCEPT),
             ranges => {
-                program.push(load(LOAD_HALF, PORT_OFFSET));
+                program.push(step(LOAD_HALF, PORT_OFFSET));
                 let whole = |&(low, high)| (low, high, u32::MAX);
                 program.extend(search(&ranges.iter().map(whole).collect::<Vec<_>>()));
             }
@@ -144,37 +146,22 @@ impl Filter {
     /// Restricts the program to frames with these two bytes (big endian) at `offset` from the
     /// destination address.
     #[must_use]
-    pub fn with_half(mut self, offset: u32, value: u16) -> Filter {
-        // Inserted after the preamble, whose jumps stay within it.
-        let check = [
-            load(LOAD_HALF, offset),
-            branch(IF_EQUAL, u32::from(value), 1, 0),
-            REJECT,
-        ];
-        self.program.splice(PREAMBLE..PREAMBLE, check);
-        Filter {
-            program: self.program,
-        }
+    pub fn with_half(self, offset: u32, value: u16) -> Filter {
+        self.restricted(step(LOAD_HALF, offset), value.into())
     }
 
     /// Restricts the program to frames received on this interface: a holder of the socket could
     /// bind it to another one.
     #[must_use]
-    pub fn on_interface(mut self, index: u32) -> Filter {
-        let check = [
-            load(LOAD_WORD, INTERFACE),
-            branch(IF_EQUAL, index, 1, 0),
-            REJECT,
-        ];
-        self.program.splice(PREAMBLE..PREAMBLE, check);
-        Filter {
-            program: self.program,
-        }
+    pub fn on_interface(self, index: u32) -> Filter {
+        self.restricted(step(LOAD_WORD, INTERFACE), index)
     }
 
-    /// Returns the instructions, for inspection.
-    pub fn instructions(&self) -> &[Instruction] {
-        &self.program
+    fn restricted(mut self, load: Instruction, value: u32) -> Filter {
+        // Inserted after the preamble, whose jumps stay within it.
+        let check = [load, branch(IF_EQUAL, value, 1, 0), REJECT];
+        self.program.splice(PREAMBLE..PREAMBLE, check);
+        self
     }
 
     pub(crate) fn kernel_program(&self) -> Vec<SockFilter> {
@@ -190,21 +177,16 @@ impl Filter {
 /// EtherType as for another station, without the tag.
 fn preamble(ethertype: u16) -> Vec<Instruction> {
     vec![
-        load(LOAD_HALF, ETHERTYPE_OFFSET),
+        step(LOAD_HALF, ETHERTYPE_OFFSET),
         branch(IF_EQUAL, u32::from(ethertype), 1, 0),
         REJECT,
-        load(LOAD_BYTE, PACKET_KIND),
+        step(LOAD_BYTE, PACKET_KIND),
         branch(IF_EQUAL, u32::from(libc::PACKET_OTHERHOST), 0, 1),
         REJECT,
-        load(LOAD_WORD, VLAN_PRESENT),
+        step(LOAD_WORD, VLAN_PRESENT),
         branch(IF_EQUAL, 0, 4, 0),
-        load(LOAD_WORD, VLAN_TAG),
-        Instruction {
-            code: AND,
-            if_true: 0,
-            if_false: 0,
-            operand: VLAN_ID_MASK,
-        },
+        step(LOAD_WORD, VLAN_TAG),
+        step(AND, VLAN_ID_MASK),
         branch(IF_EQUAL, 0, 1, 0),
         REJECT,
     ]
@@ -217,7 +199,7 @@ const PREAMBLE: usize = 12;
 /// for none. For a fan-out group, where a frame starts after its EtherType. Ranges are in order and
 /// disjoint.
 pub(crate) fn choose(ranges: &[(u16, u16, u16)]) -> Result<Filter, FilterTooLong> {
-    let mut program = vec![load(LOAD_HALF, 0)];
+    let mut program = vec![step(LOAD_HALF, 0)];
     let wide = |&(low, high, slot)| (low, high, u32::from(slot));
     program.extend(search(&ranges.iter().map(wide).collect::<Vec<_>>()));
     checked(program, ranges.len())
@@ -241,14 +223,14 @@ fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
         ([], [(low, high, number)]) if low == high => {
             vec![
                 branch(IF_EQUAL, u32::from(*low), 0, 1),
-                answer(*number),
+                step(RETURN, *number),
                 REJECT,
             ]
         }
         ([], [(low, high, number)]) => vec![
             branch(IF_AT_LEAST, u32::from(*low), 0, 2),
             branch(IF_ABOVE, u32::from(*high), 1, 0),
-            answer(*number),
+            step(RETURN, *number),
             REJECT,
         ],
         ([_, ..], [(first, _, _), ..]) => {
@@ -259,12 +241,7 @@ fn search(ranges: &[(u16, u16, u32)]) -> Vec<Instruction> {
                 Err(_) => vec![
                     branch(IF_AT_LEAST, u32::from(*first), 0, 1),
                     // Programs above 4096 instructions are refused, so the distance fits.
-                    Instruction {
-                        code: JUMP,
-                        if_true: 0,
-                        if_false: 0,
-                        operand: left.len() as u32,
-                    },
+                    step(JUMP, left.len() as u32),
                 ],
             };
             program.extend(left);
@@ -291,33 +268,6 @@ fn merge(ports: Vec<RangeInclusive<u16>>) -> Vec<(u16, u16)> {
         }
     }
     merged
-}
-
-fn load(code: u16, offset: u32) -> Instruction {
-    Instruction {
-        code,
-        if_true: 0,
-        if_false: 0,
-        operand: offset,
-    }
-}
-
-fn answer(number: u32) -> Instruction {
-    Instruction {
-        code: RETURN,
-        if_true: 0,
-        if_false: 0,
-        operand: number,
-    }
-}
-
-fn branch(code: u16, operand: u32, if_true: u8, if_false: u8) -> Instruction {
-    Instruction {
-        code,
-        if_true,
-        if_false,
-        operand,
-    }
 }
 
 #[cfg(test)]

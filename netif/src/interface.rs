@@ -1,6 +1,5 @@
 //! Network interfaces and their properties.
 
-use std::fmt;
 use std::io;
 use std::mem;
 use std::net::IpAddr;
@@ -45,15 +44,6 @@ pub enum InterfaceError {
         /// Names of the existing interfaces.
         existing: Vec<String>,
     },
-    /// The loopback interface has no Ethernet addresses.
-    #[error(
-        "{name} is the loopback interface, which has no Ethernet address. Programs of one node \
-         reach each other without it; for two nodes on one machine, use a veth pair"
-    )]
-    Loopback {
-        /// The interface.
-        name: String,
-    },
     /// The interface does not carry Ethernet frames.
     #[error("{name} is not an Ethernet interface but {}", link_type_name(*.link_type))]
     NotEthernet {
@@ -63,12 +53,10 @@ pub enum InterfaceError {
         link_type: u16,
     },
     /// The system did not answer.
-    #[error("cannot read {property} of {name}: {source}")]
-    Property {
+    #[error("cannot read the properties of {name}: {source}")]
+    Properties {
         /// The interface.
         name: String,
-        /// The property that was queried.
-        property: &'static str,
         /// Error of the system.
         source: io::Error,
     },
@@ -125,13 +113,8 @@ impl Interface {
     /// Checks that the interface carries raw Ethernet; it may be down.
     ///
     /// # Errors
-    /// [`InterfaceError::Loopback`] or [`InterfaceError::NotEthernet`].
+    /// [`InterfaceError::NotEthernet`].
     pub fn check_ethernet(&self) -> Result<(), InterfaceError> {
-        if self.loopback {
-            return Err(InterfaceError::Loopback {
-                name: self.name.clone(),
-            });
-        }
         if self.link_type != libc::ARPHRD_ETHER {
             return Err(InterfaceError::NotEthernet {
                 name: self.name.clone(),
@@ -142,26 +125,25 @@ impl Interface {
     }
 
     fn read(found: &NetworkInterface) -> Result<Interface, InterfaceError> {
-        let error = |property| {
-            let name = found.name.clone();
-            move |source| InterfaceError::Property {
-                name,
-                property,
-                source,
-            }
-        };
+        Interface::complete(found).map_err(|source| InterfaceError::Properties {
+            name: found.name.clone(),
+            source,
+        })
+    }
+
+    /// Adds the properties that pnet does not read.
+    fn complete(found: &NetworkInterface) -> io::Result<Interface> {
         // Any socket accepts these requests; a Unix one exists even without IP. /sys would show the
         // namespace it was mounted in, which may be another one.
-        let socket =
-            Socket::new(Domain::UNIX, Type::DGRAM, None).map_err(error("the properties"))?;
+        let socket = Socket::new(Domain::UNIX, Type::DGRAM, None)?;
         // SAFETY: all zeros is a valid value of this plain C structure.
         let mut request: libc::ifreq = unsafe { mem::zeroed() };
         // The kernel's names are shorter than this.
         for (to, from) in request.ifr_name.iter_mut().zip(found.name.bytes()) {
             *to = from as libc::c_char;
         }
-        let mtu = query_mtu(&socket, &mut request).map_err(error("the MTU"))?;
-        query(&socket, &mut request, libc::SIOCGIFHWADDR).map_err(error("the link type"))?;
+        let mtu = query_mtu(&socket, &mut request)?;
+        query(&socket, &mut request, libc::SIOCGIFHWADDR)?;
         // SAFETY: plain data filled by the request of that member.
         let link_type = unsafe { request.ifr_ifru.ifru_hwaddr.sa_family };
         Ok(Interface {
@@ -204,17 +186,6 @@ pub fn addresses() -> Vec<LocalAddress> {
         .collect();
     all.sort_by_key(|found| found.interface.index);
     all
-}
-
-impl fmt::Display for Interface {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match (self.up, self.running) {
-            (false, _) => "down",
-            (true, false) => "no carrier",
-            (true, true) => "up",
-        };
-        write!(f, "{} {} mtu {} {state}", self.name, self.mac, self.mtu)
-    }
 }
 
 /// State of an interface that may change while it is used.
@@ -273,7 +244,11 @@ fn existing_names(names: &[String]) -> String {
 fn link_type_name(link_type: u16) -> String {
     match link_type {
         libc::ARPHRD_PPP => "a point-to-point link (PPP)".to_owned(),
-        libc::ARPHRD_LOOPBACK => "the loopback interface".to_owned(),
+        libc::ARPHRD_LOOPBACK => {
+            "the loopback interface. Programs of one node reach each other without it; for two \
+             nodes on one machine, use a veth pair"
+                .to_owned()
+        }
         libc::ARPHRD_INFINIBAND => "InfiniBand".to_owned(),
         libc::ARPHRD_TUNNEL | libc::ARPHRD_TUNNEL6 | libc::ARPHRD_SIT | libc::ARPHRD_IPGRE => {
             "an IP tunnel".to_owned()
@@ -316,12 +291,8 @@ mod tests {
         let loopback = interface(libc::ARPHRD_LOOPBACK, true)
             .check_ethernet()
             .unwrap_err();
-        assert!(matches!(loopback, InterfaceError::Loopback { .. }));
-        assert!(
-            loopback
-                .to_string()
-                .starts_with("net0 is the loopback interface")
-        );
+        let text = loopback.to_string();
+        assert!(text.contains("but the loopback interface"), "{text}");
         let tunnel = interface(libc::ARPHRD_NONE, false)
             .check_ethernet()
             .unwrap_err();

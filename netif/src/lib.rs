@@ -66,7 +66,7 @@ mod udp;
 
 pub use batch::{FrameKind, HEAD_LEN, RawFrame, RecvBatch, SendBatch};
 pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
-pub use filter::{Filter, FilterTooLong, Instruction, MAX_INSTRUCTIONS};
+pub use filter::{Filter, FilterTooLong};
 pub use frame::{EthFrame, parse_ethernet};
 pub use interface::{Interface, InterfaceError, LinkState, LocalAddress, addresses};
 pub use link::LinkMonitor;

@@ -13,10 +13,9 @@
 //! it: frames keep their order, short ones cost no system call, and long ones are copied not on
 //! arrival but when they are received, many at once.
 //!
-//! The process that opens the socket sets the ring up
-//! ([`SocketOptions::ring`](crate::SocketOptions::ring)) before it is bound: later, the kernel
-//! would detach it for a moment, and a member of a fan-out group would get another slot there. The
-//! process that receives maps it.
+//! The process that opens the socket sets the ring up before it is bound: later, the kernel would
+//! detach it for a moment, and a member of a fan-out group would get another slot there. The process
+//! that receives maps it.
 
 use std::io;
 use std::mem;
@@ -120,8 +119,7 @@ impl RingShape {
 }
 
 impl PacketSocket {
-    /// Directs received frames to a ring. [`SocketOptions::ring`](crate::SocketOptions::ring) does
-    /// so without a gap.
+    /// Directs received frames to a ring, as [`PacketSocket::ring`] does.
     ///
     /// # Errors
     /// `InvalidInput` for an impossible shape, `ENOMEM`, `EBUSY` when the socket has a mapped ring.
@@ -133,25 +131,11 @@ impl PacketSocket {
             tp_frame_nr: shape.slots,
         };
         let version = libc::tpacket_versions::TPACKET_V2 as i32;
-        set(
-            &self.socket,
-            libc::SOL_PACKET,
-            libc::PACKET_VERSION,
-            &version,
-        )?;
+        let (socket, level) = (&self.socket, libc::SOL_PACKET);
+        set(socket, level, libc::PACKET_VERSION, &version)?;
         // Not zero: frames longer than a slot are queued, too.
-        set(
-            &self.socket,
-            libc::SOL_PACKET,
-            libc::PACKET_COPY_THRESH,
-            &1i32,
-        )?;
-        set(
-            &self.socket,
-            libc::SOL_PACKET,
-            libc::PACKET_RX_RING,
-            &request,
-        )
+        set(socket, level, libc::PACKET_COPY_THRESH, &1i32)?;
+        set(socket, level, libc::PACKET_RX_RING, &request)
     }
 }
 

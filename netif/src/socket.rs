@@ -19,21 +19,12 @@ pub const WINDOW_BYTES: usize = 1024 * 9216;
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
     /// Receive buffer to request, in bytes of frames. Default [`WINDOW_BYTES`]. Sizes above
-    /// `net.core.rmem_max` are granted only with `CAP_NET_ADMIN`; [`PacketSocket::receive_buffer`]
-    /// returns the actual size.
+    /// `net.core.rmem_max` are granted only with `CAP_NET_ADMIN`.
     pub receive_buffer: usize,
     /// Send buffer to request, in bytes of frames; limited by `net.core.wmem_max` in the same way.
     pub send_buffer: usize,
-    /// Pass frames directly to the driver, bypassing the interface's queueing discipline. Default
-    /// true: less time for each frame, but traffic shaping (`tc` on this machine) and packet
-    /// capture do not see them, and a full transmit queue drops instead of waiting.
-    pub qdisc_bypass: bool,
     /// Program by which the kernel selects frames, in force from the first frame. Default none.
     pub filter: Option<Filter>,
-    /// Receive ring, to be mapped by [`RecvRing::map`](crate::RecvRing::map). Default none. Its
-    /// memory is the kernel's, in addition to the receive buffer, for as long as the socket is
-    /// open.
-    pub ring: Option<RingShape>,
 }
 
 impl Default for SocketOptions {
@@ -41,9 +32,7 @@ impl Default for SocketOptions {
         SocketOptions {
             receive_buffer: WINDOW_BYTES,
             send_buffer: WINDOW_BYTES,
-            qdisc_bypass: true,
             filter: None,
-            ring: None,
         }
     }
 }
@@ -144,54 +133,45 @@ impl PacketSocket {
             .map_err(|source| open_error(interface, "receive ring", source))
     }
 
-    /// Opens and configures a socket, except for `bind`.
-    fn prepare(interface: &Interface, options: &SocketOptions) -> Result<PacketSocket, OpenError> {
+    /// Opens an unbound socket, which receives nothing until it is bound. Frames go directly to the
+    /// driver, bypassing the interface's queueing discipline: less time for each frame, but traffic
+    /// shaping (`tc` on this machine) and packet capture do not see them, and a full transmit queue
+    /// drops instead of waiting.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_unbound(
+        interface: &Interface,
+        options: &SocketOptions,
+    ) -> Result<PacketSocket, OpenError> {
+        interface.check_ethernet()?;
         let failed =
             |step: &'static str| move |source: io::Error| open_error(interface, step, source);
         // Protocol 0 receives nothing, so no frame of another interface arrives before `bind`.
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))
             .map_err(failed("socket"))?;
-        socket
-            .set_nonblocking(true)
-            .map_err(failed("non-blocking mode"))?;
-        buffer_size(
-            &socket,
-            libc::SO_RCVBUFFORCE,
-            libc::SO_RCVBUF,
-            options.receive_buffer,
-        )
-        .map_err(failed("receive buffer"))?;
-        buffer_size(
-            &socket,
-            libc::SO_SNDBUFFORCE,
-            libc::SO_SNDBUF,
-            options.send_buffer,
-        )
-        .map_err(failed("send buffer"))?;
-        if options.qdisc_bypass {
-            set(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &1i32)
-                .map_err(failed("qdisc bypass"))?;
-        }
+        set_buffers(&socket, options.receive_buffer, options.send_buffer)
+            .map_err(failed("buffers"))?;
+        set(&socket, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &1i32)
+            .map_err(failed("qdisc bypass"))?;
         // An optimisation only (binding to one EtherType already excludes them); kernels before
         // 4.20 lack it.
-        let _ = set(
-            &socket,
-            libc::SOL_PACKET,
-            libc::PACKET_IGNORE_OUTGOING,
-            &1i32,
-        );
-        let socket = PacketSocket {
-            socket,
-            received: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-        };
+        let ignore_outgoing = libc::PACKET_IGNORE_OUTGOING;
+        let _ = set(&socket, libc::SOL_PACKET, ignore_outgoing, &1i32);
+        let socket = PacketSocket::of(socket).map_err(failed("non-blocking mode"))?;
         if let Some(filter) = &options.filter {
             socket.attach_filter(filter).map_err(failed("filter"))?;
         }
-        if let Some(shape) = options.ring {
-            socket.ring(interface, shape)?;
-        }
         Ok(socket)
+    }
+
+    fn of(socket: Socket) -> io::Result<PacketSocket> {
+        socket.set_nonblocking(true)?;
+        Ok(PacketSocket {
+            socket,
+            received: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        })
     }
 
     /// Takes over a packet socket that another process opened, bound and passed here.
@@ -201,17 +181,10 @@ impl PacketSocket {
     pub fn from_fd(fd: OwnedFd) -> io::Result<PacketSocket> {
         let socket = Socket::from(fd);
         if socket.domain()? != Domain::PACKET || socket.r#type()? != Type::RAW {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a raw packet socket",
-            ));
+            let what = "not a raw packet socket";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        socket.set_nonblocking(true)?;
-        Ok(PacketSocket {
-            socket,
-            received: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-        })
+        PacketSocket::of(socket)
     }
 
     /// Replaces the filter. Frames already queued are not filtered again; [`SocketOptions::filter`]
@@ -230,19 +203,6 @@ impl PacketSocket {
     /// Those of the system.
     pub fn lock_filter(&self) -> io::Result<()> {
         set(&self.socket, libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
-    }
-
-    /// Opens an unbound socket: it receives nothing until [`PacketSocket::bind_like`]. See
-    /// [`open`](PacketSocket::open).
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn open_unbound(
-        interface: &Interface,
-        options: &SocketOptions,
-    ) -> Result<PacketSocket, OpenError> {
-        interface.check_ethernet()?;
-        PacketSocket::prepare(interface, options)
     }
 
     /// Binds the socket to the interface and EtherType of another one.
@@ -293,55 +253,17 @@ impl PacketSocket {
         let _ = (0..most).try_for_each(|_| self.socket.recv(&mut byte).map(drop));
     }
 
-    /// Starts a fan-out group with this socket as its first member; returns its number.
-    pub(crate) fn start_fanout(&self) -> io::Result<u16> {
-        let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_UNIQUEID;
-        set(
-            &self.socket,
-            libc::SOL_PACKET,
-            libc::PACKET_FANOUT,
-            &(kind << 16),
-        )?;
-        self.fanout()?
-            .ok_or_else(|| io::ErrorKind::InvalidInput.into())
-    }
-
     /// Returns the number of the socket's fan-out group.
     ///
     /// # Errors
     /// Those of the system.
     pub fn fanout(&self) -> io::Result<Option<u16>> {
         let mut group = 0u32;
-        get(
-            &self.socket,
-            libc::SOL_PACKET,
-            libc::PACKET_FANOUT,
-            &mut group,
-        )?;
+        let option = libc::PACKET_FANOUT;
+        get(&self.socket, libc::SOL_PACKET, option, &mut group)?;
         // The number is the lower half; above it are the kind, which is not 0 for ours, and the
         // flags.
         Ok((group >> 16 != 0).then_some(group as u16))
-    }
-
-    pub(crate) fn join_fanout(&self, id: u16) -> io::Result<()> {
-        let group = u32::from(id) | libc::PACKET_FANOUT_CBPF << 16;
-        set(&self.socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &group)
-    }
-
-    pub(crate) fn route_fanout(&self, program: &Filter) -> io::Result<()> {
-        let mut program = program.kernel_program();
-        let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // The kernel copies the program during the call and does not write to it.
-        let program = libc::sock_fprog {
-            len,
-            filter: program.as_mut_ptr().cast(),
-        };
-        set(
-            &self.socket,
-            libc::SOL_PACKET,
-            libc::PACKET_FANOUT_DATA,
-            &program,
-        )
     }
 
     /// Takes the pending error of the socket, if any: the interface went down. It is reported only
@@ -357,12 +279,8 @@ impl PacketSocket {
     pub fn statistics(&self) -> io::Result<Statistics> {
         // SAFETY: all zeros is a valid value of this plain C structure.
         let mut since: libc::tpacket_stats = unsafe { mem::zeroed() };
-        get(
-            &self.socket,
-            libc::SOL_PACKET,
-            libc::PACKET_STATISTICS,
-            &mut since,
-        )?;
+        let option = libc::PACKET_STATISTICS;
+        get(&self.socket, libc::SOL_PACKET, option, &mut since)?;
         // The kernel restarts from zero at each reading, and counts a dropped frame in both
         // numbers.
         let dropped = u64::from(since.tp_drops);
@@ -371,23 +289,6 @@ impl PacketSocket {
             received: self.received.fetch_add(received, Ordering::Relaxed) + received,
             dropped: self.dropped.fetch_add(dropped, Ordering::Relaxed) + dropped,
         })
-    }
-
-    /// Returns the size of the receive buffer in bytes, including the kernel's overhead for each
-    /// frame (about twice the frames).
-    ///
-    /// # Errors
-    /// Those of the system.
-    pub fn receive_buffer(&self) -> io::Result<usize> {
-        self.socket.recv_buffer_size()
-    }
-
-    /// Returns the size of the send buffer in bytes, including the kernel's overhead.
-    ///
-    /// # Errors
-    /// Those of the system.
-    pub fn send_buffer(&self) -> io::Result<usize> {
-        self.socket.send_buffer_size()
     }
 }
 
@@ -452,22 +353,23 @@ fn address(index: u32, ethertype: u16) -> SockAddr {
     }
 }
 
-/// Requests a buffer above the system's limit and, where that is not allowed, as much as the limit
-/// grants.
-pub(crate) fn buffer_size(
-    socket: &Socket,
-    force: libc::c_int,
-    plain: libc::c_int,
-    bytes: usize,
-) -> io::Result<()> {
-    // The kernel doubles the number in an `int`.
-    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX).min(i32::MAX / 2);
-    match set(socket, libc::SOL_SOCKET, force, &bytes) {
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-            set(socket, libc::SOL_SOCKET, plain, &bytes)
+/// Requests buffers above the system's limits and, where that is not allowed, as much as the limits
+/// grant.
+pub(crate) fn set_buffers(socket: &Socket, receive: usize, send: usize) -> io::Result<()> {
+    for (force, plain, bytes) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, receive),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, send),
+    ] {
+        // The kernel doubles the number in an `int`.
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX).min(i32::MAX / 2);
+        match set(socket, libc::SOL_SOCKET, force, &bytes) {
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                set(socket, libc::SOL_SOCKET, plain, &bytes)?;
+            }
+            result => result?,
         }
-        result => result,
     }
+    Ok(())
 }
 
 pub(crate) fn set<T: Copy>(socket: &Socket, level: i32, option: i32, value: &T) -> io::Result<()> {
@@ -482,11 +384,7 @@ pub(crate) fn set<T: Copy>(socket: &Socket, level: i32, option: i32, value: &T) 
             len,
         )
     };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    done(result)
 }
 
 fn get<T: Copy>(socket: &Socket, level: i32, option: i32, value: &mut T) -> io::Result<()> {
@@ -502,10 +400,13 @@ fn get<T: Copy>(socket: &Socket, level: i32, option: i32, value: &mut T) -> io::
             &mut len,
         )
     };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
+    done(result)
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    match result {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -46,7 +46,6 @@ fn only_frames_to_selected_ports_arrive() {
         (0..700u16).map(|n| n * 90..=n * 90 + 1).chain([9..=9]),
     )
     .unwrap();
-    assert!(many.instructions().len() > 3500);
     let sockets = [few, many].map(|filter| nodes.b.socket(TYPE, &with_filter(filter)));
     let all = nodes.b.socket(TYPE, &SocketOptions::default());
     let sent: Vec<u16> = (0..8)

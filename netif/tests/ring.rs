@@ -24,16 +24,26 @@ struct Pair {
     sent: u32,
 }
 
+/// Opens a socket in the second node, whose ring is set up before it is bound.
+fn with_ring(nodes: &TwoNodes, receive_buffer: usize) -> PacketSocket {
+    let options = SocketOptions {
+        receive_buffer,
+        ..SocketOptions::default()
+    };
+    let interface = nodes.b.interface();
+    nodes.b.run(|| {
+        let socket = PacketSocket::open_unbound(&interface, &options).unwrap();
+        socket.ring(&interface, SHAPE).unwrap();
+        socket.bind(&interface, TYPE).unwrap();
+        socket
+    })
+}
+
 impl Pair {
     fn new_or_skip(name: &str, receive_buffer: usize) -> Option<Pair> {
         let nodes = TwoNodes::new_or_skip(name)?;
         let from = nodes.a.socket(TYPE, &SocketOptions::default());
-        let options = SocketOptions {
-            ring: Some(SHAPE),
-            receive_buffer,
-            ..SocketOptions::default()
-        };
-        let to = nodes.b.socket(TYPE, &options);
+        let to = with_ring(&nodes, receive_buffer);
         let ring = RecvRing::map(&to, SHAPE).unwrap();
         Some(Pair {
             nodes,
@@ -201,13 +211,9 @@ fn a_socket_without_a_ring_has_none_to_map() {
     };
     let plain = nodes.b.socket(TYPE, &SocketOptions::default());
     assert!(RecvRing::map(&plain, SHAPE).is_err());
-    let small = SocketOptions {
-        ring: Some(SHAPE),
-        ..SocketOptions::default()
-    };
     let other = RingShape {
         slots: 512,
         ..SHAPE
     };
-    assert!(RecvRing::map(&nodes.b.socket(TYPE, &small), other).is_err());
+    assert!(RecvRing::map(&with_ring(&nodes, 0), other).is_err());
 }

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pnet::util::MacAddr;
+use rustix::net::sockopt::socket_recv_buffer_size;
 
 use super::wire::{Header, PacketKind, ethernet, padding, source};
 use super::{
@@ -131,7 +132,8 @@ pub fn stream(
     let pieces: Vec<&[u8]> = from.chunks_exact(room).collect();
     // The other side's buffer is assumed to be like ours: where no large one is granted, only a
     // smaller window can be in flight without loss.
-    let frames_buffered = client.socket.receive_buffer()? / (2 * (HEADER_LEN + room) + FRAME_COST);
+    let buffer = socket_recv_buffer_size(&client.socket).map_err(io::Error::from)?;
+    let frames_buffered = buffer / (2 * (HEADER_LEN + room) + FRAME_COST);
     let window = (options.window as usize)
         .min(frames_buffered)
         .max(2 * BATCH) as u32;

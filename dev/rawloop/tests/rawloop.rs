@@ -44,18 +44,11 @@ fn head_and_payload_come_apart() {
         unsafe { batch.post(index, Some((NonNull::from(&mut area[0]), area.len()))) };
     }
     assert!(readable(&b, LONG));
-    assert_eq!(
-        batch.receive(&b, 2).unwrap(),
-        2,
-        "no more than asked for"
-    );
+    assert_eq!(batch.receive(&b, 2).unwrap(), 2, "no more than asked for");
     for (index, (len, truncated)) in [(1000, false), (999, true)].into_iter().enumerate() {
         let frame = batch.frame(index).unwrap();
         assert_eq!(frame.head[14..], [0xaa; 11]);
-        assert_eq!(
-            (frame.payload_len, frame.truncated),
-            (len, truncated)
-        );
+        assert_eq!((frame.payload_len, frame.truncated), (len, truncated));
     }
     assert!(batch.frame(2).is_none());
     assert_eq!(areas[0], payload);

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use esp_proto::NodeAddr;
 use netif::{
-    IpNetwork, LinkState, PacketSocket, RawFrame, RecvBatch, RecvRing, SendBatch, UdpRecvBatch, UdpSocket,
+    IpNetwork, LinkState, PacketSocket, RawFrame, RecvBatch, RecvRing, SendBatch, UdpRecvBatch,
+    UdpSocket,
 };
 
 use super::RX_BATCH;

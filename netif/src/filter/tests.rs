@@ -63,7 +63,7 @@ fn accepts(filter: &Filter, frame: &Frame) -> bool {
 /// Asserts what the kernel checks: every jump ends inside the program, and the program ends in a
 /// return.
 fn assert_well_formed(filter: &Filter) {
-    let program = filter.instructions();
+    let program = &filter.program;
     for (at, i) in program.iter().enumerate() {
         let reach = match i.code {
             JUMP => i.operand as usize,
@@ -100,7 +100,7 @@ fn ranges_that_overlap_touch_or_are_empty() {
     #[allow(clippy::reversed_empty_ranges)]
     let filter = Filter::for_ports(TYPE, [20..=30, 10..=19, 25..=40, 90..=80, 50..=50]).unwrap();
     assert_eq!(
-        filter.instructions().len(),
+        filter.program.len(),
         preamble(TYPE).len() + 1 + 1 + 4 + 3,
         "two ranges are left"
     );
@@ -143,7 +143,7 @@ fn program_size_is_bounded() {
         .last()
         .unwrap();
     assert!(most >= 800, "{most} ranges fit");
-    assert!(ports(most).unwrap().instructions().len() <= MAX_INSTRUCTIONS);
+    assert!(ports(most).unwrap().program.len() <= MAX_INSTRUCTIONS);
     let error = ports(most + 1).unwrap_err();
     assert_eq!(error.ranges, usize::from(most) + 1);
     assert!(error.instructions > MAX_INSTRUCTIONS);

@@ -7,7 +7,6 @@
 //! Reception and socket options are those of `quinn-udp`. Its send takes one contiguous buffer, so
 //! payloads would be copied once more; [`UdpSocket::send_batch`] gathers instead.
 
-mod holder;
 mod open;
 mod recv;
 mod send;
@@ -15,7 +14,7 @@ mod send;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use quinn_udp::UdpSocketState;
 use socket2::Socket;
@@ -40,33 +39,12 @@ pub struct UdpSocket {
     local: SocketAddr,
     /// The kernel accepts segmented buffers.
     segments: AtomicBool,
-    lost: AtomicU64,
 }
 
 impl UdpSocket {
     /// Returns the bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
-    }
-
-    /// Returns the number of datagrams that the kernel refused because their destination is
-    /// unreachable or forbidden. They are lost as if on the way.
-    pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
-    }
-
-    /// Returns false once the kernel or the device has refused a segmented buffer: each datagram
-    /// then costs a message of its own.
-    pub fn has_segmentation(&self) -> bool {
-        self.segments.load(Ordering::Relaxed)
-    }
-
-    /// Returns the size of the receive buffer in bytes, as granted by the kernel.
-    ///
-    /// # Errors
-    /// Those of the system.
-    pub fn receive_buffer(&self) -> io::Result<usize> {
-        self.socket.recv_buffer_size()
     }
 
     /// Returns the state of an interface of the socket's network namespace; `None` when it does not

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 
 use quinn_udp::UdpSocketState;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{UdpSocket, holder};
-use crate::socket::{WINDOW_BYTES, buffer_size, set};
+use super::UdpSocket;
+use crate::socket::{WINDOW_BYTES, set, set_buffers};
 
 /// Codepoint ECT(0) in the traffic class of IP (RFC 3168).
 const ECT_0: libc::c_int = 2;
@@ -38,13 +38,12 @@ impl Default for UdpOptions {
 pub enum UdpOpenError {
     /// Another socket has the port.
     #[error(
-        "UDP port {} of {} is in use by {holder}: stop that program, or choose another port", .local.port(), .local.ip()
+        "UDP port {} of {} is in use: stop that program (`ss -lunp` shows it), or choose another port",
+        .local.port(), .local.ip()
     )]
     InUse {
         /// The address.
         local: SocketAddr,
-        /// Program, process and user that have it, as far as known.
-        holder: String,
     },
     /// No interface has the address.
     #[error("this node has no address {ip}: check `ip address`", ip = .local.ip())]
@@ -83,11 +82,8 @@ impl UdpSocket {
         if local.is_ipv6() {
             socket.set_only_v6(true).map_err(failed("IPv6 only"))?;
         }
-        let (force, plain) = (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF);
-        buffer_size(&socket, force, plain, options.receive_buffer)
-            .map_err(failed("receive buffer"))?;
-        let (force, plain) = (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF);
-        buffer_size(&socket, force, plain, options.send_buffer).map_err(failed("send buffer"))?;
+        set_buffers(&socket, options.receive_buffer, options.send_buffer)
+            .map_err(failed("buffers"))?;
         let (level, option) = if local.is_ipv4() {
             (libc::IPPROTO_IP, libc::IP_TOS)
         } else {
@@ -97,10 +93,7 @@ impl UdpSocket {
         socket
             .bind(&local.into())
             .map_err(|source| match source.kind() {
-                io::ErrorKind::AddrInUse => UdpOpenError::InUse {
-                    local,
-                    holder: holder::of(local),
-                },
+                io::ErrorKind::AddrInUse => UdpOpenError::InUse { local },
                 io::ErrorKind::AddrNotAvailable => UdpOpenError::NoAddress { local },
                 _ => failed("bind")(source),
             })?;
@@ -112,7 +105,6 @@ impl UdpSocket {
             socket,
             local: bound.as_socket().unwrap_or(local),
             segments: AtomicBool::new(true),
-            lost: AtomicU64::new(0),
         })
     }
 }

@@ -79,7 +79,7 @@ impl UdpSocket {
     /// number of frames accepted; the others stay in the batch. Fewer than all without an error
     /// means that there is no room at present: poll the socket for writability or retry later.
     /// Frames that can never be sent are discarded and counted ([`SendBatch::rejected`]); those to
-    /// an unreachable or forbidden destination count as sent ([`UdpSocket::lost`]).
+    /// an unreachable or forbidden destination count as sent, and are lost as if on the way.
     ///
     /// Work is bounded by the batch's length: each system call sends or discards a frame, or splits
     /// a group for good, or is the last.
@@ -93,7 +93,7 @@ impl UdpSocket {
         let mut single = 0;
         let mut failure = None;
         while passed < batch.len() {
-            if !self.has_segmentation() {
+            if !self.segments.load(Ordering::Relaxed) {
                 single = batch.len();
             }
             let error = match self.hand_over(batch, passed, single) {
@@ -115,7 +115,6 @@ impl UdpSocket {
                     passed += 1;
                 }
                 Failure::Lost => {
-                    self.lost.fetch_add(first as u64, Ordering::Relaxed);
                     passed += first;
                     sent += first;
                 }
