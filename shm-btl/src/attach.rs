@@ -142,7 +142,7 @@ pub(crate) fn attach(address: &ShmAddress, own_rank: u32) -> Result<Attached, St
         (
             Shared::<Common>::read_only(&shared, 0),
             Shared::<PairHead>::read_only(&pair, 0),
-            SharedSlice::<Slot>::read_only(&pair, Layout::SLOTS_AT, slots),
+            SharedSlice::<Slot>::read_only_slice(&pair, Layout::SLOTS_AT, slots),
         )
     };
     check_about(&common.about.0, DATA_MAGIC, address.nonce)?;
@@ -161,7 +161,7 @@ pub(crate) fn attach(address: &ShmAddress, own_rank: u32) -> Result<Attached, St
         slots,
         ring: Bytes::new(&pair, layout.ring_at(), layout.ring as usize),
         pool: Bytes::new(&shared, layout.chunks_at(), layout.chunks_bytes()),
-        claims: SharedSlice::new(&claims, LINE, layout.claims()),
+        claims: SharedSlice::slice(&claims, LINE, layout.claims()),
         bell,
         pidfd,
     })

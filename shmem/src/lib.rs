@@ -82,7 +82,7 @@ pub const LINE: usize = 64;
 
 /// A value alone on its cache line.
 #[repr(C, align(64))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Line<T>(pub T);
 
 /// Types that may lie in shared memory.
@@ -97,6 +97,8 @@ unsafe impl Words for AtomicU32 {}
 unsafe impl Words for AtomicU64 {}
 // SAFETY: padding is added only.
 unsafe impl<T: Words> Words for Line<T> {}
+// SAFETY: nothing is added.
+unsafe impl<T: Words> Words for [T] {}
 
 /// Returns the bytes of a page of this machine.
 #[cfg(not(loom))]

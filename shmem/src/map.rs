@@ -131,15 +131,18 @@ impl Drop for Mapping {
 
 /// A reference to words in shared memory, which keeps the mapping.
 #[derive(Debug)]
-pub struct Shared<T> {
+pub struct Shared<T: ?Sized> {
     at: NonNull<T>,
     map: Arc<Mapping>,
 }
 
+/// A reference to several words in a row.
+pub type SharedSlice<T> = Shared<[T]>;
+
 // SAFETY: `T` consists of atomics.
-unsafe impl<T: Words> Send for Shared<T> {}
+unsafe impl<T: Words + ?Sized> Send for Shared<T> {}
 // SAFETY: as above.
-unsafe impl<T: Words> Sync for Shared<T> {}
+unsafe impl<T: Words + ?Sized> Sync for Shared<T> {}
 
 impl<T: Words> Shared<T> {
     /// Returns a reference to the words at `offset`.
@@ -167,47 +170,15 @@ impl<T: Words> Shared<T> {
     }
 }
 
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Self {
-        Shared {
-            at: self.at,
-            map: self.map.clone(),
-        }
-    }
-}
-
-impl<T: Words> Deref for Shared<T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: mapped as long as `map` lives, large enough and aligned (checked when made); any
-        // content is valid (`Words`).
-        unsafe { self.at.as_ref() }
-    }
-}
-
-/// A reference to several words in a row, which keeps the mapping.
-#[derive(Debug)]
-pub struct SharedSlice<T> {
-    at: NonNull<T>,
-    len: usize,
-    map: Arc<Mapping>,
-}
-
-// SAFETY: `T` consists of atomics.
-unsafe impl<T: Words> Send for SharedSlice<T> {}
-// SAFETY: as above.
-unsafe impl<T: Words> Sync for SharedSlice<T> {}
-
 impl<T: Words> SharedSlice<T> {
     /// Returns a reference to `len` words from `offset` on.
     ///
     /// # Panics
     /// As for [`Shared::new`].
-    pub fn new(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
+    pub fn slice(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
         assert!(map.is_writable(), "words may be written");
         // SAFETY: the mapping is writable.
-        unsafe { SharedSlice::read_only(map, offset, len) }
+        unsafe { SharedSlice::read_only_slice(map, offset, len) }
     }
 
     /// Returns a reference into a mapping that may be read-only.
@@ -217,31 +188,31 @@ impl<T: Words> SharedSlice<T> {
     ///
     /// # Safety
     /// Nothing is stored through the reference, or the mapping is writable.
-    pub unsafe fn read_only(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
+    pub unsafe fn read_only_slice(map: &Arc<Mapping>, offset: usize, len: usize) -> Self {
         let bytes = size_of::<T>().saturating_mul(len);
-        SharedSlice {
-            at: map.at(offset, bytes, align_of::<T>()).cast(),
-            len,
+        let first = map.at(offset, bytes, align_of::<T>()).cast();
+        Shared {
+            at: NonNull::slice_from_raw_parts(first, len),
             map: map.clone(),
         }
     }
 }
 
-impl<T> Clone for SharedSlice<T> {
+impl<T: ?Sized> Clone for Shared<T> {
     fn clone(&self) -> Self {
-        SharedSlice {
+        Shared {
             at: self.at,
-            len: self.len,
             map: self.map.clone(),
         }
     }
 }
 
-impl<T: Words> Deref for SharedSlice<T> {
-    type Target = [T];
+impl<T: Words + ?Sized> Deref for Shared<T> {
+    type Target = T;
     #[inline]
-    fn deref(&self) -> &[T] {
-        // SAFETY: as for `Shared`.
-        unsafe { core::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    fn deref(&self) -> &T {
+        // SAFETY: mapped as long as `map` lives, large enough and aligned (checked when made); any
+        // content is valid (`Words`).
+        unsafe { self.at.as_ref() }
     }
 }

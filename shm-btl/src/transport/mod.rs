@@ -176,7 +176,7 @@ impl ShmBtl {
             pool: Pool::new((0..layout.chunks).map(chunk).collect()),
             posted: PostedQueue::new(
                 common.clone(),
-                SharedSlice::new(&claims, LINE, layout.claims()),
+                SharedSlice::slice(&claims, LINE, layout.claims()),
             ),
             sleep: SleepEpoch::default(),
             common,
@@ -292,7 +292,7 @@ impl Own {
         self.data.populate(at, layout.ring_at());
         OwnPair {
             head: Shared::new(&self.data, at),
-            slots: SharedSlice::new(&self.data, at + Layout::SLOTS_AT, layout.slots as usize),
+            slots: SharedSlice::slice(&self.data, at + Layout::SLOTS_AT, layout.slots as usize),
             ring: Bytes::new(&self.data, at + layout.ring_at(), layout.ring as usize),
         }
     }
