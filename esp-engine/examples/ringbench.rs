@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use esp_engine::shm::record::{DgramHeader, DgramKind};
 use esp_engine::shm::{
-    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, Region, RingSizes,
-    RxConsumer, RxProducer, TxConsumer, TxProducer, Wake,
+    ClientPage, Doorbell, EnginePage, EngineView, Region, RingSizes, RxConsumer, RxProducer,
+    TxConsumer, TxProducer, Wake,
 };
 
 const ROUNDS: u32 = 2_000_000;
@@ -39,7 +39,7 @@ fn main() {
     let mut engine_tx = TxConsumer::new(region.clone());
     let mut rx = RxConsumer::new(theirs);
     let mut engine_rx = RxProducer::new(region.clone());
-    let status = EngineStatus::new(region);
+    let status = region;
     let (page, fd) = ClientPage::create().expect("memory");
     let program_page = ClientPage::open(fd.as_fd()).expect("own file");
     let (engine, fd) = EnginePage::create().expect("memory");
@@ -47,7 +47,7 @@ fn main() {
         program_page,
         EngineView::open(fd.as_fd()).expect("own file"),
     );
-    let mut bank = DoorbellBank::new(page);
+    let bank = page;
 
     println!("program's side");
     time(
@@ -67,7 +67,7 @@ fn main() {
         || {
             tx.write(black_box(b"x"));
             black_box(doorbell.ring(7));
-            bank.drain(|_| {
+            bank.drain_doorbell(|_| {
                 let total = engine_tx.poll_written().expect("honest").total;
                 engine_tx.release(total);
             });
@@ -88,7 +88,7 @@ fn main() {
 
     println!("engine's side");
     time("drain a doorbell that did not ring", ROUNDS, || {
-        bank.drain(|slot| _ = black_box(slot));
+        bank.drain_doorbell(|slot| _ = black_box(slot));
     });
     time("poll_written without a change", ROUNDS, || {
         _ = black_box(engine_tx.poll_written());
@@ -104,7 +104,7 @@ fn main() {
         ROUNDS,
         || {
             engine.going_to_sleep();
-            black_box(bank.any());
+            black_box(bank.any_doorbell());
             engine.awake();
         },
     );

@@ -276,18 +276,19 @@ impl Embedded {
         let socket = |ethertype| {
             let filter = Filter::for_ports(ethertype, [port..=port]).unwrap();
             // Frames of streams are both shorter and longer than its slots.
-            let ring = Some(RingShape {
+            let ring = RingShape {
                 slot_len: 512,
                 slots: 1024,
-            });
+            };
             let options = SocketOptions {
                 filter: Some(filter),
-                ring,
                 ..SocketOptions::default()
             };
+            let socket = node.socket(ethertype, &options);
+            socket.set_ring(ring).unwrap();
             LeasedSocket {
-                socket: node.socket(ethertype, &options).into(),
-                ring,
+                socket: socket.into(),
+                ring: Some(ring),
             }
         };
         let (esp, edp) = (

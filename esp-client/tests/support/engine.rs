@@ -8,10 +8,7 @@ use std::thread::JoinHandle;
 
 use esp_client::{EdpKind, monotonic_nanos};
 use esp_engine::shm::record::{DgramHeader, DgramKind};
-use esp_engine::shm::{
-    ClientPage, DoorbellBank, EngineEvents, EnginePage, EngineStatus, Region, RxProducer,
-    StreamState, TxConsumer, Wake,
-};
+use esp_engine::shm::{ClientPage, EnginePage, Region, RxProducer, StreamState, TxConsumer, Wake};
 use esp_proto::{CloseReason, ResetReason};
 use rustix::event::{PollFd, PollFlags};
 
@@ -69,8 +66,8 @@ impl Engine {
         let (orders, inbox) = channel();
         let wake = doorbell.try_clone().unwrap();
         let thread = std::thread::spawn(move || {
-            let bank = DoorbellBank::new(Arc::clone(&client));
-            let events = EngineEvents::new(client);
+            let bank = Arc::clone(&client);
+            let events = client;
             let sockets = HashMap::new();
             Turn {
                 page,
@@ -127,7 +124,7 @@ struct Socket {
     kind: Kind,
     tx: TxConsumer,
     rx: RxProducer,
-    status: EngineStatus,
+    status: Arc<Region>,
     /// Number of bytes of the TX ring that were handled.
     done: u64,
     over: bool,
@@ -135,8 +132,8 @@ struct Socket {
 
 struct Turn {
     page: EnginePage,
-    bank: DoorbellBank,
-    events: EngineEvents,
+    bank: Arc<ClientPage>,
+    events: Arc<ClientPage>,
     doorbell: OwnedFd,
     notify: OwnedFd,
     inbox: Receiver<Order>,
@@ -167,13 +164,13 @@ impl Turn {
                     Order::Stop => return,
                 }
             }
-            self.bank.drain(|slot| rung.push(slot));
+            self.bank.drain_doorbell(|slot| rung.push(slot));
             if !rung.is_empty() {
                 rung.into_iter().for_each(|slot| self.serve(slot));
                 continue;
             }
             self.page.going_to_sleep();
-            if !self.bank.any() {
+            if !self.bank.any_doorbell() {
                 let _ =
                     rustix::event::poll(&mut [PollFd::new(&self.doorbell, PollFlags::IN)], None);
                 let _ = rustix::io::read(&self.doorbell, &mut [0u8; 8]);
@@ -187,7 +184,7 @@ impl Turn {
             kind,
             tx: TxConsumer::new(Arc::clone(&region)),
             rx: RxProducer::new(Arc::clone(&region)),
-            status: EngineStatus::new(region),
+            status: region,
             done: 0,
             over: false,
         };
@@ -289,7 +286,9 @@ impl Turn {
         let Some(socket) = self.sockets.get_mut(&slot) else {
             return;
         };
-        while let Some((header, bytes)) = socket.tx.take_record().unwrap() {
+        let mut bytes = Vec::new();
+        while let Some(header) = socket.tx.take_record(&mut bytes).unwrap() {
+            let bytes = std::mem::take(&mut bytes);
             let (kind, bytes) = match header.kind {
                 DgramKind::Data => (DgramKind::Data, bytes),
                 DgramKind::EchoRequest if self.options.deaf_to_echo => continue,

@@ -8,7 +8,7 @@ use esp_proto::Port;
 use rustix::net::SendFlags;
 
 use crate::command::{ClientId, ConnHandle, LinkId, Slot};
-use crate::shm::{ClientPage, DoorbellBank, EngineEvents, SLOTS};
+use crate::shm::{ClientPage, SLOTS};
 
 /// Object in a program's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +21,7 @@ pub(super) enum Object {
 /// A connected program.
 struct Client {
     id: ClientId,
-    bank: DoorbellBank,
-    events: EngineEvents,
+    page: Arc<ClientPage>,
     doorbell: OwnedFd,
     notify: OwnedFd,
     /// By slot. Grows to the highest slot used, at most 4096.
@@ -43,14 +42,13 @@ impl Clients {
     pub(super) fn add(
         &mut self,
         id: ClientId,
-        page: &Arc<ClientPage>,
+        page: Arc<ClientPage>,
         doorbell: OwnedFd,
         notify: OwnedFd,
     ) -> usize {
         let client = Client {
             id,
-            bank: DoorbellBank::new(Arc::clone(page)),
-            events: EngineEvents::new(Arc::clone(page)),
+            page,
             doorbell,
             notify,
             objects: Vec::new(),
@@ -159,26 +157,28 @@ impl Clients {
 
     /// Appends (program, slot) for each doorbell that rang since the last call.
     #[inline]
-    pub(super) fn drain_doorbells(&mut self, rung: &mut Vec<(usize, Slot)>) {
-        for (index, client) in self.table.iter_mut().enumerate() {
+    pub(super) fn drain_doorbells(&self, rung: &mut Vec<(usize, Slot)>) {
+        for (index, client) in self.table.iter().enumerate() {
             if let Some(client) = client
-                && client.bank.any()
+                && client.page.any_doorbell()
             {
-                client.bank.drain(|slot| rung.push((index, slot)));
+                client.page.drain_doorbell(|slot| rung.push((index, slot)));
             }
         }
     }
 
     pub(super) fn any_doorbell(&self) -> bool {
-        self.table.iter().flatten().any(|client| client.bank.any())
+        self.table
+            .iter()
+            .flatten()
+            .any(|client| client.page.any_doorbell())
     }
 
     /// Raises the event bit of a slot and wakes the program's thread that waits for events.
-    pub(super) fn notify(&mut self, index: usize, slot: Slot) {
-        let Some(Some(client)) = self.table.get_mut(index) else {
-            return;
-        };
-        if client.events.raise(slot) {
+    pub(super) fn notify(&self, index: usize, slot: Slot) {
+        if let Some(client) = self.get(index)
+            && client.page.raise(slot)
+        {
             notify(&client.notify);
         }
     }

@@ -56,7 +56,7 @@ impl Engine {
                 doorbell,
                 notify,
             } => {
-                let index = self.clients.add(client, &page, doorbell, notify);
+                let index = self.clients.add(client, page, doorbell, notify);
                 if let Some(fd) = self.clients.doorbell(index) {
                     // If this fails, a doorbell is served when the loop wakes for another reason;
                     // the longest sleep bounds that.
@@ -250,7 +250,7 @@ impl Engine {
             },
             region,
         );
-        joined.status.set_state(state);
+        joined.region.set_state(state);
         link.standby = false;
         link.insert_stream(Stream::Joined(joined));
         true
@@ -330,7 +330,7 @@ impl Engine {
             },
             region,
         );
-        socket.status.set_state(StreamState::Open);
+        socket.region.set_state(StreamState::Open);
         at.datagrams.insert(port, socket);
         Ok(())
     }
@@ -395,7 +395,7 @@ impl Engine {
             return;
         };
         let reason = CloseReason::Aborted(ResetReason::Protocol);
-        socket.status.set_state(StreamState::Closed(reason));
+        socket.region.set_state(StreamState::Closed(reason));
         let (owner, clients, stats) = (socket.owner, &mut self.clients, &mut self.stats);
         publish::wake(socket.waiters(), Wake::All, clients, stats);
         publish::report_corruption(owner, what, clients, stats, &mut self.events);

@@ -8,14 +8,14 @@ use super::link::Link;
 use super::streams::Owner;
 use super::{CLOSING_VISITS, RECORDS_PER_DOORBELL};
 use crate::shm::record::{DgramHeader, DgramKind};
-use crate::shm::{EngineStatus, Region, RxProducer, TxConsumer};
+use crate::shm::{Region, RxProducer, TxConsumer};
 
 /// A bound EDP port.
 pub(super) struct Datagrams {
     pub(super) owner: Owner,
     tx: TxConsumer,
     rx: RxProducer,
-    pub(super) status: EngineStatus,
+    pub(super) region: Arc<Region>,
     /// Records were put since the last publish.
     fresh: bool,
     /// It is in the link's list `unfinished`.
@@ -29,16 +29,16 @@ impl Datagrams {
             owner,
             tx: TxConsumer::new(Arc::clone(&region)),
             rx: RxProducer::new(Arc::clone(&region)),
-            status: EngineStatus::new(region),
+            region,
             fresh: false,
             unfinished: false,
             corruption: None,
         }
     }
 
-    /// Returns the status whose waiters are woken, and their program.
-    pub(super) fn waiters(&self) -> (&EngineStatus, Owner) {
-        (&self.status, self.owner)
+    /// Returns the region whose waiters are woken, and their program.
+    pub(super) fn waiters(&self) -> (&Region, Owner) {
+        (&self.region, self.owner)
     }
 
     /// Puts a received datagram into the ring. Returns false if the ring is full.
@@ -56,7 +56,7 @@ impl Datagrams {
                 taken
             }
             Err(corruption) => {
-                self.corruption = Some(corruption.what());
+                self.corruption = Some(corruption.what);
                 false
             }
         }
@@ -96,11 +96,11 @@ impl Link {
             }
             // Copied, so that the ring is free at once: datagrams are not retransmitted.
             let mut bytes = self.spare_buffers.pop().unwrap_or_default();
-            let header = match socket.tx.take_record_into(&mut bytes) {
+            let header = match socket.tx.take_record(&mut bytes) {
                 Ok(Some(header)) => header,
                 nothing => {
                     if let Err(corruption) = nothing {
-                        socket.corruption = Some(corruption.what());
+                        socket.corruption = Some(corruption.what);
                     }
                     self.recycle(bytes);
                     return;

@@ -10,19 +10,19 @@ use super::stats::EngineStats;
 use super::streams::{Owner, Stream, joined_mut};
 use super::{Engine, EventSink};
 use crate::command::{Arrival, ConnHandle, EngineEvent, LinkId};
-use crate::shm::{EngineStatus, Region, StreamState, Wake};
+use crate::shm::{Region, StreamState, Wake};
 
 /// Maximum delay of a reader's wake-up while a long message arrives.
 pub(super) const WAKE_DELAY: Duration = Duration::from_micros(100);
 
 /// Wakes the threads that wait for a stream or datagram socket.
 pub(super) fn wake(
-    (status, owner): (&EngineStatus, Owner),
+    (region, owner): (&Region, Owner),
     what: Wake,
-    clients: &mut Clients,
+    clients: &Clients,
     stats: &mut EngineStats,
 ) {
-    let woken = status.wake(what);
+    let woken = region.wake(what);
     if woken.futex {
         stats.program_wakes += 1;
     }
@@ -151,7 +151,7 @@ impl Engine {
             match event {
                 Event::Connected(conn) => {
                     if let Some(joined) = joined_mut(&mut link.streams, conn) {
-                        joined.status.set_state(StreamState::Open);
+                        joined.region.set_state(StreamState::Open);
                         wake(joined.waiters(), Wake::All, clients, stats);
                     }
                 }
@@ -236,7 +236,7 @@ fn finish(
                 report_corruption(joined.owner, what, clients, stats, events);
             }
             joined.rx.publish();
-            joined.status.set_state(StreamState::Closed(reason));
+            joined.region.set_state(StreamState::Closed(reason));
             wake(joined.waiters(), Wake::All, clients, stats);
             let Owner { client, slot } = joined.owner;
             if let Some(client) = clients.id(client) {

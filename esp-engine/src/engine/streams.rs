@@ -12,7 +12,7 @@ use super::posted::Posted;
 use super::stats::LinkStats;
 use super::{LINGER, ORPHAN_TIMEOUT};
 use crate::command::{ConnHandle, LinkId, ListenerId, Slot};
-use crate::shm::{Corruption, EngineStatus, Region, RxProducer, TxConsumer};
+use crate::shm::{Corruption, Region, RxProducer, TxConsumer};
 
 /// Minimum length of a segment after which more are expected: about the payload that every link
 /// carries (W-53).
@@ -44,7 +44,6 @@ pub(super) struct Joined {
     pub(super) region: Arc<Region>,
     pub(super) tx: TxConsumer,
     pub(super) rx: RxProducer,
-    pub(super) status: EngineStatus,
     /// The last segment was full, so that more bytes will probably follow.
     pub(super) bulk: bool,
     /// The reader's wake-up is delayed.
@@ -75,7 +74,6 @@ impl Joined {
             owner,
             tx: TxConsumer::new(Arc::clone(&region)),
             rx: RxProducer::new(Arc::clone(&region)),
-            status: EngineStatus::new(Arc::clone(&region)),
             region,
             bulk: false,
             wake_delayed: false,
@@ -86,9 +84,9 @@ impl Joined {
         }
     }
 
-    /// Returns the status whose waiters are woken, and their program.
-    pub(super) fn waiters(&self) -> (&EngineStatus, Owner) {
-        (&self.status, self.owner)
+    /// Returns the region whose waiters are woken, and their program.
+    pub(super) fn waiters(&self) -> (&Region, Owner) {
+        (&self.region, self.owner)
     }
 }
 
@@ -120,7 +118,7 @@ impl Sink for LinkSink<'_, '_> {
                 .skip(offset, taken)
                 .and_then(|offset| joined.rx.put(offset, &bytes[taken..]));
             if let Err(corruption) = put {
-                joined.corruption = Some(corruption.what());
+                joined.corruption = Some(corruption.what);
             }
         }
     }
@@ -164,7 +162,7 @@ impl Link {
             return;
         };
         if let Err(corruption) = read_indices(joined, &mut self.endpoint, now) {
-            joined.corruption = Some(corruption.what());
+            joined.corruption = Some(corruption.what);
             self.endpoint.abort(now, conn, ResetReason::Aborted);
         }
     }

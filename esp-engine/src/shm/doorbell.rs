@@ -43,7 +43,7 @@ use {
 /// The page of one program: doorbell bits to the engine, event bits to the program.
 #[derive(Debug)]
 pub struct ClientPage {
-    words: Shared<ClientWords>,
+    pub(super) words: Shared<ClientWords>,
 }
 
 impl ClientPage {
@@ -71,13 +71,8 @@ impl ClientPage {
     #[cfg(loom)]
     pub(crate) fn model() -> Arc<ClientPage> {
         Arc::new(ClientPage {
-            words: Arc::new(ClientWords::new()),
+            words: Arc::default(),
         })
-    }
-
-    #[inline]
-    pub(crate) fn words(&self) -> &ClientWords {
-        &self.words
     }
 }
 
@@ -150,7 +145,7 @@ impl Doorbell {
     #[inline]
     #[must_use = "the engine may sleep: write its eventfd on true"]
     pub fn ring(&self, slot: u16) -> bool {
-        if self.page.words().doorbell.set(slot).is_none() {
+        if self.page.words.doorbell.set(slot).is_none() {
             return false;
         }
         // SYNC POINT asleep
@@ -162,57 +157,35 @@ impl Doorbell {
     /// missed after it.
     #[inline]
     pub fn pending(&self) -> bool {
-        self.page.words().doorbell.any()
+        self.page.words.doorbell.any()
     }
 }
 
-/// The engine's end of a program's doorbell.
-#[derive(Debug)]
-pub struct DoorbellBank {
-    page: Arc<ClientPage>,
-}
-
-impl DoorbellBank {
-    /// Returns the one bank of this page.
-    pub fn new(page: Arc<ClientPage>) -> Self {
-        DoorbellBank { page }
-    }
-
-    /// Calls `found` for each slot that rang since the last drain: at most once each, so at most
+/// The engine's end.
+impl ClientPage {
+    /// Calls `found` for each slot that rang since the last call: at most once each, so at most
     /// [`SLOTS`] times. The program chooses the bits: a slot may not be its own, or may not have
     /// changed.
     #[inline]
-    pub fn drain(&mut self, found: impl FnMut(u16)) {
-        self.page.words().doorbell.take(found);
+    pub fn drain_doorbell(&self, found: impl FnMut(u16)) {
+        self.words.doorbell.take(found);
     }
 
     /// Returns true if a slot rang. Relaxed: after
     /// [`EnginePage::going_to_sleep`](super::EnginePage::going_to_sleep) it misses no ring whose
     /// ringer does not write the eventfd.
     #[inline]
-    pub fn any(&self) -> bool {
-        self.page.words().doorbell.any()
-    }
-}
-
-/// The engine's end of the events: notifies a program that waits on its notify eventfd.
-#[derive(Debug)]
-pub struct EngineEvents {
-    page: Arc<ClientPage>,
-}
-
-impl EngineEvents {
-    /// Returns the one sender of this page.
-    pub fn new(page: Arc<ClientPage>) -> Self {
-        EngineEvents { page }
+    pub fn any_doorbell(&self) -> bool {
+        self.words.doorbell.any()
     }
 
-    /// Reports that `slot` has changed. Returns true if the program's notify descriptor must be
-    /// written now; false if it was written already for an event that the program has not taken.
+    /// Reports to the program that `slot` has changed. Returns true if the program's notify
+    /// descriptor must be written now; false if it was written already for an event that the
+    /// program has not taken.
     #[inline]
     #[must_use = "write the notify eventfd on true"]
     pub fn raise(&self, slot: u16) -> bool {
-        self.page.words().events.set(slot) == Some(true)
+        self.words.events.set(slot) == Some(true)
     }
 }
 
@@ -232,14 +205,14 @@ impl Events {
     /// the engine writes it only if no event is pending.
     #[inline]
     pub fn drain(&mut self, found: impl FnMut(u16)) {
-        self.page.words().events.take(found);
+        self.page.words.events.take(found);
     }
 
     /// Stops the engine from writing the eventfd, because the program polls ([`Events::poll`]). The
     /// summary is then never empty: the bit of the last word stays set.
     pub fn awake(&mut self) {
         self.page
-            .words()
+            .words
             .events
             .summary
             .0
@@ -250,13 +223,13 @@ impl Events {
     #[inline]
     pub fn poll(&mut self, found: impl FnMut(u16)) {
         if self.has_bits() {
-            self.page.words().events.take_some(AWAKE, found);
+            self.page.words.events.take_some(AWAKE, found);
         }
     }
 
     #[inline]
     fn has_bits(&self) -> bool {
-        let events = &self.page.words().events;
+        let events = &self.page.words.events;
         events.summary.0.load(Ordering::Relaxed) & !AWAKE != 0
             || events.words.0[WORDS - 1].load(Ordering::Relaxed) != 0
     }
@@ -266,7 +239,7 @@ impl Events {
     /// sleeping.
     #[must_use = "do not block on false"]
     pub fn try_sleep(&mut self) -> bool {
-        let events = &self.page.words().events;
+        let events = &self.page.words.events;
         // SYNC POINT bell: an event raised before this in the summary's order has turned its bit on
         // where we look next; one raised later finds the summary empty, and the eventfd is written.
         let summary = events.summary.0.swap(0, Ordering::AcqRel);

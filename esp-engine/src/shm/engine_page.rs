@@ -38,7 +38,7 @@ impl EnginePage {
     /// Returns both ends for a model.
     #[cfg(loom)]
     pub(crate) fn model() -> (EnginePage, Arc<EngineView>) {
-        let words = Arc::new(EngineWords::new());
+        let words = Arc::<EngineWords>::default();
         (
             EnginePage {
                 words: words.clone(),
@@ -48,7 +48,7 @@ impl EnginePage {
     }
 
     /// Performs step 1 of going to sleep. Step 2: check every doorbell
-    /// ([`DoorbellBank::any`](super::DoorbellBank::any)) and everything else that programs write
+    /// ([`ClientPage::any_doorbell`](super::ClientPage::any_doorbell)) and everything else that programs write
     /// without the eventfd; if there is something, call [`EnginePage::awake`] and continue. Step 3:
     /// block on the eventfds and the rest. Step 4: [`EnginePage::awake`].
     #[inline]

@@ -36,9 +36,11 @@
 //! ```
 
 #[cfg(not(loom))]
+use shmem::LINE;
+#[cfg(not(loom))]
 use shmem::sync::Ordering;
 use shmem::sync::{AtomicU32, AtomicU64};
-use shmem::{FutexWord, LINE, Line};
+use shmem::{FutexWord, Line};
 
 #[cfg(not(loom))]
 use super::{RegionError, RingSizes};
@@ -62,6 +64,7 @@ pub(crate) const VERSION: u32 = 2;
 /// Identifies a page. Written once by its creator; the engine never reads it back.
 #[repr(C)]
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 pub(crate) struct About {
     pub(crate) magic: AtomicU64,
     pub(crate) version: AtomicU32,
@@ -99,6 +102,7 @@ impl About {
 /// Header of a region; see the drawing of this module.
 #[repr(C)]
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 pub(crate) struct RegionHeader {
     pub(crate) about: Line<About>,
     pub(crate) waiting: Line<AtomicU32>,
@@ -112,6 +116,7 @@ pub(crate) struct RegionHeader {
 /// State of a ring's writer.
 #[repr(C)]
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 pub(crate) struct Head {
     /// Bytes since the start, and [`FIN`].
     pub(crate) count: AtomicU64,
@@ -123,6 +128,7 @@ pub(crate) struct Head {
 /// Words of the engine that change rarely.
 #[repr(C)]
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 pub(crate) struct StateWords {
     pub(crate) state: AtomicU64,
     /// Indexed by [`super::Wake`].
@@ -132,29 +138,32 @@ pub(crate) struct StateWords {
 /// A bitmap with its summary, from one side to the other.
 #[repr(C)]
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 pub(crate) struct BitmapWords {
     pub(crate) summary: Line<AtomicU64>,
-    _pair: [u8; LINE],
+    _pair: Line<u8>,
     pub(crate) words: Line<[AtomicU64; WORDS]>,
 }
 
 /// Words of a client page; see the drawing of this module.
 #[repr(C)]
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 pub(crate) struct ClientWords {
     pub(crate) about: Line<About>,
-    _pair: [u8; LINE],
+    _pair: Line<u8>,
     pub(crate) doorbell: BitmapWords,
-    _gap: [u8; 4 * LINE],
+    _gap: [Line<u8>; 4],
     pub(crate) events: BitmapWords,
 }
 
 /// Words of an engine page; see the drawing of this module.
 #[repr(C)]
 #[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
 pub(crate) struct EngineWords {
     pub(crate) about: Line<About>,
-    _pair: [u8; LINE],
+    _pair: Line<u8>,
     pub(crate) asleep: Line<AtomicU32>,
 }
 
@@ -190,73 +199,3 @@ const _: () = {
     assert!(offset_of!(EngineWords, asleep) == 128);
     assert!(size_of::<EngineWords>() <= 4096);
 };
-
-/// The model checker's words are not made of zeroed memory.
-#[cfg(loom)]
-mod model {
-    use super::*;
-
-    fn about(magic: u64) -> Line<About> {
-        Line(About {
-            magic: AtomicU64::new(magic),
-            version: AtomicU32::new(VERSION),
-            tx: AtomicU32::new(0),
-            rx: AtomicU32::new(0),
-        })
-    }
-
-    impl RegionHeader {
-        pub(crate) fn new() -> Self {
-            RegionHeader {
-                about: about(REGION_MAGIC),
-                waiting: Line(AtomicU32::new(0)),
-                tx_head: Line(Head {
-                    count: AtomicU64::new(0),
-                    shift: AtomicU64::new(0),
-                }),
-                rx_tail: Line(AtomicU64::new(0)),
-                tx_tail: Line(AtomicU64::new(0)),
-                rx_head: Line(Head {
-                    count: AtomicU64::new(0),
-                    shift: AtomicU64::new(0),
-                }),
-                engine: Line(StateWords {
-                    state: AtomicU64::new(0),
-                    wakes: core::array::from_fn(|_| FutexWord::new(0)),
-                }),
-            }
-        }
-    }
-
-    impl BitmapWords {
-        pub(crate) fn new() -> Self {
-            BitmapWords {
-                summary: Line(AtomicU64::new(0)),
-                _pair: [0; LINE],
-                words: Line(core::array::from_fn(|_| AtomicU64::new(0))),
-            }
-        }
-    }
-
-    impl ClientWords {
-        pub(crate) fn new() -> Self {
-            ClientWords {
-                about: about(CLIENT_MAGIC),
-                _pair: [0; LINE],
-                doorbell: BitmapWords::new(),
-                _gap: [0; 4 * LINE],
-                events: BitmapWords::new(),
-            }
-        }
-    }
-
-    impl EngineWords {
-        pub(crate) fn new() -> Self {
-            EngineWords {
-                about: about(ENGINE_MAGIC),
-                _pair: [0; LINE],
-                asleep: Line(AtomicU32::new(0)),
-            }
-        }
-    }
-}

@@ -2,8 +2,8 @@
 //!
 //! | memory | one for each | program's types | engine's types |
 //! |---|---|---|---|
-//! | [`Region`] | stream or datagram socket | [`TxProducer`], [`RxConsumer`], [`RxView`], [`Status`] | [`TxConsumer`], [`RxProducer`], [`EngineStatus`] |
-//! | [`ClientPage`] | program | [`Doorbell`], [`Events`] | [`DoorbellBank`], [`EngineEvents`] |
+//! | [`Region`] | stream or datagram socket | [`TxProducer`], [`RxConsumer`], [`RxView`], [`Status`] | [`TxConsumer`], [`RxProducer`], [`Region`] |
+//! | [`ClientPage`] | program | [`Doorbell`], [`Events`] | [`ClientPage`] |
 //! | [`EnginePage`] | engine | [`EngineView`] | [`EnginePage`] |
 //!
 //! **Life cycle.** The engine's side creates the memory ([`Region::create`]) and passes the
@@ -23,7 +23,7 @@
 //! is mapped twice back to back, so any range up to its capacity is contiguous.
 //!
 //! **Waking.** A side that publishes makes a system call only if the other side sleeps:
-//! [`Doorbell::ring`] returns true if the engine's eventfd must be written; [`EngineStatus::wake`]
+//! [`Doorbell::ring`] returns true if the engine's eventfd must be written; [`Region::wake`]
 //! wakes threads of the program through futexes, and returns whether the program asked for its
 //! notify eventfd instead. `doorbell.rs` and `shmem/src/futex.rs` explain why no wake-up is lost;
 //! the models in `model.rs` check it (`RUSTFLAGS="--cfg loom" cargo test -p esp-engine --lib
@@ -45,7 +45,7 @@ mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use doorbell::{ClientPage, Doorbell, DoorbellBank, EngineEvents, Events};
+pub use doorbell::{ClientPage, Doorbell, Events};
 pub use engine_page::{EnginePage, EngineView};
 pub use layout::SLOTS;
 pub use region::{MAX_RING, MIN_RING, Region};
@@ -53,7 +53,7 @@ pub use rx::{RxConsumer, RxProducer, RxView};
 #[cfg(not(loom))]
 pub use shmem::ForkMark;
 pub use shmem::{MAX_WAITERS, Spin};
-pub use status::{EngineStatus, Status, StreamState, Wake, Woken};
+pub use status::{Status, StreamState, Wake, Woken};
 pub use tx::{TxConsumer, TxProducer, TxView};
 
 /// Bytes of the two rings of a region: powers of two, from [`MIN_RING`] (or the page size) to
@@ -102,41 +102,12 @@ pub enum RegionError {
     Io(#[from] std::io::Error),
 }
 
-/// A word of shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Word {
-    /// Bytes written by the program.
-    TxHead,
-    /// Bytes consumed by the program.
-    RxTail,
-    /// A record's header in the TX ring.
-    TxRecord,
-    /// Offset passed to [`RxProducer::put`]: a fault of the engine, not of the program.
-    RxPut,
-}
-
 /// A program wrote an impossible value into its shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} ({word:?} is {value:#x})")]
+#[error("{what} ({value:#x})")]
 pub struct Corruption {
-    word: Word,
-    value: u64,
-    what: &'static str,
-}
-
-impl Corruption {
-    /// Returns the word that was wrong.
-    pub fn word(&self) -> Word {
-        self.word
-    }
-
-    /// Returns the value found there.
-    pub fn value(&self) -> u64 {
-        self.value
-    }
-
-    /// Returns what is wrong with the value, for the log.
-    pub fn what(&self) -> &'static str {
-        self.what
-    }
+    /// What is wrong, for the log.
+    pub what: &'static str,
+    /// The value found.
+    pub value: u64,
 }

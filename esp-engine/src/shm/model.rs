@@ -13,8 +13,8 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use super::{
-    ClientPage, Doorbell, DoorbellBank, EngineEvents, EnginePage, EngineStatus, Events, Region,
-    RxConsumer, RxProducer, Spin, Status, StreamState, TxConsumer, TxProducer, Wake,
+    ClientPage, Doorbell, EnginePage, Events, Region, RxConsumer, RxProducer, Spin, Status,
+    StreamState, TxConsumer, TxProducer, Wake,
 };
 use shmem::sync::{AtomicU64, Ordering};
 
@@ -141,7 +141,7 @@ fn loom_rx_bytes_are_visible_with_their_index() {
 
 /// Runs the engine of the doorbell models until `done`; it sleeps whenever it can.
 fn drain_until(
-    bank: &mut DoorbellBank,
+    bank: &ClientPage,
     page: &EnginePage,
     eventfd: &EventFd,
     mut done: impl FnMut(u16) -> bool,
@@ -149,13 +149,13 @@ fn drain_until(
     let mut finished = false;
     while !finished {
         let mut rang = false;
-        bank.drain(|slot| {
+        bank.drain_doorbell(|slot| {
             rang = true;
             finished |= done(slot);
         });
         if !rang {
             page.going_to_sleep();
-            if !bank.any() {
+            if !bank.any_doorbell() {
                 eventfd.read();
             }
             page.awake();
@@ -187,7 +187,7 @@ fn doorbell_model(slots: &'static [u16], rings: u64) {
         })
         .collect();
     let mut latest = vec![0; slots.len()];
-    drain_until(&mut DoorbellBank::new(page), &engine, &eventfd, |slot| {
+    drain_until(&page, &engine, &eventfd, |slot| {
         for (n, value) in values.iter().enumerate().filter(|(n, _)| slots[*n] == slot) {
             latest[n] = value.load(Ordering::Relaxed);
         }
@@ -234,7 +234,7 @@ fn loom_reader_sleeps_and_is_woken() {
         || {
             let region = Region::model(1, 2);
             let mut producer = RxProducer::new(region.clone());
-            let engine = EngineStatus::new(region.clone());
+            let engine = region.clone();
             let mut consumer = RxConsumer::new(region.clone());
             let status = Status::new(region);
             let program = thread::spawn(move || {
@@ -272,7 +272,7 @@ fn loom_writer_sleeps_for_room() {
             let mut producer = TxProducer::new(region.clone());
             let status = Status::new(region.clone());
             let mut consumer = TxConsumer::new(region.clone());
-            let engine = EngineStatus::new(region);
+            let engine = region;
             let doorbell = Doorbell::new(page.clone(), view);
             let bell_fd = eventfd.clone();
             let program = thread::spawn(move || {
@@ -289,7 +289,7 @@ fn loom_writer_sleeps_for_room() {
                     }
                 }
             });
-            drain_until(&mut DoorbellBank::new(page), &engine_page, &eventfd, |_| {
+            drain_until(&page, &engine_page, &eventfd, |_| {
                 let total = consumer.poll_written().expect("an honest program").total;
                 if total > consumer.released() {
                     let mut byte = [0];
@@ -310,7 +310,7 @@ fn loom_writer_sleeps_for_room() {
 fn loom_two_waiters_for_one_condition_are_both_woken() {
     check("wait: two threads wait for the end", Some(3), || {
         let region = Region::model(1, 1);
-        let engine = EngineStatus::new(region.clone());
+        let engine = region.clone();
         let waiters: Vec<_> = [Wake::State, Wake::State]
             .into_iter()
             .map(|what| {
@@ -336,8 +336,8 @@ fn loom_reader_waits_on_its_descriptor() {
         let page = ClientPage::model();
         let notify = EventFd::new();
         let mut producer = RxProducer::new(region.clone());
-        let engine = EngineStatus::new(region.clone());
-        let raise = EngineEvents::new(page.clone());
+        let engine = region.clone();
+        let raise = page.clone();
         let mut consumer = RxConsumer::new(region.clone());
         let status = Status::new(region);
         let mut events = Events::new(page);
@@ -380,7 +380,7 @@ fn loom_events_of_two_slots_reach_the_program() {
         let page = ClientPage::model();
         let notify = EventFd::new();
         let values = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-        let raise = EngineEvents::new(page.clone());
+        let raise = page.clone();
         let (their_values, readable) = (values.clone(), notify.clone());
         let program = thread::spawn(move || {
             let mut events = Events::new(page);
@@ -411,7 +411,7 @@ fn loom_a_program_that_sleeps_misses_no_event() {
             let page = ClientPage::model();
             let notify = EventFd::new();
             let value = Arc::new(AtomicU64::new(0));
-            let raise = EngineEvents::new(page.clone());
+            let raise = page.clone();
             let (their_value, readable) = (value.clone(), notify.clone());
             let program = thread::spawn(move || {
                 let mut events = Events::new(page);
@@ -444,7 +444,7 @@ fn loom_bytes_are_visible_with_a_later_state() {
     check("state: closed after the last byte", None, || {
         let region = Region::model(1, 1);
         let mut producer = RxProducer::new(region.clone());
-        let engine = EngineStatus::new(region.clone());
+        let engine = region.clone();
         let mut consumer = RxConsumer::new(region.clone());
         let status = Status::new(region);
         let program = thread::spawn(move || {

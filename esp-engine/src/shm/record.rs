@@ -18,11 +18,11 @@
 //! A record is published whole or not at all; one that does not fit is dropped, as datagrams may
 //! be. The FIN mark has no meaning in these rings.
 
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use esp_proto::{MacAddr, NodeAddr};
 
-use super::{Corruption, RxConsumer, RxProducer, TxConsumer, TxProducer, Word};
+use super::{Corruption, RxConsumer, RxProducer, TxConsumer, TxProducer};
 
 /// Bytes of a record's header.
 pub const HEADER_LEN: usize = 40;
@@ -100,11 +100,7 @@ impl DgramHeader {
 
     /// Returns the header and the length, or what is wrong.
     fn decode(bytes: &[u8; HEADER_LEN]) -> Result<(DgramHeader, usize), &'static str> {
-        let (fixed, addr) = (&bytes[..16], &bytes[16..]);
-        let [l0, l1, l2, l3, kind, family, s0, s1] =
-            fixed.first_chunk().copied().unwrap_or_default();
-        let timestamp = fixed.last_chunk().copied().unwrap_or_default();
-        let kind = match kind {
+        let kind = match bytes[4] {
             0 => DgramKind::Data,
             1 => DgramKind::EchoRequest,
             2 => DgramKind::EchoReply,
@@ -112,44 +108,38 @@ impl DgramHeader {
             4 => DgramKind::InfoReply,
             _ => return Err("record of unknown kind"),
         };
-        let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let len = u32::from_le_bytes(field(bytes, 0)) as usize;
         if len > MAX_DATAGRAM {
             return Err("record longer than a datagram can be");
         }
-        let addr = decode_addr(family, addr)?;
+        let udp_port = u16::from_le_bytes(field(bytes, 36));
+        let addr = match bytes[5] {
+            ETHERNET => NodeAddr::Mac(MacAddr(field(bytes, 16))),
+            IPV4 => {
+                let ip = Ipv4Addr::from(field(bytes, 16));
+                NodeAddr::Udp(SocketAddr::new(ip.into(), udp_port))
+            }
+            IPV6 => {
+                let ip = Ipv6Addr::from(field::<16>(bytes, 16));
+                let scope = u32::from_le_bytes(field(bytes, 32));
+                NodeAddr::Udp(SocketAddrV6::new(ip, udp_port, 0, scope).into())
+            }
+            _ => return Err("record with an unknown kind of address"),
+        };
         let header = DgramHeader {
             kind,
             addr,
-            port: u16::from_le_bytes([bytes[38], bytes[39]]),
-            sequence: u16::from_le_bytes([s0, s1]),
-            timestamp_ns: u64::from_le_bytes(timestamp),
+            port: u16::from_le_bytes(field(bytes, 38)),
+            sequence: u16::from_le_bytes(field(bytes, 6)),
+            timestamp_ns: u64::from_le_bytes(field(bytes, 8)),
         };
         Ok((header, len))
     }
 }
 
-/// Returns the address in bytes 16 to 37 of a header.
-fn decode_addr(family: u8, bytes: &[u8]) -> Result<NodeAddr, &'static str> {
-    const CUT: &str = "record cut off in its address";
-    let (ip, rest) = bytes.split_first_chunk::<16>().ok_or(CUT)?;
-    let [c0, c1, c2, c3, u0, u1] = *rest.first_chunk().ok_or(CUT)?;
-    let udp_port = u16::from_le_bytes([u0, u1]);
-    match family {
-        ETHERNET => {
-            let mac = ip.first_chunk().copied().ok_or(CUT)?;
-            Ok(NodeAddr::Mac(MacAddr(mac)))
-        }
-        IPV4 => {
-            let ip: [u8; 4] = ip.first_chunk().copied().ok_or(CUT)?;
-            Ok(NodeAddr::Udp(SocketAddr::new(ip.into(), udp_port)))
-        }
-        IPV6 => {
-            let scope = u32::from_le_bytes([c0, c1, c2, c3]);
-            let at = SocketAddrV6::new(Ipv6Addr::from(*ip), udp_port, 0, scope);
-            Ok(NodeAddr::Udp(at.into()))
-        }
-        _ => Err("record with an unknown kind of address"),
-    }
+/// Returns the `N` bytes of a header from byte `at` on.
+fn field<const N: usize>(bytes: &[u8; HEADER_LEN], at: usize) -> [u8; N] {
+    core::array::from_fn(|index| bytes[at + index])
 }
 
 impl TxProducer {
@@ -169,83 +159,33 @@ impl TxProducer {
     }
 }
 
-/// A datagram in the TX ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TxRecord {
-    /// Header, checked.
-    pub header: DgramHeader,
-    /// Stream offset of its bytes, for [`TxConsumer::payload`].
-    pub offset: u64,
-    /// Number of its bytes, at most [`MAX_DATAGRAM`].
-    pub len: usize,
-    /// Stream offset to [`TxConsumer::release`] once it was sent or dropped.
-    pub end: u64,
-}
-
 impl TxConsumer {
-    /// Returns the next datagram that the program wrote, in order, each once. It stays in the ring
-    /// until released.
+    /// Copies the next datagram that the program wrote into `bytes`, which is resized, and frees its
+    /// place. After the last one, check [`TxConsumer::room_notice_due`].
     ///
     /// # Errors
     /// The program corrupted the ring; each further call returns the same error.
-    pub fn next_record(&mut self) -> Result<Option<TxRecord>, Corruption> {
-        let written = self.poll_written()?.total;
-        let there = written - self.cursor;
+    pub fn take_record(&mut self, bytes: &mut Vec<u8>) -> Result<Option<DgramHeader>, Corruption> {
+        let (written, at) = (self.poll_written()?.total, self.released());
+        let there = written - at;
         if there == 0 {
             return Ok(None);
         }
-        let wrong = |value, what| Corruption {
-            word: Word::TxRecord,
-            value,
-            what,
-        };
+        let wrong = |value, what| Corruption { value, what };
         // The copy is checked, because the program may change the ring meanwhile.
         let mut head = [0; HEADER_LEN];
-        if there < HEADER_LEN as u64 || !self.copy_out(self.cursor, &mut head) {
+        if there < HEADER_LEN as u64 || !self.copy_out(at, &mut head) {
             return Err(wrong(there, "record cut off in its header"));
         }
-        let (header, len) = DgramHeader::decode(&head).map_err(|what| wrong(self.cursor, what))?;
+        let (header, len) = DgramHeader::decode(&head).map_err(|what| wrong(at, what))?;
         let whole = record_len(len) as u64;
         if whole > there {
             return Err(wrong(whole, "record cut off"));
         }
-        let offset = self.cursor + HEADER_LEN as u64;
-        self.cursor += whole;
-        Ok(Some(TxRecord {
-            header,
-            offset,
-            len,
-            end: self.cursor,
-        }))
-    }
-
-    /// Copies the next datagram into `bytes`, which is resized, and releases it. After the last
-    /// one, check [`TxConsumer::room_notice_due`].
-    ///
-    /// # Errors
-    /// As for [`TxConsumer::next_record`].
-    pub fn take_record_into(
-        &mut self,
-        bytes: &mut Vec<u8>,
-    ) -> Result<Option<DgramHeader>, Corruption> {
-        let Some(record) = self.next_record()? else {
-            return Ok(None);
-        };
-        bytes.resize(record.len, 0);
-        self.copy_out(record.offset, bytes);
-        self.free_below(record.end);
-        Ok(Some(record.header))
-    }
-
-    /// Returns the next datagram in new memory; see [`TxConsumer::take_record_into`].
-    ///
-    /// # Errors
-    /// As for [`TxConsumer::next_record`].
-    pub fn take_record(&mut self) -> Result<Option<(DgramHeader, Vec<u8>)>, Corruption> {
-        let mut bytes = Vec::new();
-        Ok(self
-            .take_record_into(&mut bytes)?
-            .map(|header| (header, bytes)))
+        bytes.resize(len, 0);
+        self.copy_out(at + HEADER_LEN as u64, bytes);
+        self.free_below(at + whole);
+        Ok(Some(header))
     }
 }
 

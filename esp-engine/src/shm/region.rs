@@ -58,7 +58,7 @@ pub struct Region {
     tx: RingBytes,
     rx: RingBytes,
     sizes: RingSizes,
-    roles: Arc<Roles>,
+    roles: Roles,
 }
 
 impl Region {
@@ -115,11 +115,11 @@ impl Region {
     #[cfg(loom)]
     pub(crate) fn model(tx: u32, rx: u32) -> Arc<Region> {
         Arc::new(Region {
-            words: Arc::new(RegionHeader::new()),
+            words: Arc::default(),
             tx: RingBytes::model(tx as usize),
             rx: RingBytes::model(rx as usize),
             sizes: RingSizes { tx, rx },
-            roles: Roles::model(),
+            roles: Roles {},
         })
     }
 
@@ -143,9 +143,9 @@ impl Region {
         &self.rx
     }
 
-    /// Returns the roles that this process holds on the file.
-    pub(crate) fn roles(&self) -> &Roles {
-        &self.roles
+    /// Returns the key of the roles that this process holds.
+    pub(crate) fn roles(&self) -> Roles {
+        self.roles
     }
 }
 

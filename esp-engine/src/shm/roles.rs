@@ -1,106 +1,70 @@
-//! The ends of a region's rings held by this process, through any of its mappings.
-
-use std::sync::Arc;
-
-use shmem::sync::{AtomicU8, Ordering};
+//! The ends of regions' rings held by this process.
 
 #[cfg(not(loom))]
 use {
-    std::collections::BTreeMap,
+    std::collections::BTreeSet,
     std::io,
     std::os::fd::BorrowedFd,
-    std::sync::{Mutex, PoisonError, Weak},
+    std::sync::{Mutex, PoisonError},
 };
 
 /// The four ends of a region's rings.
-#[derive(Clone, Copy, Debug)]
-#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    TxProducer = 1,
-    TxConsumer = 2,
-    RxProducer = 4,
-    RxConsumer = 8,
+    TxProducer,
+    TxConsumer,
+    RxProducer,
+    RxConsumer,
 }
 
-/// The roles held in this process on one memory file; all of its mappings share one value. Each
-/// role exists at most once, because it owns the bytes that it reads or writes.
-#[derive(Debug)]
+/// Identifies a region's memory file, whatever its descriptors and mappings in this process. Each
+/// role on it exists at most once, because it owns the bytes that it reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Roles {
-    held: AtomicU8,
+    /// Device and inode, which no other file has while this one is open or mapped.
     #[cfg(not(loom))]
-    file: FileId,
+    file: (u64, u64),
 }
 
-/// Device and inode: equal for two descriptors of one file, while either is open or mapped.
+/// The roles held in this process. The lock shows the next holder of a role the words as the last
+/// one left them.
 #[cfg(not(loom))]
-type FileId = (u64, u64);
+static HELD: Mutex<BTreeSet<(Roles, Role)>> = Mutex::new(BTreeSet::new());
 
-/// The files with a [`Roles`] in this process.
 #[cfg(not(loom))]
-static FILES: Mutex<BTreeMap<FileId, Weak<Roles>>> = Mutex::new(BTreeMap::new());
-
 impl Roles {
-    /// Returns the one value of this memory file.
-    #[cfg(not(loom))]
-    pub(crate) fn of(file: BorrowedFd<'_>) -> io::Result<Arc<Roles>> {
+    pub(crate) fn of(file: BorrowedFd<'_>) -> io::Result<Roles> {
         let stat = rustix::fs::fstat(file)?;
         let file = (stat.st_dev, stat.st_ino);
-        let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(roles) = files.get(&file).and_then(Weak::upgrade) {
-            return Ok(roles);
-        }
-        let held = AtomicU8::new(0);
-        let roles = Arc::new(Roles { held, file });
-        files.insert(file, Arc::downgrade(&roles));
-        Ok(roles)
-    }
-
-    /// Returns a value of its own for a model.
-    #[cfg(loom)]
-    pub(crate) fn model() -> Arc<Roles> {
-        let held = AtomicU8::new(0);
-        Arc::new(Roles { held })
+        Ok(Roles { file })
     }
 
     /// Returns true if the process holds one of the program's two roles.
-    #[cfg(not(loom))]
-    pub(crate) fn has_program(&self) -> bool {
-        let program = Role::TxProducer as u8 | Role::RxConsumer as u8;
-        self.held.load(Ordering::Relaxed) & program != 0
+    pub(crate) fn has_program(self) -> bool {
+        let held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        [Role::TxProducer, Role::RxConsumer]
+            .iter()
+            .any(|role| held.contains(&(self, *role)))
     }
 
     /// Acquires a role.
     ///
     /// # Panics
     /// If the role is taken: a fault of the caller.
-    pub(crate) fn acquire(&self, role: Role) {
-        // SYNC POINT role
-        let held = self.held.fetch_or(role as u8, Ordering::Acquire);
-        assert!(held & role as u8 == 0, "a region has one {role:?}");
+    pub(crate) fn acquire(self, role: Role) {
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(held.insert((self, role)), "a region has one {role:?}");
     }
 
-    /// Releases a role.
-    pub(crate) fn release(&self, role: Role) {
-        // A model that has failed cannot take another step; its message would be lost.
-        #[cfg(loom)]
-        if std::thread::panicking() {
-            return;
-        }
-        // SYNC POINT role: the next holder of the role finds the words as this one left them.
-        self.held.fetch_and(!(role as u8), Ordering::Release);
+    pub(crate) fn release(self, role: Role) {
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        held.remove(&(self, role));
     }
 }
 
-#[cfg(not(loom))]
-impl Drop for Roles {
-    fn drop(&mut self) {
-        let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have opened the file again since the last reference was dropped.
-        if files
-            .get(&self.file)
-            .is_some_and(|weak| weak.strong_count() == 0)
-        {
-            files.remove(&self.file);
-        }
-    }
+/// A model creates each end once.
+#[cfg(loom)]
+impl Roles {
+    pub(crate) fn acquire(self, _: Role) {}
+    pub(crate) fn release(self, _: Role) {}
 }

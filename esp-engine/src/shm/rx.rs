@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::Role;
-use super::{Corruption, Word, crosses_page};
+use super::{Corruption, crosses_page};
 use shmem::sync::Ordering;
 
 /// The engine's end: puts received bytes into the ring. One per region, created while the region is
@@ -39,11 +39,6 @@ impl RxProducer {
             shift: 0,
             finished: false,
         }
-    }
-
-    /// Returns the memory.
-    pub fn region(&self) -> &Arc<Region> {
-        &self.region
     }
 
     /// Returns the bytes that the ring holds.
@@ -90,12 +85,8 @@ impl RxProducer {
         if self.end == self.consumed {
             self.shift = self.end.wrapping_neg();
             // SYNC POINT shift: published by `rx_head` with the bytes at that place.
-            self.region
-                .words()
-                .rx_head
-                .0
-                .shift
-                .store(self.shift, Ordering::Relaxed);
+            let word = &self.region.words().rx_head.0.shift;
+            word.store(self.shift, Ordering::Relaxed);
         }
     }
 
@@ -115,7 +106,6 @@ impl RxProducer {
     fn check(&self, offset: u64, len: usize) -> Result<(), Corruption> {
         if offset != self.end || len > self.room() || self.finished {
             return Err(Corruption {
-                word: Word::RxPut,
                 value: offset,
                 what: "RX bytes do not follow the last ones",
             });
@@ -131,7 +121,7 @@ impl RxProducer {
     }
 
     /// Publishes the bytes that were put. Returns true if there were any:
-    /// [wake](super::EngineStatus::wake) the reader.
+    /// [wake](super::Region::wake) the reader.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let fresh = self.published != self.end;
@@ -146,12 +136,8 @@ impl RxProducer {
     fn store_head(&self) {
         let fin = if self.finished { FIN } else { 0 };
         // SYNC POINT rx-head: the program that sees the index sees the bytes.
-        self.region
-            .words()
-            .rx_head
-            .0
-            .count
-            .store(self.published | fin, Ordering::Release);
+        let word = &self.region.words().rx_head.0.count;
+        word.store(self.published | fin, Ordering::Release);
     }
 
     /// Returns the number of bytes that the program has consumed.
@@ -177,11 +163,7 @@ impl RxProducer {
         } else {
             "RX tail is beyond the RX head"
         };
-        Corruption {
-            word: Word::RxTail,
-            value: word,
-            what,
-        }
+        Corruption { value: word, what }
     }
 
     /// Publishes the bytes that were put, and the FIN mark: no byte will follow. Wake the reader
@@ -203,13 +185,8 @@ impl RxProducer {
 impl RxProducer {
     /// Resets the state to that of a new region, for tests that use many.
     pub(super) fn restart(&mut self) {
-        (
-            self.end,
-            self.published,
-            self.consumed,
-            self.shift,
-            self.finished,
-        ) = (0, 0, 0, 0, false);
+        (self.end, self.published, self.consumed) = (0, 0, 0);
+        (self.shift, self.finished) = (0, false);
     }
 }
 
@@ -248,11 +225,6 @@ impl RxConsumer {
             head: tail,
             noticed: tail,
         }
-    }
-
-    /// Returns the memory.
-    pub fn region(&self) -> &Arc<Region> {
-        &self.region
     }
 
     /// Returns the bytes that the ring holds.
@@ -348,11 +320,8 @@ impl RxConsumer {
     fn advance(&mut self, n: usize) {
         self.tail += n as u64;
         // SYNC POINT rx-tail: the engine that sees the index may write where the program has read.
-        self.region
-            .words()
-            .rx_tail
-            .0
-            .store(self.tail, Ordering::Release);
+        let word = &self.region.words().rx_tail.0;
+        word.store(self.tail, Ordering::Release);
     }
 
     /// Returns the bytes consumed since the start.

@@ -63,7 +63,8 @@ pub enum StreamState {
     Closed(CloseReason),
 }
 
-// Bytes of the state word, lowest first: kind, reason, detail.
+// Bytes of the state word, lowest first: kind, reason, detail. The latter two of `RESET` and
+// `ABORTED` are those of the wire (section 8 of the specification).
 const CONNECTING: u8 = 0;
 const OPEN: u8 = 1;
 const ENDED: u8 = 2;
@@ -73,9 +74,6 @@ const ABORTED: u8 = 4;
 const FINISHED: u8 = 0;
 const TIMED_OUT: u8 = 1;
 const CONNECT_TIMED_OUT: u8 = 2;
-/// Second byte of `RESET` and `ABORTED` words: the reason byte of the wire (section 8 of the
-/// specification), or this for a reason without a name, which the third byte gives.
-const UNNAMED: u8 = 0xff;
 
 impl StreamState {
     fn to_word(self) -> u64 {
@@ -86,11 +84,11 @@ impl StreamState {
             StreamState::Closed(CloseReason::TimedOut) => (ENDED, TIMED_OUT, 0),
             StreamState::Closed(CloseReason::ConnectTimedOut) => (ENDED, CONNECT_TIMED_OUT, 0),
             StreamState::Closed(CloseReason::Reset(reason)) => {
-                let (code, detail) = reset_code(reason);
+                let (code, detail) = reason.code();
                 (RESET, code, detail)
             }
             StreamState::Closed(CloseReason::Aborted(reason)) => {
-                let (code, detail) = reset_code(reason);
+                let (code, detail) = reason.code();
                 (ABORTED, code, detail)
             }
         };
@@ -106,42 +104,13 @@ impl StreamState {
             (ENDED, FINISHED) => StreamState::Closed(CloseReason::Finished),
             (ENDED, TIMED_OUT) => StreamState::Closed(CloseReason::TimedOut),
             (ENDED, CONNECT_TIMED_OUT) => StreamState::Closed(CloseReason::ConnectTimedOut),
-            (RESET, _) => StreamState::Closed(CloseReason::Reset(reset_reason(code, detail))),
-            (_, _) => StreamState::Closed(CloseReason::Aborted(reset_reason(code, detail))),
+            (RESET, _) => {
+                StreamState::Closed(CloseReason::Reset(ResetReason::from_code(code, detail)))
+            }
+            (_, _) => {
+                StreamState::Closed(CloseReason::Aborted(ResetReason::from_code(code, detail)))
+            }
         }
-    }
-}
-
-fn reset_code(reason: ResetReason) -> (u8, u8) {
-    match reason {
-        ResetReason::Refused => (1, 0),
-        ResetReason::Version(theirs) => (2, theirs),
-        ResetReason::BadKey => (3, 0),
-        ResetReason::Aborted => (4, 0),
-        ResetReason::ProgramDied => (5, 0),
-        ResetReason::Resources => (6, 0),
-        ResetReason::Protocol => (7, 0),
-        ResetReason::TimedOut => (8, 0),
-        ResetReason::Unknown => (9, 0),
-        ResetReason::Shutdown => (10, 0),
-        ResetReason::Other(byte) => (UNNAMED, byte),
-    }
-}
-
-fn reset_reason(code: u8, detail: u8) -> ResetReason {
-    match code {
-        1 => ResetReason::Refused,
-        2 => ResetReason::Version(detail),
-        3 => ResetReason::BadKey,
-        4 => ResetReason::Aborted,
-        5 => ResetReason::ProgramDied,
-        6 => ResetReason::Resources,
-        7 => ResetReason::Protocol,
-        8 => ResetReason::TimedOut,
-        9 => ResetReason::Unknown,
-        10 => ResetReason::Shutdown,
-        UNNAMED => ResetReason::Other(detail),
-        code => ResetReason::Other(code),
     }
 }
 
@@ -192,11 +161,8 @@ impl Status {
     /// the condition after this call** and before waiting on the descriptor: changes published
     /// before the call are not notified.
     pub fn arm_fd(&self, what: Wake) {
-        self.region
-            .words()
-            .waiting
-            .0
-            .fetch_or(what.fd_bits(), Ordering::Relaxed);
+        let waiting = &self.region.words().waiting.0;
+        waiting.fetch_or(what.fd_bits(), Ordering::Relaxed);
         // SYNC POINT sleep: the engine's fence in `wake` is before this one (then the caller's
         // check sees what it published) or after it (then the engine sees the bit).
         fence(Ordering::SeqCst);
@@ -211,40 +177,26 @@ impl Status {
     }
 }
 
-/// Result of [`EngineStatus::wake`].
+/// Result of [`Region::wake`].
 #[must_use = "the program may wait on its notify eventfd"]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Woken {
     /// Threads slept, and were woken by a system call.
     pub futex: bool,
     /// The program waits on its notify eventfd: raise its slot's event bit
-    /// ([`EngineEvents::raise`](super::EngineEvents::raise)) and write the eventfd if that returns
+    /// ([`ClientPage::raise`](super::ClientPage::raise)) and write the eventfd if that returns
     /// true.
     pub notify: bool,
 }
 
-/// The engine's end of a region's status.
-#[derive(Debug)]
-pub struct EngineStatus {
-    region: Arc<Region>,
-}
-
-impl EngineStatus {
-    /// Returns the end for this region.
-    pub fn new(region: Arc<Region>) -> Self {
-        EngineStatus { region }
-    }
-
-    /// Sets the state of the stream. Then [`EngineStatus::wake`] the program: [`Wake::All`] when it
-    /// is closed.
+/// The engine's end.
+impl Region {
+    /// Sets the state of the stream. Then [`Region::wake`] the program: [`Wake::All`] when it is
+    /// closed.
     pub fn set_state(&self, state: StreamState) {
+        let word = &self.words().engine.0.state;
         // SYNC POINT state
-        self.region
-            .words()
-            .engine
-            .0
-            .state
-            .store(state.to_word(), Ordering::Release);
+        word.store(state.to_word(), Ordering::Release);
     }
 
     /// Wakes the threads that wait for `what`, and returns whether the program requested a
@@ -254,7 +206,7 @@ impl EngineStatus {
         // SYNC POINT sleep: what was published is seen by a sleeper whose bit we do not see.
         fence(Ordering::SeqCst);
         let asked = what.thread_bits() | what.fd_bits();
-        if self.region.words().waiting.0.load(Ordering::Relaxed) & asked == 0 {
+        if self.words().waiting.0.load(Ordering::Relaxed) & asked == 0 {
             return Woken::default();
         }
         self.wake_slow(what)
@@ -262,11 +214,9 @@ impl EngineStatus {
 
     #[cold]
     fn wake_slow(&self, what: Wake) -> Woken {
-        let words = self.region.words();
-        let asked = words
-            .waiting
-            .0
-            .fetch_and(!(what.thread_bits() | what.fd_bits()), Ordering::AcqRel);
+        let words = self.words();
+        let bits = what.thread_bits() | what.fd_bits();
+        let asked = words.waiting.0.fetch_and(!bits, Ordering::AcqRel);
         let threads = asked & what.thread_bits();
         for single in SINGLE {
             if threads & single.thread_bits() != 0 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::Role;
-use super::{Corruption, Word, crosses_page};
+use super::{Corruption, crosses_page};
 use shmem::sync::Ordering;
 
 /// The program's end: writes bytes. One per region.
@@ -46,11 +46,6 @@ impl TxProducer {
         // Nothing known yet but that at most a ring full is pending.
         producer.tail = shared.clamp(head.saturating_sub(producer.capacity() as u64), head);
         producer
-    }
-
-    /// Returns the memory.
-    pub fn region(&self) -> &Arc<Region> {
-        &self.region
     }
 
     /// Returns the bytes that the ring holds.
@@ -102,12 +97,8 @@ impl TxProducer {
             if self.tail == self.head {
                 self.shift = self.head.wrapping_neg();
                 // SYNC POINT shift: published by `tx_head` with the bytes at that place.
-                self.region
-                    .words()
-                    .tx_head
-                    .0
-                    .shift
-                    .store(self.shift, Ordering::Relaxed);
+                let word = &self.region.words().tx_head.0.shift;
+                word.store(self.shift, Ordering::Relaxed);
             }
         }
     }
@@ -132,12 +123,8 @@ impl TxProducer {
     pub(super) fn advance(&mut self, n: usize) {
         self.head += n as u64;
         // SYNC POINT tx-head: the engine that sees the index sees the bytes.
-        self.region
-            .words()
-            .tx_head
-            .0
-            .count
-            .store(self.head, Ordering::Release);
+        let word = &self.region.words().tx_head.0.count;
+        word.store(self.head, Ordering::Release);
     }
 
     /// Returns the bytes written since the start.
@@ -168,12 +155,8 @@ impl TxProducer {
     pub fn finish(&mut self) {
         self.finished = true;
         // SYNC POINT tx-head
-        self.region
-            .words()
-            .tx_head
-            .0
-            .count
-            .store(self.head | FIN, Ordering::Release);
+        let word = &self.region.words().tx_head.0.count;
+        word.store(self.head | FIN, Ordering::Release);
     }
 
     /// Returns true if [`TxProducer::finish`] was called.
@@ -206,8 +189,6 @@ pub struct TxConsumer {
     written: u64,
     /// Bytes freed.
     released: u64,
-    /// Bytes taken as records (see `record`); unused for streams.
-    pub(super) cursor: u64,
     /// `released` when the writer was last notified of room.
     noticed: u64,
     finished: bool,
@@ -224,15 +205,9 @@ impl TxConsumer {
             region,
             written: 0,
             released: 0,
-            cursor: 0,
             noticed: 0,
             finished: false,
         }
-    }
-
-    /// Returns the memory.
-    pub fn region(&self) -> &Arc<Region> {
-        &self.region
     }
 
     /// Returns the number of bytes that the program has written.
@@ -265,11 +240,7 @@ impl TxConsumer {
         } else {
             "TX head is further than the ring is long"
         };
-        Corruption {
-            word: Word::TxHead,
-            value: word,
-            what,
-        }
+        Corruption { value: word, what }
     }
 
     /// Returns the address of `len` bytes from stream offset `offset` on, or `None` if not all of
@@ -320,7 +291,7 @@ impl TxConsumer {
     }
 
     /// Frees everything below stream offset `acked`, which is clamped to what was written; going
-    /// back is ignored. Returns true if the writer should be [woken](super::EngineStatus::wake),
+    /// back is ignored. Returns true if the writer should be [woken](super::Region::wake),
     /// see [`TxConsumer::room_notice_due`].
     #[inline]
     pub fn release(&mut self, acked: u64) -> bool {
@@ -333,14 +304,10 @@ impl TxConsumer {
         let acked = acked.min(self.written);
         if acked > self.released {
             self.released = acked;
-            self.cursor = self.cursor.max(acked);
             // SYNC POINT tx-tail: the program that sees the index may write where the engine has
             // read.
-            self.region
-                .words()
-                .tx_tail
-                .0
-                .store(acked, Ordering::Release);
+            let word = &self.region.words().tx_tail.0;
+            word.store(acked, Ordering::Release);
         }
     }
 
@@ -375,13 +342,7 @@ impl TxConsumer {
 impl TxConsumer {
     /// Resets the state to that of a new region, for tests that use many.
     pub(super) fn restart(&mut self) {
-        (
-            self.written,
-            self.released,
-            self.cursor,
-            self.noticed,
-            self.finished,
-        ) = (0, 0, 0, 0, false);
+        (self.written, self.released, self.noticed, self.finished) = (0, 0, 0, false);
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::super::{
-    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, Region, RingSizes,
-    RxConsumer, RxProducer, Spin, Status, StreamState, TxConsumer, TxProducer, Wake,
+    ClientPage, Doorbell, EnginePage, EngineView, Region, RingSizes, RxConsumer, RxProducer, Spin,
+    Status, StreamState, TxConsumer, TxProducer, Wake,
 };
 use super::pattern;
 
@@ -29,8 +29,8 @@ pub(super) struct Descriptors {
 pub(super) struct EchoEngine {
     pub(super) tx: TxConsumer,
     pub(super) rx: RxProducer,
-    status: EngineStatus,
-    bank: DoorbellBank,
+    status: Arc<Region>,
+    bank: Arc<ClientPage>,
     page: EnginePage,
     eventfd: OwnedFd,
     /// Bytes sent back.
@@ -51,8 +51,8 @@ impl EchoEngine {
         let engine = EchoEngine {
             tx: TxConsumer::new(region.clone()),
             rx: RxProducer::new(region.clone()),
-            status: EngineStatus::new(region),
-            bank: DoorbellBank::new(client),
+            status: region,
+            bank: client,
             page,
             eventfd,
             echoed: 0,
@@ -101,7 +101,7 @@ impl EchoEngine {
     /// Serves the slots that rang, or blocks until one rings.
     pub(super) fn poll(&mut self) {
         let mut rang = false;
-        self.bank.drain(|slot| {
+        self.bank.drain_doorbell(|slot| {
             assert_eq!(slot, SLOT);
             rang = true;
         });
@@ -109,7 +109,7 @@ impl EchoEngine {
             return self.serve();
         }
         self.page.going_to_sleep();
-        if !self.bank.any() {
+        if !self.bank.any_doorbell() {
             self.slept += 1;
             let timeout = Timespec::try_from(PATIENCE).expect("in range");
             let mut fds = [PollFd::new(&self.eventfd, PollFlags::IN)];

@@ -6,10 +6,9 @@ use std::sync::mpsc;
 use super::super::layout::FIN;
 use super::super::record::{DgramHeader, DgramKind};
 use super::super::{
-    ClientPage, Corruption, DoorbellBank, EngineEvents, EngineStatus, Region, RxProducer, SLOTS,
-    StreamState, TxConsumer, Wake, Word,
+    ClientPage, Corruption, Region, RxProducer, SLOTS, StreamState, TxConsumer, Wake,
 };
-use super::{Random, pair};
+use super::{Random, pair, taken};
 use shmem::sync::Ordering;
 
 /// Operations of the engine's side on a region in random order, with counts of their results.
@@ -18,7 +17,7 @@ pub(super) struct Victim {
     region: Arc<Region>,
     tx: TxConsumer,
     rx: RxProducer,
-    status: EngineStatus,
+    status: Arc<Region>,
     random: Random,
     corruptions: [u64; 4],
     believed: u64,
@@ -38,7 +37,7 @@ impl Victim {
         Victim {
             tx: TxConsumer::new(region.clone()),
             rx: RxProducer::new(region.clone()),
-            status: EngineStatus::new(region.clone()),
+            status: region.clone(),
             region,
             random: Random(1),
             corruptions: [0; 4],
@@ -56,12 +55,12 @@ impl Victim {
                 Some(value)
             }
             Err(corruption) => {
-                assert!(!corruption.what().is_empty() && !corruption.to_string().is_empty());
-                self.corruptions[match corruption.word() {
-                    Word::TxHead => 0,
-                    Word::RxTail => 1,
-                    Word::TxRecord => 2,
-                    Word::RxPut => 3,
+                assert!(!corruption.to_string().is_empty());
+                self.corruptions[match corruption.what.split_at(7).0 {
+                    "TX head" => 0,
+                    "RX tail" => 1,
+                    "record " => 2,
+                    _ => 3,
                 }] += 1;
                 None
             }
@@ -91,7 +90,7 @@ impl Victim {
                 self.tx.release(self.tx.released() + some);
             }
             3 => {
-                let taken = self.tx.take_record();
+                let taken = taken(&mut self.tx);
                 if let Some(Some((_, bytes))) = self.count(taken) {
                     assert!(bytes.len() <= self.region.sizes().tx as usize);
                     self.records += 1;
@@ -267,12 +266,12 @@ fn garbage_from_another_thread_at_any_moment_is_harmless() {
 fn garbage_in_the_doorbell_is_bounded_work() {
     let (page, fd) = ClientPage::create().expect("memory");
     let program = ClientPage::open(std::os::fd::AsFd::as_fd(&fd)).expect("own page");
-    let (mut bank, events) = (DoorbellBank::new(page.clone()), EngineEvents::new(page));
+    let (bank, events) = (page.clone(), page);
     let (stop, stopped) = mpsc::channel::<()>();
     let hostile = std::thread::spawn(move || {
         let mut random = Random(3);
         while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
-            for map in [&program.words().doorbell, &program.words().events] {
+            for map in [&program.words.doorbell, &program.words.events] {
                 map.summary.0.store(random.next(), Ordering::Relaxed);
                 for word in &map.words.0 {
                     word.store(random.next(), Ordering::Relaxed);
@@ -284,7 +283,7 @@ fn garbage_in_the_doorbell_is_bounded_work() {
     while found < 100_000 {
         round = round.wrapping_add(1);
         let mut seen = vec![false; SLOTS];
-        bank.drain(|slot| {
+        bank.drain_doorbell(|slot| {
             assert!(
                 !std::mem::replace(&mut seen[usize::from(slot)], true),
                 "each slot at most once"

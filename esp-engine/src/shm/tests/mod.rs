@@ -11,7 +11,8 @@ mod threads;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use super::{Region, RingSizes};
+use super::record::DgramHeader;
+use super::{Corruption, Region, RingSizes, TxConsumer};
 
 /// The engine's and the program's mapping of one region: two mappings of the same memory at
 /// different addresses.
@@ -20,6 +21,13 @@ fn pair(tx: u32, rx: u32) -> (Arc<Region>, Arc<Region>) {
     let (engine, fd) = Region::create(sizes).expect("memory");
     let program = Region::open(fd.as_fd(), sizes).expect("the engine's own file");
     (engine, program)
+}
+
+/// Takes the next datagram of a ring.
+fn taken(from: &mut TxConsumer) -> Result<Option<(DgramHeader, Vec<u8>)>, Corruption> {
+    let mut bytes = Vec::new();
+    let header = from.take_record(&mut bytes)?;
+    Ok(header.map(|header| (header, bytes)))
 }
 
 /// Returns byte `index` of every checked stream: 8 bits of a hash of the index, so that a shift by

@@ -14,8 +14,8 @@ use shmem::{FileError, page_size};
 
 use super::super::layout::{ClientWords, EngineWords, RegionHeader};
 use super::super::{
-    ClientPage, Doorbell, DoorbellBank, EngineEvents, EnginePage, EngineStatus, EngineView, Events,
-    Region, RegionError, RingSizes, SLOTS, Status, StreamState, Wake, Woken,
+    ClientPage, Doorbell, EnginePage, EngineView, Events, Region, RegionError, RingSizes, SLOTS,
+    Status, StreamState, Wake, Woken,
 };
 use super::pair;
 
@@ -25,8 +25,8 @@ const FIXED: SealFlags = SealFlags::SHRINK
 
 fn doorbells() -> (
     Doorbell,
-    DoorbellBank,
-    EngineEvents,
+    Arc<ClientPage>,
+    Arc<ClientPage>,
     Events,
     EnginePage,
     Arc<ClientPage>,
@@ -38,47 +38,47 @@ fn doorbells() -> (
     let doorbell = Doorbell::new(program.clone(), view);
     (
         doorbell,
-        DoorbellBank::new(page.clone()),
-        EngineEvents::new(page),
+        page.clone(),
+        page,
         Events::new(program.clone()),
         engine,
         program,
     )
 }
 
-fn drained(bank: &mut DoorbellBank) -> Vec<u16> {
+fn drained(bank: &ClientPage) -> Vec<u16> {
     let mut slots = Vec::new();
-    bank.drain(|slot| slots.push(slot));
+    bank.drain_doorbell(|slot| slots.push(slot));
     slots
 }
 
 #[test]
 fn each_slot_is_found_once_for_any_number_of_rings() {
-    let (doorbell, mut bank, ..) = doorbells();
-    assert!(!bank.any() && drained(&mut bank).is_empty());
+    let (doorbell, bank, ..) = doorbells();
+    assert!(!bank.any_doorbell() && drained(&bank).is_empty());
     for slot in [4095, 0, 63, 64, 0, 1000, 4095] {
         assert!(!doorbell.ring(slot), "the engine is awake");
     }
-    assert!(bank.any());
-    assert_eq!(drained(&mut bank), [0, 63, 64, 1000, 4095]);
-    assert!(!bank.any() && drained(&mut bank).is_empty());
+    assert!(bank.any_doorbell());
+    assert_eq!(drained(&bank), [0, 63, 64, 1000, 4095]);
+    assert!(!bank.any_doorbell() && drained(&bank).is_empty());
     for slot in 0..SLOTS as u16 {
         assert!(!doorbell.ring(slot));
     }
-    assert_eq!(drained(&mut bank), (0..SLOTS as u16).collect::<Vec<_>>());
+    assert_eq!(drained(&bank), (0..SLOTS as u16).collect::<Vec<_>>());
 }
 
 #[test]
 fn the_first_ring_of_a_sleeping_engine_needs_the_eventfd() {
-    let (doorbell, mut bank, _, _, engine, _) = doorbells();
+    let (doorbell, bank, _, _, engine, _) = doorbells();
     engine.going_to_sleep();
-    assert!(!bank.any());
+    assert!(!bank.any_doorbell());
     assert!(doorbell.ring(5));
     assert!(!doorbell.ring(5), "only the first ringer writes it");
     assert!(doorbell.ring(6), "another slot cannot know");
-    assert!(bank.any());
+    assert!(bank.any_doorbell());
     engine.awake();
-    assert_eq!(drained(&mut bank), [5, 6]);
+    assert_eq!(drained(&bank), [5, 6]);
     assert!(!doorbell.ring(5));
 }
 
@@ -121,25 +121,25 @@ fn a_program_that_polls_is_not_notified() {
 
 #[test]
 fn slots_beyond_the_bitmap_stay_within_it() {
-    let (doorbell, mut bank, raise, ..) = doorbells();
+    let (doorbell, bank, raise, ..) = doorbells();
     for slot in [4096, 4097, u16::MAX] {
         let _ = doorbell.ring(slot);
         let _ = raise.raise(slot);
     }
-    assert_eq!(drained(&mut bank), [0, 1, 4095]);
+    assert_eq!(drained(&bank), [0, 1, 4095]);
 }
 
 #[test]
 fn garbage_bits_are_bounded_work() {
-    let (_, mut bank, .., page) = doorbells();
-    let words = &page.words().doorbell;
+    let (_, bank, .., page) = doorbells();
+    let words = &page.words.doorbell;
     words.summary.0.store(u64::MAX, Ordering::Relaxed);
-    assert!(drained(&mut bank).is_empty());
+    assert!(drained(&bank).is_empty());
     words.summary.0.store(u64::MAX, Ordering::Relaxed);
     for word in &words.words.0 {
         word.store(u64::MAX, Ordering::Relaxed);
     }
-    assert_eq!(drained(&mut bank).len(), SLOTS);
+    assert_eq!(drained(&bank).len(), SLOTS);
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn a_ring_is_mapped_twice_and_rings_do_not_overlap() {
 #[test]
 fn states_pass_unchanged() {
     let (engine, program) = pair(4096, 4096);
-    let (engine, program) = (EngineStatus::new(engine), Status::new(program));
+    let (engine, program) = (engine, Status::new(program));
     assert_eq!(program.state(), StreamState::Connecting);
     let resets = [
         ResetReason::Refused,
@@ -341,7 +341,7 @@ fn any_state_word_can_be_decoded() {
 #[test]
 fn each_request_for_a_notification_gets_one() {
     let (engine, program) = pair(4096, 4096);
-    let (engine, program) = (EngineStatus::new(engine), Status::new(program));
+    let (engine, program) = (engine, Status::new(program));
     assert_eq!(engine.wake(Wake::Readable), Woken::default());
     program.arm_fd(Wake::Readable);
     assert_eq!(engine.wake(Wake::Writable), Woken::default());

@@ -5,8 +5,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::super::{
-    ClientPage, Doorbell, DoorbellBank, EnginePage, EngineStatus, EngineView, RingSizes,
-    RxConsumer, RxProducer, Spin, Status, StreamState, Wake,
+    ClientPage, Doorbell, EnginePage, EngineView, RingSizes, RxConsumer, RxProducer, Spin, Status,
+    StreamState, Wake,
 };
 use super::echo::{EchoEngine, PATIENCE, Program};
 use super::pair;
@@ -96,7 +96,7 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
     let program = ClientPage::open(fd.as_fd()).expect("own page");
     let (engine, fd) = EnginePage::create().expect("memory");
     let view = EngineView::open(fd.as_fd()).expect("own page");
-    let mut bank = DoorbellBank::new(page);
+    let bank = page;
     let (wake, woken) = mpsc::channel();
     // Each ringer waits for the answer to its ring, so one lost ring stops it.
     let mut answers = Vec::new();
@@ -119,7 +119,7 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
     let mut heard = 0;
     while heard < u64::from(RINGERS) * ROUNDS {
         let before = heard;
-        bank.drain(|slot| {
+        bank.drain_doorbell(|slot| {
             heard += 1;
             answers[usize::from(slot / 1000)]
                 .send(())
@@ -127,7 +127,7 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
         });
         if heard == before {
             engine.going_to_sleep();
-            if !bank.any() {
+            if !bank.any_doorbell() {
                 woken
                     .recv_timeout(PATIENCE)
                     .unwrap_or_else(|e| panic!("asleep after {heard} rings: {e}"));
@@ -198,7 +198,7 @@ fn the_end_of_a_stream_wakes_all_kinds_of_waiters() {
     for _ in &waiters {
         started.recv_timeout(PATIENCE).expect("a waiter");
     }
-    let engine = EngineStatus::new(engine);
+    let engine = engine;
     engine.set_state(StreamState::Closed(esp_proto::CloseReason::TimedOut));
     let _ = engine.wake(Wake::All);
     for waiter in waiters {
@@ -235,7 +235,7 @@ fn poke_makes_waiters_check_again() {
 fn reader_threads_see_all_bytes_of_a_busy_engine() {
     let (engine, program) = pair(4096, 4096);
     let mut producer = RxProducer::new(engine.clone());
-    let status = EngineStatus::new(engine);
+    let status = engine;
     let reader = std::thread::spawn(move || {
         let (mut rx, status) = (RxConsumer::new(program.clone()), Status::new(program));
         let deadline = Some(Instant::now() + PATIENCE);
