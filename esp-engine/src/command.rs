@@ -119,8 +119,8 @@ pub enum Command {
         /// The connection, or the reason of the failure; the slot is free then.
         reply: Reply<Result<ConnHandle, ConnectError>>,
     },
-    /// Closes a stream: transmits the written bytes, then FIN, and discards received bytes.
-    /// [`EngineEvent::Closed`] follows.
+    /// Closes a stream (transmits the written bytes, then FIN, and discards received bytes) or a
+    /// datagram socket. [`EngineEvent::Closed`] follows.
     Close {
         /// Owner.
         client: ClientId,
@@ -154,13 +154,6 @@ pub enum Command {
         region: Arc<Region>,
         /// `Err`: refused, and the slot is free.
         reply: Reply<Result<(), ListenError>>,
-    },
-    /// Closes a datagram socket. [`EngineEvent::Closed`] follows.
-    CloseEdp {
-        /// Owner.
-        client: ClientId,
-        /// Slot of the stream or datagram socket.
-        slot: Slot,
     },
     /// Reserves ports of a link for another process, which has a socket for them. The engine
     /// ignores their frames from now on.

@@ -231,7 +231,7 @@ fn closing_a_datagram_socket_releases_its_memory_without_traffic() {
     let mut a = Host::start(&nodes.a, |_| {});
     let (socket, mapped) = a.bind(5000);
     assert!(mapped.upgrade().is_some());
-    a.close_datagrams(&socket);
+    a.close(&socket);
     a.snapshot(); // answered after the close
     assert!(
         mapped.upgrade().is_none(),

@@ -143,16 +143,18 @@ pub struct FutexWord {
 }
 
 #[cfg(loom)]
-impl FutexWord {
-    /// Returns a word of this value.
-    pub fn new(value: u32) -> Self {
+impl Default for FutexWord {
+    fn default() -> Self {
         FutexWord {
-            word: AtomicU32::new(value),
+            word: AtomicU32::new(0),
             bucket: loom::sync::Mutex::new(()),
             queue: loom::sync::Condvar::new(),
         }
     }
+}
 
+#[cfg(loom)]
+impl FutexWord {
     /// Returns the value that [`FutexWord::wait`] must find to sleep.
     pub fn load(&self) -> u32 {
         self.word.load(Ordering::Acquire)

@@ -14,7 +14,7 @@ use crate::{Fence, FutexSleeper, FutexWord, PeerSleep, SleepEpoch, Spin};
 #[test]
 fn loom_a_futex_sleeper_is_woken() {
     loom::model(|| {
-        let words = Arc::new((AtomicU32::new(0), FutexWord::new(0), AtomicU32::new(0)));
+        let words = Arc::new((AtomicU32::new(0), FutexWord::default(), AtomicU32::new(0)));
         let publisher = {
             let words = words.clone();
             thread::spawn(move || {

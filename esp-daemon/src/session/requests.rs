@@ -305,17 +305,10 @@ impl Session {
             return Err(no_slot(slot));
         }
         // The command comes first: once the slot counts as closed, it may be reused.
-        let command = match kind {
-            SlotUse::Stream => Command::Close {
-                client: client.id,
-                slot,
-            },
-            SlotUse::Edp => Command::CloseEdp {
-                client: client.id,
-                slot,
-            },
-        };
-        let sent = self.node.send(command);
+        let sent = self.node.send(Command::Close {
+            client: client.id,
+            slot,
+        });
         client.slots().program_closed(slot);
         sent
     }

@@ -276,9 +276,9 @@ impl Worker {
                     }
                 });
             }
-            Command::Close { client, slot }
-            | Command::Abort { client, slot }
-            | Command::CloseEdp { client, slot } => self.close(&mut books, client, slot),
+            Command::Close { client, slot } | Command::Abort { client, slot } => {
+                self.close(&mut books, client, slot)
+            }
             Command::Refuse { handle } => {
                 books.waiting.remove(&handle.conn.slot);
                 books.refused.push(handle.conn.slot);

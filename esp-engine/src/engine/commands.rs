@@ -20,7 +20,7 @@ use crate::shm::{Region, StreamState, Wake};
 pub(super) struct Listener {
     owner: ClientId,
     port: Port,
-    links: Vec<usize>,
+    links: Vec<LinkId>,
 }
 
 impl Engine {
@@ -99,7 +99,7 @@ impl Engine {
                     buffers: buffers(&region),
                     key,
                 };
-                let started = match self.links.by_id(link) {
+                let started = match self.links.get_mut(link) {
                     Some(at) => at
                         .endpoint
                         .connect(now, local_port, peer, peer_port, options),
@@ -129,18 +129,8 @@ impl Engine {
                 region,
                 reply,
             } => reply(self.bind_datagrams(client, slot, link, port, region)),
-            Command::CloseEdp { client, slot } => {
-                if let Some(index) = self.clients.index(client)
-                    && let Object::Datagrams(link, port) = self.clients.object(index, slot)
-                {
-                    if let Some(at) = self.links.by_id(link) {
-                        at.finish_datagrams(now, port);
-                    }
-                    self.close_datagrams(index, slot, link, port);
-                }
-            }
             Command::Hold { link, ports, reply } => {
-                let link = self.links.by_id(link).ok_or(HoldError::NoLink);
+                let link = self.links.get_mut(link).ok_or(HoldError::NoLink);
                 reply(link.and_then(|link| link.hold(ports)));
             }
             Command::Unhold {
@@ -148,7 +138,7 @@ impl Engine {
                 ports,
                 orphans,
             } => {
-                if let Some(at) = self.links.by_id(link) {
+                if let Some(at) = self.links.get_mut(link) {
                     at.unhold(now, ports, &orphans);
                 }
             }
@@ -158,7 +148,7 @@ impl Engine {
     }
 
     fn abort(&mut self, now: Instant, handle: ConnHandle, reason: ResetReason) {
-        if let Some(link) = self.links.by_id(handle.link) {
+        if let Some(link) = self.links.get_mut(handle.link) {
             link.endpoint.abort(now, handle.conn, reason);
         }
     }
@@ -179,13 +169,13 @@ impl Engine {
         port: Port,
         options: &ListenOptions,
     ) -> Result<(), ListenError> {
-        let wanted: Vec<usize> = match link {
-            Some(link) => vec![usize::from(link.0)],
-            None => self.links.numbers(),
+        let wanted = match link {
+            Some(link) => vec![link],
+            None => self.links.numbered().map(|(id, _)| id).collect(),
         };
         let mut done = Vec::with_capacity(wanted.len());
-        for index in wanted {
-            let Some(link) = self.links.get_mut(index) else {
+        for id in wanted {
+            let Some(link) = self.links.get_mut(id) else {
                 return Err(ListenError::BadPort);
             };
             if let Err(error) = link.endpoint.listen(port, options.clone()) {
@@ -195,7 +185,7 @@ impl Engine {
             link.listeners.insert(port, listener);
             // A UDP link of an embedded engine is polled once it has a connection.
             link.standby &= link.endpoint.addr().is_udp();
-            done.push(index);
+            done.push(id);
         }
         self.listeners.insert(
             listener,
@@ -208,9 +198,9 @@ impl Engine {
         Ok(())
     }
 
-    fn unlisten(&mut self, now: Instant, port: Port, links: &[usize]) {
-        for &index in links {
-            if let Some(link) = self.links.get_mut(index) {
+    fn unlisten(&mut self, now: Instant, port: Port, links: &[LinkId]) {
+        for &id in links {
+            if let Some(link) = self.links.get_mut(id) {
                 link.endpoint.unlisten(now, port);
                 link.listeners.remove(&port);
             }
@@ -236,7 +226,7 @@ impl Engine {
         let Some(index) = self.clients.index(client) else {
             return false;
         };
-        let Some(link) = self.links.by_id(handle.link) else {
+        let Some(link) = self.links.get_mut(handle.link) else {
             return false;
         };
         if !self.clients.occupy(index, slot, Object::Stream(handle)) {
@@ -265,11 +255,8 @@ impl Engine {
         region: Arc<Region>,
     ) -> bool {
         let buffers = buffers(&region);
-        let at = usize::from(handle.link.0);
-        let waits = self
-            .links
-            .get(at)
-            .and_then(|l| l.streams.get(handle.conn.slot as usize));
+        let link = self.links.get(handle.link);
+        let waits = link.and_then(|link| link.streams.get(handle.conn.slot as usize));
         if !matches!(waits, Some(Some(Stream::Waiting { id, .. })) if *id == handle.conn) {
             return false;
         }
@@ -277,7 +264,7 @@ impl Engine {
             self.abort(now, handle, ResetReason::Resources);
             return false;
         }
-        let Some(link) = self.links.get_mut(at) else {
+        let Some(link) = self.links.get_mut(handle.link) else {
             return false;
         };
         if !link.endpoint.attach(now, handle.conn, buffers) {
@@ -294,14 +281,23 @@ impl Engine {
     }
 
     fn close(&mut self, now: Instant, client: ClientId, slot: Slot) {
-        let Some(handle) = self.stream_of(client, slot) else {
+        let Some(index) = self.clients.index(client) else {
             return;
         };
-        let Some(link) = self.links.by_id(handle.link) else {
-            return;
-        };
-        if let Some(deadline) = link.close_stream(now, handle.conn) {
-            self.deadlines.add(deadline, handle);
+        match self.clients.object(index, slot) {
+            Object::Free => {}
+            Object::Datagrams(link, port) => {
+                if let Some(at) = self.links.get_mut(link) {
+                    at.finish_datagrams(now, port);
+                }
+                self.close_datagrams(index, slot, link, port);
+            }
+            Object::Stream(handle) => {
+                if let Some(link) = self.links.get_mut(handle.link) {
+                    let deadline = link.close_stream(now, handle.conn);
+                    self.deadlines.add(deadline);
+                }
+            }
         }
     }
 
@@ -314,7 +310,7 @@ impl Engine {
         region: Arc<Region>,
     ) -> Result<(), ListenError> {
         let index = self.clients.index(client).ok_or(ListenError::InUse)?;
-        let at = self.links.by_id(link).ok_or(ListenError::BadPort)?;
+        let at = self.links.get_mut(link).ok_or(ListenError::BadPort)?;
         at.endpoint.edp_bind(port)?;
         if !self
             .clients
@@ -337,7 +333,7 @@ impl Engine {
 
     /// Closes a datagram socket after transmitting what is still in its ring.
     pub(super) fn close_datagrams(&mut self, index: usize, slot: Slot, link: LinkId, port: Port) {
-        let Some(at) = self.links.by_id(link) else {
+        let Some(at) = self.links.get_mut(link) else {
             return;
         };
         at.serve_datagrams(port);
@@ -375,11 +371,9 @@ impl Engine {
                 Object::Free => {}
                 Object::Datagrams(link, port) => self.close_datagrams(index, slot, link, port),
                 Object::Stream(handle) => {
-                    let Some(link) = self.links.by_id(handle.link) else {
-                        continue;
-                    };
-                    if let Some(deadline) = link.orphan_stream(now, handle.conn) {
-                        self.deadlines.add(deadline, handle);
+                    if let Some(link) = self.links.get_mut(handle.link) {
+                        let deadline = link.orphan_stream(now, handle.conn);
+                        self.deadlines.add(deadline);
                     }
                 }
             }
@@ -388,7 +382,7 @@ impl Engine {
 
     /// Closes a datagram socket whose rings are corrupt, and reports its program.
     pub(super) fn cut_off_datagrams(&mut self, link: LinkId, port: Port, what: &'static str) {
-        let Some(at) = self.links.by_id(link) else {
+        let Some(at) = self.links.get_mut(link) else {
             return;
         };
         let Some(socket) = at.datagrams.get_mut(&port) else {

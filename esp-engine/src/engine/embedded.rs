@@ -16,7 +16,7 @@ use super::clients::Object;
 use super::link::Link;
 use super::posted::{Posted, posted_of};
 use super::streams::joined_mut;
-use super::{EMBEDDED_SIDE_INTERVAL, Engine, RX_BATCH, entropy};
+use super::{EMBEDDED_SIDE_INTERVAL, Engine, RX_BATCH};
 use crate::command::{ConnHandle, LinkId, Slot};
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
@@ -90,8 +90,6 @@ impl Engine {
     /// # Errors
     /// A system call failed, or there are 65536 links.
     pub fn add_leased(&mut self, leased: LeasedLink) -> Result<LinkId, EngineError> {
-        let mut seed = [0u8; 32];
-        entropy(&mut seed)?;
         let LeasedLink {
             interface,
             mac,
@@ -107,14 +105,7 @@ impl Engine {
         let interface = netif::Interface::described(interface, mac.octets(), mtu);
         let carrier = Carrier::ethernet(sockets, mtu);
         let addr = NodeAddr::Mac(mac);
-        let mut link = Link::new(
-            (interface, addr),
-            endpoint,
-            carrier,
-            None,
-            seed,
-            incarnation,
-        );
+        let mut link = Link::new((interface, addr), (endpoint, incarnation), carrier)?;
         (link.ports, link.standby) = (ports, standby);
         self.add_link(link)
     }
@@ -129,40 +120,18 @@ impl Engine {
         endpoint: EndpointConfig,
         incarnation: u64,
     ) -> Result<LinkId, EngineError> {
-        let mut seed = [0u8; 32];
-        entropy(&mut seed)?;
         let addr = link.addr();
         let UdpLink { interface, socket } = link;
         let carrier = Carrier::udp(socket, Vec::new());
-        let mut link = Link::new(
-            (interface, addr),
-            endpoint,
-            carrier,
-            None,
-            seed,
-            incarnation,
-        );
+        let mut link = Link::new((interface, addr), (endpoint, incarnation), carrier)?;
         link.standby = true;
         self.add_link(link)
-    }
-
-    fn add_link(&mut self, link: Link) -> Result<LinkId, EngineError> {
-        let index = self.links.add(link);
-        let number = u16::try_from(index).map_err(|_| EngineError::NoLinks)?;
-        if let Some(link) = self.links.get(index) {
-            self.waiter
-                .add_link(index, link)
-                .map_err(EngineError::system("watch a packet socket"))?;
-        }
-        self.update_rails();
-        Ok(LinkId(number))
     }
 
     /// Removes a leased link. Returns false, without effect, while it has connections, or while
     /// connections of other links can move to it. Connections in TIME-WAIT do not count.
     pub fn remove_leased(&mut self, link: LinkId) -> bool {
-        let index = usize::from(link.0);
-        let Some(found) = self.links.get(index) else {
+        let Some(found) = self.links.get(link) else {
             return true;
         };
         let may_move = |other: &Link| found.ports.contains(other.ports.start());
@@ -172,8 +141,7 @@ impl Engine {
             return false;
         }
         self.waiter.remove_link(found);
-        self.links.take(index);
-        self.deadlines.forget(link);
+        self.links.take(link);
         self.update_rails();
         true
     }
@@ -190,12 +158,11 @@ impl Engine {
         esp: LeasedSocket,
         edp: LeasedSocket,
     ) -> Result<(), EngineError> {
-        let index = usize::from(link.0);
-        let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
+        let found = self.links.get_mut(link).ok_or(EngineError::NoLinks)?;
         let bound = found.carrier.packet_sockets();
         let [old_esp, old_edp] = bound.ok_or(EngineError::NoLinks)?;
         let sockets = (esp.bind_like(old_esp)?, edp.bind_like(old_edp)?);
-        self.take_sockets(index, sockets)
+        self.take_sockets(link, sockets)
     }
 
     /// Replaces the sockets of a leased link by bound ones. Frames waiting in the old ones are
@@ -209,12 +176,12 @@ impl Engine {
         esp: LeasedSocket,
         edp: LeasedSocket,
     ) -> Result<(), EngineError> {
-        self.take_sockets(usize::from(link.0), (esp.take_over()?, edp.take_over()?))
+        self.take_sockets(link, (esp.take_over()?, edp.take_over()?))
     }
 
     /// Replaces a link's sockets after taking the frames that wait in the old ones.
-    fn take_sockets(&mut self, index: usize, sockets: Sockets) -> Result<(), EngineError> {
-        let found = self.links.get_mut(index).ok_or(EngineError::NoLinks)?;
+    fn take_sockets(&mut self, link: LinkId, sockets: Sockets) -> Result<(), EngineError> {
+        let found = self.links.get_mut(link).ok_or(EngineError::NoLinks)?;
         let now = self.clock.now();
         for _ in 0..CATCH_UP {
             if !found.receive(now, true, None) {
@@ -222,9 +189,9 @@ impl Engine {
             }
         }
         self.waiter.remove_link(found);
-        found.replace_sockets(sockets);
+        found.carrier.replace_sockets(sockets);
         self.waiter
-            .add_link(index, found)
+            .add_link(link, found)
             .map_err(EngineError::system("watch a packet socket"))
     }
 
@@ -233,7 +200,7 @@ impl Engine {
     /// resets and notify the program; then call [`Engine::remove_leased`].
     pub fn give_up_leased(&mut self, link: LinkId) {
         let now = self.clock.now();
-        if let Some(found) = self.links.by_id(link) {
+        if let Some(found) = self.links.get_mut(link) {
             found.endpoint.shutdown_all(now);
             found.gone = true;
             self.waiter.remove_link(found);
@@ -263,10 +230,9 @@ impl Engine {
         let Some(handle) = self.stream_at(slot) else {
             return (self.poll(), 0);
         };
-        let index = usize::from(handle.link.0);
         let joined = self
             .links
-            .get_mut(index)
+            .get_mut(handle.link)
             .and_then(|link| joined_mut(&mut link.streams, handle.conn));
         let start = joined.and_then(|joined| {
             joined.rx.poll_consumed().ok()?;
@@ -276,17 +242,17 @@ impl Engine {
             return (self.poll(), 0);
         };
         let mut posted = Posted::new(handle.conn, start, buffer);
-        let work = self.poll_posted(Some((index, &mut posted)));
+        let work = self.poll_posted(Some((handle.link, &mut posted)));
         (work, posted.filled())
     }
 
-    fn poll_posted(&mut self, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
+    fn poll_posted(&mut self, mut posted: Option<(LinkId, &mut Posted<'_>)>) -> bool {
         let now = self.clock.now();
         let mut work = false;
         if now.since(self.last_poll) > PAUSE {
-            for (index, link) in self.links.numbered_mut() {
+            for (id, link) in self.links.numbered_mut() {
                 for _ in 0..CATCH_UP {
-                    if !link.receive(now, true, posted_of(&mut posted, index)) {
+                    if !link.receive(now, true, posted_of(&mut posted, id)) {
                         break;
                     }
                     work = true;
@@ -309,12 +275,8 @@ impl Engine {
         let now = self.clock.now();
         self.polled_at = now;
         let mut work = self.serve_doorbells(now);
-        for index in 0..self.links.len() {
-            if let Some(link) = self.links.get_mut(index)
-                && !link.rests()
-            {
-                work |= link.transmit(now);
-            }
+        for link in self.links.iter_mut().filter(|link| !link.rests()) {
+            work |= link.transmit(now);
         }
         work
     }
@@ -324,7 +286,7 @@ impl Engine {
     #[inline]
     pub fn has_unsent(&self, slot: Slot) -> bool {
         self.stream_at(slot).is_some_and(|handle| {
-            let link = self.links.get(usize::from(handle.link.0));
+            let link = self.links.get(handle.link);
             link.is_some_and(|link| !link.tx.is_empty() || link.endpoint.has_unsent(handle.conn))
         })
     }
@@ -391,7 +353,7 @@ impl Engine {
     /// Returns the path of the stream in this slot; `None` before it is established.
     pub fn path_of(&self, slot: Slot) -> Option<ConnPath> {
         let ConnHandle { link, conn } = self.stream_at(slot)?;
-        let endpoint = &self.links.get(usize::from(link.0))?.endpoint;
+        let endpoint = &self.links.get(link)?.endpoint;
         let (peer, nonce) = (endpoint.peer_of(conn)?, endpoint.peer_nonce(conn));
         (nonce != 0).then_some(ConnPath { link, peer, nonce })
     }

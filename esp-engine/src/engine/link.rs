@@ -10,11 +10,11 @@ use std::sync::Arc;
 use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, NodeAddr, Port};
 use netif::{Interface, PacketSocket, PcapWriter, SendBatch, UdpSocket};
 
-use super::carrier::{Carrier, Sockets};
+use super::carrier::Carrier;
 use super::datagrams::Datagrams;
 use super::stats::LinkStats;
 use super::streams::Stream;
-use super::{TX_BATCH, UDP_TX_BATCH};
+use super::{TX_BATCH, UDP_TX_BATCH, entropy};
 use crate::command::ListenerId;
 use crate::config::{EngineError, LinkConfig};
 use crate::shm::Region;
@@ -64,11 +64,9 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn open(
         link: LinkConfig,
-        config: EndpointConfig,
+        (config, incarnation): (EndpointConfig, u64),
         socket: &netif::SocketOptions,
         pcap: Option<&Path>,
-        seed: [u8; 32],
-        incarnation: u64,
     ) -> Result<Link, EngineError> {
         let (interface, carrier, addr) = match link {
             LinkConfig::Ethernet(interface) => {
@@ -92,34 +90,24 @@ impl Link {
                 (interface, Carrier::udp(socket, sources), addr)
             }
         };
-        let pcap = match pcap {
-            None => None,
-            Some(path) => {
-                let file =
-                    File::create(path).map_err(EngineError::system("create the pcap file"))?;
-                let writer = PcapWriter::new(BufWriter::new(file));
-                Some(writer.map_err(EngineError::system("write the pcap file"))?)
-            }
-        };
-        Ok(Link::new(
-            (interface, addr),
-            config,
-            carrier,
-            pcap,
-            seed,
-            incarnation,
-        ))
+        let mut link = Link::new((interface, addr), (config, incarnation), carrier)?;
+        if let Some(path) = pcap {
+            let file = File::create(path).map_err(EngineError::system("create the pcap file"))?;
+            let writer = PcapWriter::new(BufWriter::new(file));
+            link.pcap = Some(writer.map_err(EngineError::system("write the pcap file"))?);
+        }
+        Ok(link)
     }
 
-    /// Creates a link over open sockets. `addr` is their address.
+    /// Creates a link over open sockets, whose address is `addr`, for an endpoint of this
+    /// configuration and incarnation.
     pub(super) fn new(
         (interface, addr): (Interface, NodeAddr),
-        mut config: EndpointConfig,
+        (mut config, incarnation): (EndpointConfig, u64),
         carrier: Carrier,
-        pcap: Option<PcapWriter<BufWriter<File>>>,
-        seed: [u8; 32],
-        incarnation: u64,
-    ) -> Link {
+    ) -> Result<Link, EngineError> {
+        let mut seed = [0u8; 32];
+        entropy(&mut seed)?;
         let mtu = addr.frame_mtu(interface.mtu);
         // The socket sends ECT(0) (W-111); Ethernet has no such field.
         config.ecn = addr.is_udp();
@@ -128,7 +116,7 @@ impl Link {
         } else {
             TX_BATCH
         };
-        Link {
+        Ok(Link {
             endpoint: Endpoint::new(config, addr, mtu, seed, incarnation),
             streams: Vec::new(),
             datagrams: HashMap::new(),
@@ -144,18 +132,14 @@ impl Link {
             spare_buffers: Vec::new(),
             retired_regions: Vec::new(),
             looped: VecDeque::new(),
-            pcap,
+            pcap: None,
             ports: 0..=Port::MAX,
             standby: false,
             held: Vec::new(),
             up: interface.up,
             gone: false,
             interface,
-        }
-    }
-
-    pub(super) fn replace_sockets(&mut self, sockets: Sockets) {
-        self.carrier.replace_sockets(sockets);
+        })
     }
 
     /// Returns whether the link is up, its MTU for frames, and whether its interface was removed.

@@ -8,40 +8,37 @@ use crate::command::LinkId;
 pub(super) struct Links(Vec<Option<Link>>);
 
 impl Links {
-    /// Adds a link at the lowest free number, which it returns.
-    pub(super) fn add(&mut self, link: Link) -> usize {
+    /// Adds a link at the lowest free number, which it returns; `None` if all are in use.
+    pub(super) fn add(&mut self, link: Link) -> Option<LinkId> {
         let free = self.0.iter().position(Option::is_none);
-        let index = free.unwrap_or_else(|| {
+        let index = free.unwrap_or(self.0.len());
+        let id = LinkId(u16::try_from(index).ok()?);
+        if free.is_none() {
             self.0.push(None);
-            self.0.len() - 1
-        });
+        }
         self.0[index] = Some(link);
-        index
+        Some(id)
     }
 
-    pub(super) fn take(&mut self, index: usize) -> Option<Link> {
-        self.0.get_mut(index)?.take()
-    }
-
-    /// Returns the length of the table, holes included.
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
+    pub(super) fn take(&mut self, id: LinkId) -> Option<Link> {
+        self.0.get_mut(usize::from(id.0))?.take()
     }
 
     #[inline]
-    pub(super) fn get(&self, index: usize) -> Option<&Link> {
-        self.0.get(index)?.as_ref()
+    pub(super) fn get(&self, id: LinkId) -> Option<&Link> {
+        self.0.get(usize::from(id.0))?.as_ref()
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Link> {
-        self.0.get_mut(index)?.as_mut()
+    pub(super) fn get_mut(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.0.get_mut(usize::from(id.0))?.as_mut()
     }
 
-    /// Returns the link with this id.
+    /// Returns the numbers from 0 on, those of holes included.
     #[inline]
-    pub(super) fn by_id(&mut self, id: LinkId) -> Option<&mut Link> {
-        self.get_mut(usize::from(id.0))
+    pub(super) fn numbers(&self) -> impl Iterator<Item = LinkId> + use<> {
+        // `add` gives no greater numbers.
+        (0..self.0.len()).map(|index| LinkId(index as u16))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Link> {
@@ -53,18 +50,13 @@ impl Links {
         self.0.iter_mut().flatten()
     }
 
-    pub(super) fn numbered(&self) -> impl Iterator<Item = (usize, &Link)> {
-        let links = self.0.iter().enumerate();
-        links.filter_map(|(index, link)| Some((index, link.as_ref()?)))
+    pub(super) fn numbered(&self) -> impl Iterator<Item = (LinkId, &Link)> {
+        let links = self.numbers().zip(&self.0);
+        links.filter_map(|(id, link)| Some((id, link.as_ref()?)))
     }
 
-    pub(super) fn numbered_mut(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
-        let links = self.0.iter_mut().enumerate();
-        links.filter_map(|(index, link)| Some((index, link.as_mut()?)))
-    }
-
-    /// Returns the numbers in use.
-    pub(super) fn numbers(&self) -> Vec<usize> {
-        self.numbered().map(|(index, _)| index).collect()
+    pub(super) fn numbered_mut(&mut self) -> impl Iterator<Item = (LinkId, &mut Link)> {
+        let links = self.numbers().zip(&mut self.0);
+        links.filter_map(|(id, link)| Some((id, link.as_mut()?)))
     }
 }

@@ -30,7 +30,7 @@ use std::time::Duration;
 use esp_proto::Instant;
 
 use crate::clock::Clock;
-use crate::command::{EngineEvent, ListenerId};
+use crate::command::{EngineEvent, LinkId, ListenerId};
 use crate::config::{EngineConfig, EngineError};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
@@ -40,7 +40,7 @@ use link::Link;
 use links::Links;
 use posted::{Posted, posted_of};
 use stats::EngineStats;
-use streams::Deadlines;
+use streams::{Deadlines, Owner};
 use wait::Waiter;
 
 /// Time for which the send rings of a program that died are still transmitted. Then its peers are
@@ -134,30 +134,14 @@ impl Engine {
         } = config;
         let (mut engine, handle) = Engine::empty(idle, events)?;
         for link in links {
-            let mut seed = [0u8; 32];
-            entropy(&mut seed)?;
-            let link = Link::open(
-                link,
-                endpoint.clone(),
-                &socket,
-                pcap.as_deref(),
-                seed,
-                handle.incarnation(),
-            )?;
-            let index = engine.links.add(link);
-            if let Some(link) = engine.links.get(index) {
-                engine
-                    .waiter
-                    .add_link(index, link)
-                    .map_err(EngineError::system("watch a packet socket"))?;
-            }
+            let endpoint = (endpoint.clone(), handle.incarnation());
+            engine.add_link(Link::open(link, endpoint, &socket, pcap.as_deref())?)?;
         }
         for (link, ports) in held {
-            if let Some(link) = engine.links.get_mut(usize::from(link.0)) {
+            if let Some(link) = engine.links.get_mut(link) {
                 let _ = link.hold(ports);
             }
         }
-        engine.update_rails();
         // Without a monitor the loop still works: a lowered MTU then shows as refused frames.
         engine.monitor = netif::LinkMonitor::open().ok();
         if let Some(monitor) = &engine.monitor {
@@ -167,6 +151,18 @@ impl Engine {
                 .map_err(EngineError::system("watch the interfaces"))?;
         }
         Ok((engine, handle))
+    }
+
+    /// Adds a link, which connections can move to and from.
+    fn add_link(&mut self, link: Link) -> Result<LinkId, EngineError> {
+        let id = self.links.add(link).ok_or(EngineError::NoLinks)?;
+        if let Some(link) = self.links.get(id) {
+            self.waiter
+                .add_link(id, link)
+                .map_err(EngineError::system("watch a packet socket"))?;
+        }
+        self.update_rails();
+        Ok(id)
     }
 
     /// Creates an engine without links.
@@ -229,7 +225,7 @@ impl Engine {
 
     /// Runs one iteration. Returns true if there was work. `posted` has a link's index and a buffer
     /// for one of its streams.
-    fn poll_at(&mut self, now: Instant, mut posted: Option<(usize, &mut Posted<'_>)>) -> bool {
+    fn poll_at(&mut self, now: Instant, mut posted: Option<(LinkId, &mut Posted<'_>)>) -> bool {
         self.iteration = self.iteration.wrapping_add(1);
         self.stats.polls += 1;
         let mut side = self.waiter.take_side() || self.iteration.is_multiple_of(self.side_interval);
@@ -240,11 +236,11 @@ impl Engine {
             side = true;
             self.next_link_poll = Instant::ZERO;
         }
-        for (index, link) in self.links.numbered_mut() {
+        for (id, link) in self.links.numbered_mut() {
             if link.standby && !side {
                 continue;
             }
-            work |= link.receive(now, side, posted_of(&mut posted, index));
+            work |= link.receive(now, side, posted_of(&mut posted, id));
         }
         if side {
             work |= self.poll_link_states(now);
@@ -254,13 +250,13 @@ impl Engine {
         self.wake_readers(now);
         let moves = self.move_connections(now);
         work |= moves;
-        for index in 0..self.links.len() {
-            if !side && !moves && self.links.get(index).is_some_and(Link::rests) {
+        for id in self.links.numbers() {
+            if !side && !moves && self.links.get(id).is_some_and(Link::rests) {
                 continue;
             }
-            self.publish(index, now);
-            self.publish_datagrams(index);
-            if let Some(link) = self.links.get_mut(index) {
+            self.publish(id, now);
+            self.publish_datagrams(id);
+            if let Some(link) = self.links.get_mut(id) {
                 work |= link.transmit(now);
                 work |= link.receive_loopback(now);
                 work |= link.continue_datagrams();
@@ -276,9 +272,11 @@ impl Engine {
         for link in self.links.iter_mut() {
             any |= link.expire(now);
         }
-        while let Some(handle) = self.deadlines.due(now) {
+        while let Some(Owner { client, slot }) = self.deadlines.due(now) {
             any = true;
-            if let Some(link) = self.links.by_id(handle.link) {
+            if let Object::Stream(handle) = self.clients.object(client, slot)
+                && let Some(link) = self.links.get_mut(handle.link)
+            {
                 link.reset_lingering(now, handle.conn);
             }
         }
@@ -294,12 +292,12 @@ impl Engine {
             match self.clients.object(client, slot) {
                 Object::Free => {} // rang after it was closed: harmless
                 Object::Stream(handle) => {
-                    if let Some(link) = self.links.by_id(handle.link) {
+                    if let Some(link) = self.links.get_mut(handle.link) {
                         link.serve_stream(now, handle.conn);
                     }
                 }
                 Object::Datagrams(at, port) => {
-                    if let Some(link) = self.links.by_id(at) {
+                    if let Some(link) = self.links.get_mut(at) {
                         link.serve_datagrams(port);
                     }
                 }
@@ -322,15 +320,12 @@ impl Engine {
         }
         self.next_link_poll = now + LINK_POLL_INTERVAL;
         let mut any = false;
-        for (index, link) in self.links.numbered_mut() {
-            if link.poll_state(now)
-                && let Ok(index) = u16::try_from(index)
-            {
+        for (id, link) in self.links.numbered_mut() {
+            if link.poll_state(now) {
                 any = true;
                 let (up, mtu, gone) = link.condition();
-                let link = crate::LinkId(index);
                 (self.events)(EngineEvent::Link {
-                    link,
+                    link: id,
                     up,
                     mtu,
                     gone,
@@ -382,9 +377,9 @@ impl Engine {
         // Bounded by the iterations that the RSTs of a full table need with full socket buffers.
         for _ in 0..64 {
             let mut work = false;
-            for index in 0..self.links.len() {
-                self.publish(index, now);
-                if let Some(link) = self.links.get_mut(index) {
+            for id in self.links.numbers() {
+                self.publish(id, now);
+                if let Some(link) = self.links.get_mut(id) {
                     work |= link.transmit(now);
                 }
             }

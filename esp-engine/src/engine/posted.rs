@@ -3,6 +3,8 @@
 
 use esp_proto::ConnId;
 
+use crate::command::LinkId;
+
 /// A posted buffer. Takes the next bytes of its stream while there is room.
 #[derive(Debug)]
 pub(super) struct Posted<'b> {
@@ -15,8 +17,8 @@ pub(super) struct Posted<'b> {
 
 /// Returns the buffer if it is for a stream of this link.
 pub(super) fn posted_of<'p, 'b>(
-    posted: &'p mut Option<(usize, &mut Posted<'b>)>,
-    link: usize,
+    posted: &'p mut Option<(LinkId, &mut Posted<'b>)>,
+    link: LinkId,
 ) -> Option<&'p mut Posted<'b>> {
     let (of, posted) = posted.as_mut()?;
     (*of == link).then_some(&mut **posted)

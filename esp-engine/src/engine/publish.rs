@@ -53,8 +53,8 @@ impl Engine {
     }
 
     /// Publishes received datagrams, and closes sockets whose rings are corrupt.
-    pub(super) fn publish_datagrams(&mut self, index: usize) {
-        let Some(link) = self.links.get_mut(index) else {
+    pub(super) fn publish_datagrams(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else {
             return;
         };
         if link.touched.is_empty() {
@@ -62,16 +62,14 @@ impl Engine {
         }
         let mut touched = std::mem::take(&mut link.touched);
         for port in touched.drain(..) {
-            let Some(link) = self.links.get_mut(index) else {
+            let Some(link) = self.links.get_mut(id) else {
                 break;
             };
             let Some(socket) = link.datagrams.get_mut(&port) else {
                 continue;
             };
             if let Some(what) = socket.corruption {
-                if let Ok(number) = u16::try_from(index) {
-                    self.cut_off_datagrams(LinkId(number), port, what);
-                }
+                self.cut_off_datagrams(id, port, what);
                 continue;
             }
             if socket.publish() {
@@ -91,16 +89,13 @@ impl Engine {
                 );
             }
         }
-        if let Some(link) = self.links.get_mut(index) {
+        if let Some(link) = self.links.get_mut(id) {
             link.touched = touched;
         }
     }
 
     /// Publishes the progress and events of one link.
-    pub(super) fn publish(&mut self, index: usize, now: Instant) {
-        let Ok(number) = u16::try_from(index) else {
-            return;
-        };
+    pub(super) fn publish(&mut self, id: LinkId, now: Instant) {
         let Engine {
             links,
             clients,
@@ -109,7 +104,7 @@ impl Engine {
             listeners,
             ..
         } = self;
-        let Some(link) = links.get_mut(index) else {
+        let Some(link) = links.get_mut(id) else {
             return;
         };
         while let Some(progress) = link.endpoint.poll_progress() {
@@ -161,10 +156,7 @@ impl Engine {
                     peer,
                     peer_port,
                 } => {
-                    let handle = ConnHandle {
-                        link: LinkId(number),
-                        conn,
-                    };
+                    let handle = ConnHandle { link: id, conn };
                     let listener = link
                         .listeners
                         .get(&port)
@@ -191,16 +183,8 @@ impl Engine {
                     }
                 }
                 Event::Closed { conn, reason } => {
-                    let stream = match link.streams.get_mut(conn.slot as usize) {
-                        Some(entry) if entry.as_ref().is_some_and(|s| s.id() == conn) => {
-                            entry.take()
-                        }
-                        _ => None,
-                    };
-                    let handle = ConnHandle {
-                        link: LinkId(number),
-                        conn,
-                    };
+                    let stream = link.take_stream(conn);
+                    let handle = ConnHandle { link: id, conn };
                     let region =
                         stream.and_then(|s| finish(s, handle, reason, clients, stats, events));
                     // Frames in the send batch may refer to its rings.

@@ -1,5 +1,5 @@
-//! Moves of connections from one link to another, with their rings, their program's slot, a delayed
-//! wake-up and their deadline.
+//! Moves of connections from one link to another, with their rings, their program's slot and a
+//! delayed wake-up.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -8,19 +8,15 @@ use esp_proto::rails::Rails;
 use esp_proto::{ConnId, Endpoint, Instant, MacAddr, NodeAddr, Port};
 
 use super::Engine;
-use super::clients::{Clients, Object};
+use super::clients::Object;
 use super::link::Link;
-use super::links::Links;
 use super::publish::WAKE_DELAY;
-use super::streams::{Deadlines, Owner, Stream};
+use super::streams::{Owner, Stream};
 use crate::command::{ConnHandle, EngineEvent, LinkId};
 
-/// The parts of the engine that a move changes.
+/// An engine whose connections move now.
 struct Mover<'a> {
-    links: &'a mut Links,
-    clients: &'a mut Clients,
-    deadlines: &'a mut Deadlines,
-    events: &'a mut super::EventSink,
+    engine: &'a mut Engine,
     now: Instant,
 }
 
@@ -59,104 +55,80 @@ impl Engine {
         if !self.links.iter().any(|link| link.endpoint.has_moves()) {
             return false;
         }
-        let Engine {
-            links,
-            clients,
-            deadlines,
-            events,
-            ..
-        } = self;
-        esp_proto::rails::serve(
-            &mut Mover {
-                links,
-                clients,
-                deadlines,
-                events,
-                now,
-            },
-            now,
-        );
+        esp_proto::rails::serve(&mut Mover { engine: self, now }, now);
         true
     }
 }
 
+/// Returns the link of a rail, by its number.
+fn link_of(rail: usize) -> LinkId {
+    LinkId(u16::try_from(rail).unwrap_or(u16::MAX))
+}
+
 impl Rails for Mover<'_> {
     fn count(&self) -> usize {
-        self.links.len()
+        self.engine.links.numbers().count()
     }
 
     fn endpoint(&mut self, rail: usize) -> Option<&mut Endpoint> {
-        self.links.get_mut(rail).map(|link| &mut link.endpoint)
+        let link = self.engine.links.get_mut(link_of(rail))?;
+        Some(&mut link.endpoint)
     }
 
     fn usable(&self, rail: usize, local_port: Port) -> bool {
-        self.links.get(rail).is_some_and(|link| {
+        let link = self.engine.links.get(link_of(rail));
+        link.is_some_and(|link| {
             let (up, _, gone) = link.condition();
             up && !gone && link.ports.contains(&local_port)
         })
     }
 
-    fn moved(&mut self, from: (usize, ConnId), to: (usize, ConnId)) {
-        let Ok(numbers) = u16::try_from(from.0).and_then(|old| Ok((old, u16::try_from(to.0)?)))
-        else {
+    fn moved(&mut self, (from, old): (usize, ConnId), (to, new): (usize, ConnId)) {
+        let Mover { engine, now } = self;
+        let (from, to) = (link_of(from), link_of(to));
+        let Some(link) = engine.links.get_mut(from) else {
             return;
         };
-        let old = ConnHandle {
-            link: LinkId(numbers.0),
-            conn: from.1,
-        };
-        let new = ConnHandle {
-            link: LinkId(numbers.1),
-            conn: to.1,
-        };
-        let Some(link) = self.links.get_mut(from.0) else {
+        let Some(mut stream) = link.take_stream(old) else {
             return;
         };
-        let mut stream = match link.streams.get_mut(from.1.slot as usize) {
-            Some(entry) if entry.as_ref().is_some_and(|stream| stream.id() == from.1) => {
-                entry.take()
-            }
-            _ => None,
-        };
-        if let Some(Stream::Joined(joined)) = &stream
+        if let Stream::Joined(joined) = &stream
             && !link.tx.is_empty()
         {
             // Frames in the send batch refer to its rings.
             link.retired_regions.push(Arc::clone(&joined.region));
         }
-        let Some(target) = self.links.get_mut(to.0) else {
+        let Some(target) = engine.links.get_mut(to) else {
             return;
         };
         target.standby = false;
         match &mut stream {
-            Some(Stream::Joined(joined)) => {
-                joined.id = to.1;
+            Stream::Waiting { id, .. } => *id = new,
+            Stream::Joined(joined) => {
+                joined.id = new;
                 let Owner { client, slot } = joined.owner;
-                self.clients.replace(client, slot, Object::Stream(new));
-                if let Some((client, peer)) =
-                    self.clients.id(client).zip(target.endpoint.peer_of(to.1))
+                let handle = ConnHandle {
+                    link: to,
+                    conn: new,
+                };
+                engine.clients.replace(client, slot, Object::Stream(handle));
+                if let Some(client) = engine.clients.id(client)
+                    && let Some(peer) = target.endpoint.peer_of(new)
                 {
-                    let (from, link) = (old.link, new.link);
-                    (self.events)(EngineEvent::Moved {
+                    (engine.events)(EngineEvent::Moved {
                         client,
                         slot,
                         from,
-                        link,
+                        link: to,
                         peer,
                     });
                 }
                 if joined.wake_delayed {
-                    target
-                        .delayed_wakes
-                        .push_back((self.now + WAKE_DELAY, to.1));
+                    let wake_at = *now + WAKE_DELAY;
+                    target.delayed_wakes.push_back((wake_at, new));
                 }
             }
-            Some(Stream::Waiting { id, .. }) => *id = to.1,
-            None => return,
         }
-        if let Some(stream) = stream {
-            target.insert_stream(stream);
-        }
-        self.deadlines.rename(old, new);
+        target.insert_stream(stream);
     }
 }

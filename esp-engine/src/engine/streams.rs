@@ -11,7 +11,7 @@ use super::link::Link;
 use super::posted::Posted;
 use super::stats::LinkStats;
 use super::{LINGER, ORPHAN_TIMEOUT};
-use crate::command::{ConnHandle, LinkId, ListenerId, Slot};
+use crate::command::{ListenerId, Slot};
 use crate::shm::{Corruption, Region, RxProducer, TxConsumer};
 
 /// Minimum length of a segment after which more are expected: about the payload that every link
@@ -19,7 +19,7 @@ use crate::shm::{Corruption, Region, RxProducer, TxConsumer};
 const BULK_SEGMENT: usize = 1400;
 
 /// Owner of a stream or datagram socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Owner {
     /// Index in the table of programs.
     pub(super) client: usize,
@@ -54,6 +54,8 @@ pub(super) struct Joined {
     pub(super) discard: bool,
     /// The program died without closing it: it is reset with `ProgramDied` after [`LINGER`].
     died: bool,
+    /// Time at which it is reset, once its program has closed it or died.
+    lingers_until: Option<Instant>,
     /// Corruption found in the rings. The connection is being reset.
     pub(super) corruption: Option<&'static str>,
 }
@@ -80,8 +82,14 @@ impl Joined {
             finished: false,
             discard: false,
             died: false,
+            lingers_until: None,
             corruption: None,
         }
+    }
+
+    fn linger(&mut self, until: Instant) -> Deadline {
+        self.lingers_until = Some(until);
+        Reverse((until, self.owner))
     }
 
     /// Returns the region whose waiters are woken, and their program.
@@ -155,6 +163,12 @@ impl Link {
         self.streams[slot] = Some(stream);
     }
 
+    /// Removes the stream of a connection.
+    pub(super) fn take_stream(&mut self, conn: ConnId) -> Option<Stream> {
+        let entry = self.streams.get_mut(conn.slot as usize)?;
+        entry.take_if(|stream| stream.id() == conn)
+    }
+
     /// Handles the doorbell of a stream: bytes were written or consumed, or writing was finished.
     #[inline]
     pub(super) fn serve_stream(&mut self, now: Instant, conn: ConnId) {
@@ -169,7 +183,7 @@ impl Link {
 
     /// Closes a stream: written bytes are still delivered, received bytes discarded. Returns the
     /// time at which a peer that never finishes is reset.
-    pub(super) fn close_stream(&mut self, now: Instant, conn: ConnId) -> Option<Instant> {
+    pub(super) fn close_stream(&mut self, now: Instant, conn: ConnId) -> Option<Deadline> {
         self.serve_stream(now, conn);
         let joined = joined_mut(&mut self.streams, conn)?;
         joined.discard = true;
@@ -180,12 +194,12 @@ impl Link {
             joined.finished = true;
             self.endpoint.shutdown(now, conn);
         }
-        Some(now + ORPHAN_TIMEOUT)
+        Some(joined.linger(now + ORPHAN_TIMEOUT))
     }
 
     /// Handles the death of a stream's program. Returns the time until which its written bytes are
     /// still delivered.
-    pub(super) fn orphan_stream(&mut self, now: Instant, conn: ConnId) -> Option<Instant> {
+    pub(super) fn orphan_stream(&mut self, now: Instant, conn: ConnId) -> Option<Deadline> {
         self.serve_stream(now, conn);
         let joined = joined_mut(&mut self.streams, conn)?;
         if std::mem::replace(&mut joined.discard, true) {
@@ -198,7 +212,7 @@ impl Link {
             self.endpoint.abort(now, conn, ResetReason::ProgramDied);
             return None;
         }
-        Some(now + LINGER)
+        Some(joined.linger(now + LINGER))
     }
 
     /// Resets a stream whose program closed it or died, at its deadline.
@@ -206,6 +220,10 @@ impl Link {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;
         };
+        // The slot may have another stream by now.
+        if joined.lingers_until.is_none_or(|until| until > now) {
+            return;
+        }
         let reason = if joined.died {
             ResetReason::ProgramDied
         } else {
@@ -251,42 +269,28 @@ fn read_indices(
     Ok(())
 }
 
-/// Deadlines of streams without a program.
+/// Time at which a stream without a program is reset.
+type Deadline = Reverse<(Instant, Owner)>;
+
+/// Deadlines of streams without a program. By owner, because connections move.
 #[derive(Default)]
 pub(super) struct Deadlines {
-    heap: BinaryHeap<Reverse<(Instant, ConnHandle)>>,
+    heap: BinaryHeap<Deadline>,
 }
 
 impl Deadlines {
-    pub(super) fn add(&mut self, at: Instant, handle: ConnHandle) {
-        self.heap.push(Reverse((at, handle)));
-    }
-
-    /// Removes the deadlines of a link, whose number may be reused.
-    pub(super) fn forget(&mut self, link: LinkId) {
-        self.heap.retain(|Reverse((_, handle))| handle.link != link);
-    }
-
-    /// Replaces a connection's handle after a move.
-    pub(super) fn rename(&mut self, old: ConnHandle, new: ConnHandle) {
-        if self.heap.iter().any(|Reverse((_, handle))| *handle == old) {
-            let all = std::mem::take(&mut self.heap).into_iter();
-            self.heap = all
-                .map(|Reverse((at, handle))| {
-                    Reverse((at, if handle == old { new } else { handle }))
-                })
-                .collect();
-        }
+    pub(super) fn add(&mut self, deadline: Option<Deadline>) {
+        self.heap.extend(deadline);
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    pub(super) fn due(&mut self, now: Instant) -> Option<ConnHandle> {
+    pub(super) fn due(&mut self, now: Instant) -> Option<Owner> {
         if self.next()? > now {
             return None;
         }
-        self.heap.pop().map(|Reverse((_, handle))| handle)
+        self.heap.pop().map(|Reverse((_, owner))| owner)
     }
 }

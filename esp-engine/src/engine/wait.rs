@@ -11,6 +11,7 @@ use super::link::Link;
 use super::links::Links;
 use super::stats::EngineStats;
 use crate::clock::Clock;
+use crate::command::LinkId;
 use crate::config::{CONTENDED_TIME, IdleConfig, YIELD_HOGGED};
 
 /// Longest sleep without a deadline, so that a lost wake-up (a bug) shows as slowness and not as a
@@ -79,15 +80,15 @@ impl Waiter {
         self.add(monitor.as_fd(), MONITOR)
     }
 
-    pub(super) fn add_link(&mut self, index: usize, link: &Link) -> io::Result<()> {
+    pub(super) fn add_link(&mut self, id: LinkId, link: &Link) -> io::Result<()> {
         if link.standby {
             // Always in the set, and polled with the datagram sockets: frames are rare.
-            self.add(link.carrier.stream_fd(), EDP | index as u64)?;
+            self.add(link.carrier.stream_fd(), EDP | u64::from(id.0))?;
         } else if self.armed {
-            self.add(link.carrier.stream_fd(), ESP | index as u64)?;
+            self.add(link.carrier.stream_fd(), ESP | u64::from(id.0))?;
         }
         match link.carrier.datagram_fd() {
-            Some(datagrams) => self.add(datagrams, EDP | index as u64),
+            Some(datagrams) => self.add(datagrams, EDP | u64::from(id.0)),
             None => Ok(()),
         }
     }
@@ -97,9 +98,9 @@ impl Waiter {
         self.last_sleep = now;
         if !self.armed {
             self.armed = true;
-            for (index, link) in links.numbered().filter(|(_, link)| !link.standby) {
+            for (id, link) in links.numbered().filter(|(_, link)| !link.standby) {
                 // It was in the set before. If this fails, the sleep ends at its time limit.
-                let _ = self.add(link.carrier.stream_fd(), ESP | index as u64);
+                let _ = self.add(link.carrier.stream_fd(), ESP | u64::from(id.0));
             }
         }
     }
@@ -109,7 +110,7 @@ impl Waiter {
     pub(super) fn disarm(&mut self, now: Instant, links: &Links) {
         if self.armed && !self.watched && now.since(self.last_sleep) > DISARM_AFTER {
             self.armed = false;
-            for (_, link) in links.numbered().filter(|(_, link)| !link.standby) {
+            for link in links.iter().filter(|link| !link.standby) {
                 let _ = epoll::delete(&self.set, link.carrier.stream_fd());
             }
         }

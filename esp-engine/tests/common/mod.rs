@@ -211,15 +211,6 @@ impl Host {
         (program, mapped)
     }
 
-    pub fn close_datagrams(&self, program: &Program) {
-        self.handle
-            .send(Command::CloseEdp {
-                client: CLIENT,
-                slot: program.slot,
-            })
-            .unwrap();
-    }
-
     pub fn close(&self, program: &Program) {
         self.handle
             .send(Command::Close {

@@ -63,7 +63,7 @@ impl EmbeddedEngine {
 
     /// Closes the datagram socket of a slot.
     pub(crate) fn close_datagrams(&self, slot: u16) {
-        self.send(Command::CloseEdp { client: SELF, slot });
+        self.send(Command::Close { client: SELF, slot });
         self.poll(true);
         lock(&self.log).slots.remove(&slot);
     }
