@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use esp_engine::shm::record::{DgramHeader, DgramKind};
+use esp_engine::shm::record::{DgramHeader, EdpKind};
 use esp_engine::shm::{
     ClientPage, Doorbell, EnginePage, EngineView, Region, RingSizes, RxConsumer, RxProducer,
     TxConsumer, TxProducer, Wake,
@@ -119,7 +119,7 @@ fn main() {
         engine_rx.poll_consumed().expect("honest");
     });
     let header = DgramHeader {
-        kind: DgramKind::Data,
+        kind: EdpKind::Data,
         addr: esp_proto::MacAddr([2; 6]).into(),
         port: 9,
         sequence: 0,

@@ -1,9 +1,6 @@
 //! Commands to an engine and events from it. The host of an engine is the daemon, or the client
-//! library of a program with a lease.
-//!
-//! Commands go over a bounded channel and wake the engine's thread. A [`Reply`] is called on the
-//! engine's thread, so it must only pass the value on. The callback of [`crate::Engine::new`],
-//! which takes events, follows the same rule.
+//! library of a program with a lease. A [`Reply`] and the callback for events are called on the
+//! engine's thread, so they must only pass the value on.
 
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -124,14 +121,14 @@ pub enum Command {
     Close {
         /// Owner.
         client: ClientId,
-        /// Slot of the stream or datagram socket.
+        /// Its slot.
         slot: Slot,
     },
     /// Resets a stream with `Aborted`. [`EngineEvent::Closed`] follows.
     Abort {
         /// Owner.
         client: ClientId,
-        /// Slot of the stream or datagram socket.
+        /// Its slot.
         slot: Slot,
     },
     /// Refuses an incoming connection, because its listener's program is at a limit: RST
@@ -248,7 +245,7 @@ pub enum EngineEvent {
     Closed {
         /// Owner.
         client: ClientId,
-        /// Slot of the stream or datagram socket.
+        /// Its slot.
         slot: Slot,
         /// Reason; `None` for a datagram socket.
         reason: Option<CloseReason>,
@@ -257,7 +254,7 @@ pub enum EngineEvent {
     Moved {
         /// Owner.
         client: ClientId,
-        /// Slot of the stream or datagram socket.
+        /// Its slot.
         slot: Slot,
         /// The link before the move; equal to `link` if only the peer's address changed.
         from: LinkId,

@@ -80,16 +80,9 @@ impl EngineHandle {
 }
 
 impl Inbox {
-    /// Returns the next command, if any.
-    ///
-    /// # Errors
-    /// Every handle was dropped.
-    pub(crate) fn take(&self) -> Result<Option<Command>, EngineGone> {
-        match self.queue.try_recv() {
-            Ok(command) => Ok(Some(command)),
-            Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(EngineGone),
-        }
+    /// Returns the next command, if any. `Disconnected`: every handle was dropped.
+    pub(crate) fn take(&self) -> Result<Command, TryRecvError> {
+        self.queue.try_recv()
     }
 
     /// Returns a descriptor that is readable when commands may be queued.

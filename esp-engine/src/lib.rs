@@ -21,15 +21,17 @@
 //!  RxConsumer ◀──ring── RxProducer ◀── Sink::deliver ◀── Endpoint::handle_frame ◀── RecvBatch
 //! ```
 //!
-//! [`Engine::run`] is one loop on a thread of its own. Each iteration receives a batch of frames,
-//! executes commands, reads the programs' doorbells, runs timers and sends. Every step is bounded,
-//! so that no program or peer can starve the others. The payload of a segment is sent from the
-//! program's ring and stays there until it is acknowledged; this path does not allocate.
+//! [`Engine::run`] is one loop on a thread of its own. Every step of an iteration is bounded, so that
+//! no program or peer can starve the others. The payload of a segment is sent from the program's
+//! ring and stays there until it is acknowledged; this path does not allocate.
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+pub mod shm;
+
+// The models are of `shm` alone.
 #[cfg(not(loom))]
 mod clock;
 #[cfg(not(loom))]
@@ -40,24 +42,19 @@ mod config;
 mod engine;
 #[cfg(not(loom))]
 mod handle;
-pub mod shm;
 #[cfg(not(loom))]
 mod udp;
 
 #[cfg(not(loom))]
-pub use clock::Clock;
-#[cfg(not(loom))]
-pub use command::{
-    Arrival, ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, LinkSnapshot,
-    ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
+pub use {
+    clock::Clock,
+    command::{
+        Arrival, ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, LinkSnapshot,
+        ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
+    },
+    config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, LinkConfig, YIELD_HOGGED},
+    engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, random},
+    handle::{EngineGone, EngineHandle},
+    netif::RingShape,
+    udp::{UdpAddresses, UdpLink},
 };
-#[cfg(not(loom))]
-pub use config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, LinkConfig, YIELD_HOGGED};
-#[cfg(not(loom))]
-pub use engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, ORPHAN_TIMEOUT, random};
-#[cfg(not(loom))]
-pub use handle::{EngineGone, EngineHandle};
-#[cfg(not(loom))]
-pub use netif::RingShape;
-#[cfg(not(loom))]
-pub use udp::{UdpAddresses, UdpLink};

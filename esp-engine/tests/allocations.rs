@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::time::Instant;
 
 use common::{Host, PATIENCE, Program, SPIN};
-use esp_engine::shm::record::{DgramHeader, DgramKind};
+use esp_engine::shm::record::{DgramHeader, EdpKind};
 use esp_engine::shm::{
     ClientPage, Doorbell, EngineView, Region, RingSizes, RxConsumer, Status, StreamState,
     TxProducer, Wake,
@@ -168,7 +168,7 @@ fn read_exact(program: &mut Program, bytes: &mut [u8]) {
 
 fn header(to: MacAddr, port: u16) -> DgramHeader {
     DgramHeader {
-        kind: DgramKind::Data,
+        kind: EdpKind::Data,
         addr: to.into(),
         port,
         sequence: 1,

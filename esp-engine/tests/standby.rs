@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use esp_engine::shm::record::{DgramHeader, DgramKind};
+use esp_engine::shm::record::{DgramHeader, EdpKind};
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Region, RingSizes, TxProducer};
 use esp_engine::{ClientId, Command, Engine, IdleConfig, LinkId, UdpAddresses, UdpLink};
 use esp_proto::{EndpointConfig, NodeAddr};
@@ -63,7 +63,7 @@ fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(bound.try_recv()?, Ok(()));
 
     let header = DgramHeader {
-        kind: DgramKind::Data,
+        kind: EdpKind::Data,
         addr: NodeAddr::Udp(peer.local_addr()?),
         port: 40_001,
         sequence: 0,

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Host, pattern};
-use esp_engine::shm::record::{DgramHeader, DgramKind};
+use esp_engine::shm::record::{DgramHeader, EdpKind};
 use esp_engine::shm::{StreamState, Wake};
 use esp_proto::{CloseReason, ResetReason};
 use netns::TwoNodes;
@@ -196,7 +196,7 @@ fn a_datagram_sender_that_waits_for_room_is_woken() {
     let mut sender = a.datagrams(5000);
     let _receiver = b.datagrams(5001);
     let header = DgramHeader {
-        kind: DgramKind::Data,
+        kind: EdpKind::Data,
         addr: esp_proto::MacAddr(b.mac.octets()).into(),
         port: 5001,
         sequence: 0,

@@ -19,18 +19,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | file | content |
-//! |---|---|
-//! | `file.rs` | memory files: created, sealed, checked |
-//! | `map.rs` | mappings, and typed references into them |
-//! | `bytes.rs` | plain bytes: a range, and a ring that is mapped twice |
-//! | `cache.rs` | prefetching, and measuring how far away memory is |
-//! | `sync.rs` | atomics, fences and pauses |
-//! | `futex.rs` | sleeping on a futex; the waker makes a system call only for a sleeper |
-//! | `epoch.rs` | sleeping on a file descriptor; the sleeper pays for the fences of both sides |
-//! | `fork.rs` | detecting that this process was forked |
-//! | `model.rs` | what takes the place of memory in the models |
-//!
 //! **Models.** Under `cfg(loom)` the types of `sync.rs`, `futex.rs` and `model.rs` are those of the
 //! model checker, so that the code of the crates above runs in the models as it is. Orderings that
 //! belong together carry the same `SYNC POINT` name.

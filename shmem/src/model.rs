@@ -1,4 +1,6 @@
-//! Memory in the models: plain memory, in which each byte is watched for data races.
+//! Memory in the models: plain memory, in which each byte is watched for data races. Callers promise
+//! what they promise to the real types of the same names; the checker reports a broken promise.
+#![allow(clippy::missing_safety_doc)]
 
 use std::sync::Arc;
 
@@ -53,26 +55,17 @@ impl Bytes {
     }
 
     /// Copies bytes in.
-    ///
-    /// # Safety
-    /// As for the real one; the checker reports a broken promise.
     pub unsafe fn store(&self, offset: usize, bytes: &[u8]) {
         store(self.cells[offset..offset + bytes.len()].iter(), bytes);
     }
 
     /// Copies bytes in.
-    ///
-    /// # Safety
-    /// As for the real one; the checker reports a broken promise.
     pub unsafe fn store_uncached(&self, offset: usize, bytes: &[u8]) {
         // SAFETY: the same promise.
         unsafe { self.store(offset, bytes) };
     }
 
     /// Returns a copy of a range, or `None` if it is not inside.
-    ///
-    /// # Safety
-    /// As for the real one; the checker reports a broken promise.
     pub unsafe fn view(&self, offset: usize, len: usize) -> Option<View<'_>> {
         let cells = self.cells.get(offset..offset.checked_add(len)?)?;
         Some(cells.iter().map(load).collect())
@@ -108,17 +101,11 @@ impl RingBytes {
     }
 
     /// Copies bytes in.
-    ///
-    /// # Safety
-    /// As for the real one; the checker reports a broken promise.
     pub unsafe fn store(&self, index: u64, bytes: &[u8]) {
         store(self.from(index), bytes);
     }
 
     /// Copies bytes out.
-    ///
-    /// # Safety
-    /// As for the real one; the checker reports a broken promise.
     pub unsafe fn load(&self, index: u64, bytes: &mut [u8]) {
         for (byte, cell) in bytes.iter_mut().zip(self.from(index)) {
             *byte = load(cell);

@@ -2,7 +2,7 @@
 //! records between them.
 #![no_main]
 
-use esp_engine::shm::record::{DgramHeader, DgramKind, MAX_DATAGRAM};
+use esp_engine::shm::record::{DgramHeader, EdpKind, MAX_DATAGRAM};
 use esp_engine::shm::{Region, RingSizes, RxConsumer, RxProducer, TxConsumer, TxProducer};
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
@@ -42,7 +42,7 @@ fuzz_target!(|data: &[u8]| {
             }
             2 => {
                 let header = DgramHeader {
-                    kind: DgramKind::Data,
+                    kind: EdpKind::Data,
                     addr: esp_proto::MacAddr([2, 0, 0, 0, 0, choices.byte()]).into(),
                     port: choices.word(),
                     sequence: choices.word(),

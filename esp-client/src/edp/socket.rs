@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use esp_engine::shm::record::{DgramHeader, DgramKind, HEADER_LEN, MAX_DATAGRAM, record_len};
+use esp_engine::shm::record::{DgramHeader, HEADER_LEN, MAX_DATAGRAM, record_len};
 use esp_engine::shm::{Region, RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
 use esp_proto::{EdpKind, NodeAddr};
 
@@ -289,7 +289,7 @@ impl EdpSocket {
     }
 
     fn try_send(&self, header: &DgramHeader, bytes: &[u8]) -> io::Result<usize> {
-        let control = usize::from(header.kind != DgramKind::Data);
+        let control = usize::from(header.kind != EdpKind::Data);
         let mut max = self.max_payload.saturating_sub(control);
         if let Some(error) = self.failure() {
             return Err(error.into());
@@ -361,7 +361,7 @@ impl EdpSocket {
             let info = DatagramInfo {
                 src: header.addr,
                 src_port: header.port,
-                kind: from_record(header.kind),
+                kind: header.kind,
                 sequence: header.sequence,
                 received_nanos: header.timestamp_ns,
                 len,
@@ -410,30 +410,12 @@ impl EdpSocket {
 }
 
 fn header(kind: EdpKind, addr: NodeAddr, port: u16, sequence: u16) -> DgramHeader {
-    let kind = match kind {
-        EdpKind::Data => DgramKind::Data,
-        EdpKind::EchoRequest => DgramKind::EchoRequest,
-        EdpKind::EchoReply => DgramKind::EchoReply,
-        EdpKind::InfoRequest => DgramKind::InfoRequest,
-        // The engine refuses all three, because only nodes send replies and queries.
-        EdpKind::InfoReply | EdpKind::PortQuery | EdpKind::PortReply => DgramKind::InfoReply,
-    };
     DgramHeader {
         kind,
         addr,
         port,
         sequence,
         timestamp_ns: 0,
-    }
-}
-
-fn from_record(kind: DgramKind) -> EdpKind {
-    match kind {
-        DgramKind::Data => EdpKind::Data,
-        DgramKind::EchoRequest => EdpKind::EchoRequest,
-        DgramKind::EchoReply => EdpKind::EchoReply,
-        DgramKind::InfoRequest => EdpKind::InfoRequest,
-        DgramKind::InfoReply => EdpKind::InfoReply,
     }
 }
 

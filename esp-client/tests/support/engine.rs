@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use esp_client::{EdpKind, monotonic_nanos};
-use esp_engine::shm::record::{DgramHeader, DgramKind};
+use esp_engine::shm::record::DgramHeader;
 use esp_engine::shm::{ClientPage, EnginePage, Region, RxProducer, StreamState, TxConsumer, Wake};
 use esp_proto::{CloseReason, ResetReason};
 use rustix::event::{PollFd, PollFlags};
@@ -290,10 +290,10 @@ impl Turn {
         while let Some(header) = socket.tx.take_record(&mut bytes).unwrap() {
             let bytes = std::mem::take(&mut bytes);
             let (kind, bytes) = match header.kind {
-                DgramKind::Data => (DgramKind::Data, bytes),
-                DgramKind::EchoRequest if self.options.deaf_to_echo => continue,
-                DgramKind::EchoRequest => (DgramKind::EchoReply, bytes),
-                DgramKind::InfoRequest => {
+                EdpKind::Data => (EdpKind::Data, bytes),
+                EdpKind::EchoRequest if self.options.deaf_to_echo => continue,
+                EdpKind::EchoRequest => (EdpKind::EchoReply, bytes),
+                EdpKind::InfoRequest => {
                     let body = [
                         &[1, 0x05, 0xd1, 0, 0, 0, 0][..],
                         &7u64.to_be_bytes(),
@@ -301,9 +301,9 @@ impl Turn {
                         b"peer",
                     ]
                     .concat();
-                    (DgramKind::InfoReply, body)
+                    (EdpKind::InfoReply, body)
                 }
-                DgramKind::EchoReply | DgramKind::InfoReply => {
+                _ => {
                     panic!("{:?} sent", EdpKind::EchoReply)
                 }
             };

@@ -1,6 +1,7 @@
 //! Execution of commands.
 
 use std::sync::Arc;
+use std::sync::mpsc::TryRecvError;
 
 use esp_proto::{
     Buffers, CloseReason, ConnOptions, ConnectError, Instant, ListenError, ListenOptions, Port,
@@ -26,19 +27,19 @@ pub(super) struct Listener {
 impl Engine {
     /// Executes queued commands, at most [`COMMANDS_PER_POLL`]. Returns true if there were any.
     pub(super) fn take_commands(&mut self, now: Instant) -> bool {
-        if self.waiter.take_inbox_ready() {
+        if std::mem::take(&mut self.waiter.inbox) {
             self.inbox.reset();
         }
         let mut any = false;
         for _ in 0..COMMANDS_PER_POLL {
             match self.inbox.take() {
-                Ok(Some(command)) => {
+                Ok(command) => {
                     any = true;
                     self.stats.commands += 1;
                     self.execute(now, command);
                 }
-                Ok(None) => break,
-                Err(_) => {
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
                     // Every handle was dropped, so no command can come.
                     self.stop.get_or_insert_with(|| Box::new(|()| {}));
                     break;

@@ -7,7 +7,7 @@ use esp_proto::{Datagram, EdpKind, Instant, Port};
 use super::link::Link;
 use super::streams::Owner;
 use super::{CLOSING_VISITS, RECORDS_PER_DOORBELL};
-use crate::shm::record::{DgramHeader, DgramKind};
+use crate::shm::record::DgramHeader;
 use crate::shm::{Region, RxProducer, TxConsumer};
 
 /// A bound EDP port.
@@ -44,7 +44,7 @@ impl Datagrams {
     /// Puts a received datagram into the ring. Returns false if the ring is full.
     pub(super) fn deliver(&mut self, datagram: &Datagram<'_>, now: Instant) -> bool {
         let header = DgramHeader {
-            kind: to_record(datagram.kind),
+            kind: datagram.kind,
             addr: datagram.src,
             port: datagram.src_port,
             sequence: datagram.sequence,
@@ -106,26 +106,26 @@ impl Link {
                     return;
                 }
             };
-            let made = match (self.tx.head(), from_record(header.kind)) {
-                (Some(head), Some(kind)) => self
-                    .endpoint
-                    .edp_header(
-                        head,
-                        port,
-                        (header.addr, header.port),
-                        kind,
-                        header.sequence,
-                        bytes.len(),
-                    )
-                    .map(|transmit| (kind.prefix_len(), transmit)),
-                _ => None,
+            let kind = header.kind;
+            let made = match self.tx.head().filter(|_| is_sendable(kind)) {
+                Some(head) => self.endpoint.edp_header(
+                    head,
+                    port,
+                    (header.addr, header.port),
+                    kind,
+                    header.sequence,
+                    bytes.len(),
+                ),
+                None => None,
             };
             match made {
                 None => {
                     self.stats.datagram_refused += 1;
                     self.recycle(bytes);
                 }
-                Some((prefix, made)) => self.enqueue_owned(prefix, made.dst, bytes, made.tail_len),
+                Some(made) => {
+                    self.enqueue_owned(kind.prefix_len(), made.dst, bytes, made.tail_len);
+                }
             }
         }
         // The doorbell rings again only for new records, so the rest is taken in the next
@@ -175,24 +175,10 @@ impl Link {
     }
 }
 
-fn to_record(kind: EdpKind) -> DgramKind {
-    match kind {
-        EdpKind::Data => DgramKind::Data,
-        EdpKind::EchoRequest => DgramKind::EchoRequest,
-        EdpKind::EchoReply => DgramKind::EchoReply,
-        EdpKind::InfoRequest => DgramKind::InfoRequest,
-        // The endpoint does not pass these on.
-        EdpKind::InfoReply | EdpKind::PortQuery | EdpKind::PortReply => DgramKind::InfoReply,
-    }
-}
-
-/// Returns the kind of a record, if a program may send it: data and requests, never a reply in the
-/// node's name.
-fn from_record(kind: DgramKind) -> Option<EdpKind> {
-    match kind {
-        DgramKind::Data => Some(EdpKind::Data),
-        DgramKind::EchoRequest => Some(EdpKind::EchoRequest),
-        DgramKind::InfoRequest => Some(EdpKind::InfoRequest),
-        DgramKind::EchoReply | DgramKind::InfoReply => None,
-    }
+/// Returns true if a program may send this kind: data and requests, never a reply in the node's name.
+fn is_sendable(kind: EdpKind) -> bool {
+    matches!(
+        kind,
+        EdpKind::Data | EdpKind::EchoRequest | EdpKind::InfoRequest
+    )
 }

@@ -1,9 +1,8 @@
 //! The embedded engine: without a thread, polled by a program that has leased ports.
 //!
-//! [`Engine::poll`] does the work that is due and never waits; [`Engine::block`] waits. Between two
-//! calls nothing runs: frames wait in the socket and timers are late. After a pause, frames are
-//! received before timers run, so that an acknowledgement that arrived in time prevents a
-//! retransmission.
+//! Between two calls nothing runs: frames wait in the socket and timers are late. After a pause,
+//! frames are received before timers run, so that an acknowledgement that arrived in time prevents
+//! a retransmission.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -71,8 +70,7 @@ pub struct ConnPath {
 }
 
 impl Engine {
-    /// Creates an engine without links, for a caller that polls it. [`Engine::add_leased`] adds
-    /// links.
+    /// Creates an engine without links, for a caller that polls it.
     ///
     /// # Errors
     /// A system call failed.
@@ -165,8 +163,7 @@ impl Engine {
         self.take_sockets(link, sockets)
     }
 
-    /// Replaces the sockets of a leased link by bound ones. Frames waiting in the old ones are
-    /// taken first; frames received through both are handled as duplicates.
+    /// Replaces the sockets of a leased link by bound ones, as [`Engine::use_spares`] does.
     ///
     /// # Errors
     /// The link does not exist, or a system call failed.
@@ -217,7 +214,7 @@ impl Engine {
     /// Runs one poll iteration that receives over every link, also those without a connection.
     /// Returns true if there was work.
     pub fn poll_all_links(&mut self) -> bool {
-        self.waiter.want_side();
+        self.waiter.side = true;
         self.poll_posted(None)
     }
 
@@ -298,15 +295,14 @@ impl Engine {
             .any(|link| !link.tx.is_empty() || link.endpoint.any_unsent())
     }
 
-    /// Waits for a frame, a doorbell, a command or the engine's next deadline, at most until
-    /// `until` (of [`crate::Clock`]). Returns at once if a doorbell has rung already.
-    /// [`Engine::poll`] then does the work.
+    /// Waits for work for [`Engine::poll`]: a frame, a doorbell, a command or the engine's next
+    /// deadline, at most until `until` (of [`crate::Clock`]).
     pub fn block(&mut self, until: Option<Instant>) {
         self.sleep(self.clock.now(), until);
         self.last_poll = self.clock.now();
         self.polled_at = self.last_poll;
         if self.has_rails && self.last_poll >= self.next_link_poll {
-            self.waiter.want_side();
+            self.waiter.side = true;
         }
     }
 
@@ -320,7 +316,7 @@ impl Engine {
     /// Sets whether a thread sleeps on [`Engine::wait_fd`]. If not, frames of streams do not make
     /// it readable while the program polls.
     pub fn watch(&mut self, watch: bool) {
-        self.waiter.watched(watch);
+        self.waiter.watched = watch;
         if watch {
             self.arm();
         }
@@ -328,7 +324,7 @@ impl Engine {
 
     /// Returns true if a thread sleeps on [`Engine::wait_fd`], as set by [`Engine::watch`].
     pub fn is_watched(&self) -> bool {
-        self.waiter.is_watched()
+        self.waiter.watched
     }
 
     /// Makes frames of streams end a sleep on [`Engine::wait_fd`]. A poll more than a millisecond
@@ -344,7 +340,6 @@ impl Engine {
     }
 
     /// Collects pending epoll events without waiting. Returns true if there were any.
-    /// [`Engine::poll`] then does the work.
     pub fn collect(&mut self) -> bool {
         let now = self.clock.now();
         self.waiter.block(now, Some(now), &mut self.stats)

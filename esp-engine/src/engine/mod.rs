@@ -1,10 +1,6 @@
 //! The event loop. One poll iteration executes commands, takes received frames, serves doorbells,
-//! runs timers, publishes changes to the programs, and transmits frames.
-//!
-//! Each iteration is bounded: [`COMMANDS_PER_POLL`] commands; per link one batch of [`RX_BATCH`]
-//! received frames of each protocol and [`TX_BATCHES`] batches of [`TX_BATCH`] transmitted frames;
-//! [`RECORDS_PER_DOORBELL`] datagrams per socket; one visit per stream. The endpoint bounds its own
-//! timers.
+//! runs timers, publishes changes to the programs, and transmits frames. Each step is bounded by a
+//! constant below; the endpoint bounds its own timers.
 
 mod carrier;
 mod clients;
@@ -47,7 +43,7 @@ use wait::Waiter;
 /// reset.
 pub const LINGER: Duration = Duration::from_millis(500);
 /// Time after which a stream is reset whose program closed it and whose peer never finishes.
-pub const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of frames taken from a link in one iteration: enough to spread the cost of the
 /// system call, few enough that the first frame's program does not wait long (64 × 1.4 µs).
@@ -228,9 +224,10 @@ impl Engine {
     fn poll_at(&mut self, now: Instant, mut posted: Option<(LinkId, &mut Posted<'_>)>) -> bool {
         self.iteration = self.iteration.wrapping_add(1);
         self.stats.polls += 1;
-        let mut side = self.waiter.take_side() || self.iteration.is_multiple_of(self.side_interval);
+        let mut side = std::mem::take(&mut self.waiter.side)
+            || self.iteration.is_multiple_of(self.side_interval);
         let mut work = self.take_commands(now);
-        if self.waiter.take_socket_error() {
+        if std::mem::take(&mut self.waiter.socket_error) {
             self.links.iter_mut().for_each(Link::take_errors);
             // The interface may have gone down.
             side = true;

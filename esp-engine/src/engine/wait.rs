@@ -34,16 +34,19 @@ pub(super) struct Waiter {
     config: IdleConfig,
     last_work: Instant,
     contended_until: Instant,
-    side: bool,
-    inbox: bool,
+    /// The next iteration must poll datagram sockets and link states. Only that one, because each
+    /// costs a system call.
+    pub(super) side: bool,
+    /// The command queue's descriptor was readable, and must be reset.
+    pub(super) inbox: bool,
     /// The set contains the streams' sockets.
     armed: bool,
-    /// Another thread may sleep on the set.
-    watched: bool,
+    /// Another thread may sleep on the set, which then is not disarmed.
+    pub(super) watched: bool,
     /// End of the last sleep, or time of the last `arm`.
     last_sleep: Instant,
     /// A packet socket has a pending error.
-    socket_error: bool,
+    pub(super) socket_error: bool,
 }
 
 impl Waiter {
@@ -116,21 +119,6 @@ impl Waiter {
         }
     }
 
-    /// Sets whether another thread may sleep on the set, which then is not disarmed.
-    pub(super) fn watched(&mut self, watched: bool) {
-        self.watched = watched;
-    }
-
-    pub(super) fn is_watched(&self) -> bool {
-        self.watched
-    }
-
-    /// Returns true once if a packet socket has a pending error.
-    #[inline]
-    pub(super) fn take_socket_error(&mut self) -> bool {
-        std::mem::take(&mut self.socket_error)
-    }
-
     pub(super) fn remove_link(&mut self, link: &Link) {
         let _ = epoll::delete(&self.set, link.carrier.stream_fd());
         if let Some(datagrams) = link.carrier.datagram_fd() {
@@ -156,11 +144,6 @@ impl Waiter {
         let _ = epoll::delete(&self.set, doorbell);
     }
 
-    /// Requests that the next iteration polls datagram sockets and link states.
-    pub(super) fn want_side(&mut self) {
-        self.side = true;
-    }
-
     /// Moves the calling thread to the configured core.
     pub(super) fn pin(&self) {
         let Some(core) = self.config.core else { return };
@@ -177,13 +160,6 @@ impl Waiter {
     pub(super) fn worked(&mut self, now: Instant) {
         self.last_work = now;
         self.side = false;
-    }
-
-    /// Returns true once if this iteration must poll datagram sockets and link states. Only once,
-    /// because each costs a system call.
-    #[inline]
-    pub(super) fn take_side(&mut self) -> bool {
-        std::mem::take(&mut self.side)
     }
 
     /// Spins or yields once and returns true, or returns false if the loop should block.
@@ -262,11 +238,5 @@ impl Waiter {
     /// Returns the epoll set, readable when [`Waiter::block`] would return at once.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
-    }
-
-    /// Returns true once if the command queue's descriptor was readable and must be reset.
-    #[inline]
-    pub(super) fn take_inbox_ready(&mut self) -> bool {
-        std::mem::take(&mut self.inbox)
     }
 }

@@ -20,6 +20,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+pub use esp_proto::EdpKind;
 use esp_proto::{MacAddr, NodeAddr};
 
 use super::{Corruption, RxConsumer, RxProducer, TxConsumer, TxProducer};
@@ -33,27 +34,20 @@ const ETHERNET: u8 = 0;
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
 
-/// Kind of a datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum DgramKind {
-    /// Program data.
-    Data = 0,
-    /// Asks for its bytes to be sent back.
-    EchoRequest = 1,
-    /// Answer to an echo request.
-    EchoReply = 2,
-    /// Asks a node about itself.
-    InfoRequest = 3,
-    /// Answer to an info request.
-    InfoReply = 4,
-}
+/// Kinds of the datagrams of programs, by their number in a header.
+const KINDS: [EdpKind; 5] = [
+    EdpKind::Data,
+    EdpKind::EchoRequest,
+    EdpKind::EchoReply,
+    EdpKind::InfoRequest,
+    EdpKind::InfoReply,
+];
 
 /// Header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DgramHeader {
     /// Kind of the datagram.
-    pub kind: DgramKind,
+    pub kind: EdpKind,
     /// Address: sender of a received one, receiver of one to send.
     pub addr: NodeAddr,
     /// Port at that address.
@@ -74,7 +68,9 @@ impl DgramHeader {
     fn encode(&self, len: u32) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[0..4].copy_from_slice(&len.to_le_bytes());
-        bytes[4] = self.kind as u8;
+        // Other kinds are not passed on; one would be refused as a reply.
+        let kind = KINDS.iter().position(|kind| *kind == self.kind);
+        bytes[4] = kind.unwrap_or(KINDS.len() - 1) as u8;
         bytes[6..8].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.timestamp_ns.to_le_bytes());
         match self.addr {
@@ -100,14 +96,8 @@ impl DgramHeader {
 
     /// Returns the header and the length, or what is wrong.
     fn decode(bytes: &[u8; HEADER_LEN]) -> Result<(DgramHeader, usize), &'static str> {
-        let kind = match bytes[4] {
-            0 => DgramKind::Data,
-            1 => DgramKind::EchoRequest,
-            2 => DgramKind::EchoReply,
-            3 => DgramKind::InfoRequest,
-            4 => DgramKind::InfoReply,
-            _ => return Err("record of unknown kind"),
-        };
+        let kind = KINDS.get(usize::from(bytes[4])).copied();
+        let kind = kind.ok_or("record of unknown kind")?;
         let len = u32::from_le_bytes(field(bytes, 0)) as usize;
         if len > MAX_DATAGRAM {
             return Err("record longer than a datagram can be");

@@ -46,25 +46,38 @@ impl Roles {
             .iter()
             .any(|role| held.contains(&(self, *role)))
     }
+}
 
+/// A role that this process holds until it drops this, before its mapping of the region. A model
+/// creates each end once.
+#[derive(Debug)]
+pub(crate) struct HeldRole {
+    #[cfg(not(loom))]
+    key: (Roles, Role),
+}
+
+impl Roles {
     /// Acquires a role.
     ///
     /// # Panics
     /// If the role is taken: a fault of the caller.
-    pub(crate) fn acquire(self, role: Role) {
+    #[cfg(not(loom))]
+    pub(crate) fn acquire(self, role: Role) -> HeldRole {
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(held.insert((self, role)), "a region has one {role:?}");
+        HeldRole { key: (self, role) }
     }
 
-    pub(crate) fn release(self, role: Role) {
-        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        held.remove(&(self, role));
+    #[cfg(loom)]
+    pub(crate) fn acquire(self, _: Role) -> HeldRole {
+        HeldRole {}
     }
 }
 
-/// A model creates each end once.
-#[cfg(loom)]
-impl Roles {
-    pub(crate) fn acquire(self, _: Role) {}
-    pub(crate) fn release(self, _: Role) {}
+#[cfg(not(loom))]
+impl Drop for HeldRole {
+    fn drop(&mut self) {
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        held.remove(&self.key);
+    }
 }

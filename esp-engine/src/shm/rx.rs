@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::layout::FIN;
 use super::region::Region;
-use super::roles::Role;
+use super::roles::{HeldRole, Role};
 use super::{Corruption, crosses_page};
 use shmem::sync::Ordering;
 
@@ -12,6 +12,7 @@ use shmem::sync::Ordering;
 /// new.
 #[derive(Debug)]
 pub struct RxProducer {
+    _role: HeldRole,
     region: Arc<Region>,
     /// Bytes put, published or not.
     end: u64,
@@ -30,8 +31,9 @@ impl RxProducer {
     /// # Panics
     /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
-        region.roles().acquire(Role::RxProducer);
+        let _role = region.roles().acquire(Role::RxProducer);
         RxProducer {
+            _role,
             region,
             end: 0,
             published: 0,
@@ -190,18 +192,10 @@ impl RxProducer {
     }
 }
 
-impl Drop for RxProducer {
-    fn drop(&mut self) {
-        self.region.roles().release(Role::RxProducer);
-    }
-}
-
-/// The program's end: reads bytes. One per region.
-///
-/// Everything it reads from the engine is clamped to what is possible, so that no value makes it
-/// panic or leave the ring.
+/// The program's end: reads bytes. One per region. It clamps what it reads from the engine.
 #[derive(Debug)]
 pub struct RxConsumer {
+    _role: HeldRole,
     region: Arc<Region>,
     /// Bytes consumed; the shared word is a copy.
     tail: u64,
@@ -217,9 +211,10 @@ impl RxConsumer {
     /// # Panics
     /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
-        region.roles().acquire(Role::RxConsumer);
+        let _role = region.roles().acquire(Role::RxConsumer);
         let tail = region.words().rx_tail.0.load(Ordering::Relaxed) & !FIN;
         RxConsumer {
+            _role,
             region,
             tail,
             head: tail,
@@ -354,12 +349,6 @@ impl RxConsumer {
     pub fn at_end(&self) -> bool {
         let (head, finished) = self.delivered();
         finished && head == self.tail
-    }
-}
-
-impl Drop for RxConsumer {
-    fn drop(&mut self) {
-        self.region.roles().release(Role::RxConsumer);
     }
 }
 

@@ -5,16 +5,14 @@ use std::sync::Arc;
 
 use super::layout::FIN;
 use super::region::Region;
-use super::roles::Role;
+use super::roles::{HeldRole, Role};
 use super::{Corruption, crosses_page};
 use shmem::sync::Ordering;
 
-/// The program's end: writes bytes. One per region.
-///
-/// Everything it reads from the engine is clamped to what is possible, so that no value makes it
-/// panic or leave the ring.
+/// The program's end: writes bytes. One per region. It clamps what it reads from the engine.
 #[derive(Debug)]
 pub struct TxProducer {
+    _role: HeldRole,
     region: Arc<Region>,
     /// Bytes written; the shared word is a copy.
     head: u64,
@@ -31,11 +29,12 @@ impl TxProducer {
     /// # Panics
     /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
-        region.roles().acquire(Role::TxProducer);
+        let _role = region.roles().acquire(Role::TxProducer);
         let word = region.words().tx_head.0.count.load(Ordering::Relaxed);
         let head = word & !FIN;
         let shift = region.words().tx_head.0.shift.load(Ordering::Relaxed);
         let mut producer = TxProducer {
+            _role,
             tail: head,
             head,
             shift,
@@ -165,12 +164,6 @@ impl TxProducer {
     }
 }
 
-impl Drop for TxProducer {
-    fn drop(&mut self) {
-        self.region.roles().release(Role::TxProducer);
-    }
-}
-
 /// State of a program's writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxView {
@@ -184,6 +177,7 @@ pub struct TxView {
 /// new.
 #[derive(Debug)]
 pub struct TxConsumer {
+    _role: HeldRole,
     region: Arc<Region>,
     /// Bytes that the program wrote, as accepted last.
     written: u64,
@@ -200,8 +194,9 @@ impl TxConsumer {
     /// # Panics
     /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
-        region.roles().acquire(Role::TxConsumer);
+        let _role = region.roles().acquire(Role::TxConsumer);
         TxConsumer {
+            _role,
             region,
             written: 0,
             released: 0,
@@ -343,11 +338,5 @@ impl TxConsumer {
     /// Resets the state to that of a new region, for tests that use many.
     pub(super) fn restart(&mut self) {
         (self.written, self.released, self.noticed, self.finished) = (0, 0, 0, false);
-    }
-}
-
-impl Drop for TxConsumer {
-    fn drop(&mut self) {
-        self.region.roles().release(Role::TxConsumer);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use super::super::layout::FIN;
-use super::super::record::{DgramHeader, DgramKind};
+use super::super::record::{DgramHeader, EdpKind};
 use super::super::{
     ClientPage, Corruption, Region, RxProducer, SLOTS, StreamState, TxConsumer, Wake,
 };
@@ -111,7 +111,7 @@ impl Victim {
             }
             6 => {
                 let header = DgramHeader {
-                    kind: DgramKind::Data,
+                    kind: EdpKind::Data,
                     addr: esp_proto::MacAddr([2; 6]).into(),
                     port: 1,
                     sequence: 2,

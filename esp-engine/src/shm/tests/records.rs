@@ -1,17 +1,17 @@
 //! Datagram records over both rings.
 
-use super::super::record::{DgramHeader, DgramKind, HEADER_LEN, MAX_DATAGRAM, record_len};
+use super::super::record::{DgramHeader, EdpKind, HEADER_LEN, MAX_DATAGRAM, record_len};
 use super::super::{RxConsumer, RxProducer, TxConsumer, TxProducer};
 use super::{Random, pair, stretch, taken};
 use shmem::sync::Ordering;
 
 fn header(n: u16) -> DgramHeader {
     let kinds = [
-        DgramKind::Data,
-        DgramKind::EchoRequest,
-        DgramKind::EchoReply,
-        DgramKind::InfoRequest,
-        DgramKind::InfoReply,
+        EdpKind::Data,
+        EdpKind::EchoRequest,
+        EdpKind::EchoReply,
+        EdpKind::InfoRequest,
+        EdpKind::InfoReply,
     ];
     DgramHeader {
         kind: kinds[usize::from(n) % 5],
