@@ -21,9 +21,9 @@
 //!  RxConsumer ◀──ring── RxProducer ◀── Sink::deliver ◀── Endpoint::handle_frame ◀── RecvBatch
 //! ```
 //!
-//! [`Engine::run`] is one loop on a thread of its own. Every step of an iteration is bounded, so that
-//! no program or peer can starve the others. The payload of a segment is sent from the program's
-//! ring and stays there until it is acknowledged; this path does not allocate.
+//! [`Engine::run`] is one loop on a thread of its own. Every step of an iteration is bounded, so
+//! that no program or peer can starve the others. The payload of a segment is sent from the
+//! program's ring and stays there until it is acknowledged; this path does not allocate.
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)

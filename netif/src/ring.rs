@@ -14,8 +14,8 @@
 //! arrival but when they are received, many at once.
 //!
 //! The process that opens the socket sets the ring up before it is bound: later, the kernel would
-//! detach it for a moment, and a member of a fan-out group would get another slot there. The process
-//! that receives maps it.
+//! detach it for a moment, and a member of a fan-out group would get another slot there. The
+//! process that receives maps it.
 
 use std::io;
 use std::mem;

@@ -1,5 +1,6 @@
-//! Memory in the models: plain memory, in which each byte is watched for data races. Callers promise
-//! what they promise to the real types of the same names; the checker reports a broken promise.
+//! Memory in the models: plain memory, in which each byte is watched for data races. Callers
+//! promise what they promise to the real types of the same names; the checker reports a broken
+//! promise.
 #![allow(clippy::missing_safety_doc)]
 
 use std::sync::Arc;

@@ -175,7 +175,8 @@ impl Link {
     }
 }
 
-/// Returns true if a program may send this kind: data and requests, never a reply in the node's name.
+/// Returns true if a program may send this kind: data and requests, never a reply in the node's
+/// name.
 fn is_sendable(kind: EdpKind) -> bool {
     matches!(
         kind,

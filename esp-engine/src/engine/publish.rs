@@ -76,7 +76,7 @@ impl Engine {
                 wake(
                     socket.waiters(),
                     Wake::Readable,
-                    &mut self.clients,
+                    &self.clients,
                     &mut self.stats,
                 );
             }
@@ -84,7 +84,7 @@ impl Engine {
                 wake(
                     socket.waiters(),
                     Wake::Writable,
-                    &mut self.clients,
+                    &self.clients,
                     &mut self.stats,
                 );
             }

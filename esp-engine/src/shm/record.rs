@@ -150,8 +150,8 @@ impl TxProducer {
 }
 
 impl TxConsumer {
-    /// Copies the next datagram that the program wrote into `bytes`, which is resized, and frees its
-    /// place. After the last one, check [`TxConsumer::room_notice_due`].
+    /// Copies the next datagram that the program wrote into `bytes`, which is resized, and frees
+    /// its place. After the last one, check [`TxConsumer::room_notice_due`].
     ///
     /// # Errors
     /// The program corrupted the ring; each further call returns the same error.
