@@ -42,6 +42,7 @@ counters! {
     rx_errors: "receive calls that failed",
     tx_errors: "send calls that failed",
     tx_blocked: "send calls the kernel took only in part",
+    tx_unreachable: "packets of UDP refused, their destination being unreachable or forbidden",
     tx_given_up: "frames the device refused for too long",
     rx_batches: "receive batches",
     tx_batches: "send batches",

@@ -188,6 +188,7 @@ impl Link {
                 lost
             }
         };
+        self.stats.tx_unreachable += self.tx.take_unreachable();
         if self.tx.rejected() != rejected {
             // An embedded engine learns here that the MTU was lowered.
             self.poll_state(now);

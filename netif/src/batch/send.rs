@@ -73,6 +73,7 @@ pub struct SendBatch {
     frames: Box<[Frame]>,
     queued: usize,
     rejected: u64,
+    pub(crate) unreachable: u64,
     headers: Arena<libc::mmsghdr>,
     areas: Arena<libc::iovec>,
     /// Allocated by the first datagram.
@@ -105,6 +106,7 @@ impl SendBatch {
             frames: slots,
             queued: 0,
             rejected: 0,
+            unreachable: 0,
             headers,
             areas,
             datagrams: None,
@@ -179,6 +181,12 @@ impl SendBatch {
     /// accepts them (longer than the interface's MTU allows, or shorter than an Ethernet header).
     pub fn rejected(&self) -> u64 {
         self.rejected
+    }
+
+    /// Takes the number of datagrams that the kernel refused since the last call because their
+    /// destination is unreachable or forbidden. They are lost as if on the way.
+    pub fn take_unreachable(&mut self) -> u64 {
+        std::mem::take(&mut self.unreachable)
     }
 
     /// Removes the first waiting frame.

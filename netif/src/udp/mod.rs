@@ -7,6 +7,7 @@
 //! Reception and socket options are those of `quinn-udp`. Its send takes one contiguous buffer, so
 //! payloads would be copied once more; [`UdpSocket::send_batch`] gathers instead.
 
+mod holder;
 mod open;
 mod recv;
 mod send;

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use quinn_udp::UdpSocketState;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::UdpSocket;
+use super::{UdpSocket, holder};
 use crate::socket::{WINDOW_BYTES, set, set_buffers};
 
 /// Codepoint ECT(0) in the traffic class of IP (RFC 3168).
@@ -38,12 +38,14 @@ impl Default for UdpOptions {
 pub enum UdpOpenError {
     /// Another socket has the port.
     #[error(
-        "UDP port {} of {} is in use: stop that program (`ss -lunp` shows it), or choose another port",
+        "UDP port {} of {} is in use by {holder}: stop that program, or choose another port",
         .local.port(), .local.ip()
     )]
     InUse {
         /// The address.
         local: SocketAddr,
+        /// Program, process and user that have it, as far as known.
+        holder: String,
     },
     /// No interface has the address.
     #[error("this node has no address {ip}: check `ip address`", ip = .local.ip())]
@@ -93,7 +95,10 @@ impl UdpSocket {
         socket
             .bind(&local.into())
             .map_err(|source| match source.kind() {
-                io::ErrorKind::AddrInUse => UdpOpenError::InUse { local },
+                io::ErrorKind::AddrInUse => UdpOpenError::InUse {
+                    local,
+                    holder: holder::of(local),
+                },
                 io::ErrorKind::AddrNotAvailable => UdpOpenError::NoAddress { local },
                 _ => failed("bind")(source),
             })?;

@@ -79,7 +79,7 @@ impl UdpSocket {
     /// number of frames accepted; the others stay in the batch. Fewer than all without an error
     /// means that there is no room at present: poll the socket for writability or retry later.
     /// Frames that can never be sent are discarded and counted ([`SendBatch::rejected`]); those to
-    /// an unreachable or forbidden destination count as sent, and are lost as if on the way.
+    /// an unreachable or forbidden destination count as sent ([`SendBatch::take_unreachable`]).
     ///
     /// Work is bounded by the batch's length: each system call sends or discards a frame, or splits
     /// a group for good, or is the last.
@@ -115,6 +115,7 @@ impl UdpSocket {
                     passed += 1;
                 }
                 Failure::Lost => {
+                    batch.unreachable += first as u64;
                     passed += first;
                     sent += first;
                 }
