@@ -29,8 +29,10 @@ pub(super) struct Link {
     pub(super) endpoint: Endpoint,
     pub(super) streams: Vec<Option<Stream>>,
     pub(super) datagrams: HashMap<Port, Datagrams>,
-    /// Streams whose readers' wake-ups are delayed, in order of time.
-    pub(super) delayed_wakes: VecDeque<(Instant, ConnId)>,
+    /// Streams whose readers are woken at the end of the burst.
+    pub(super) delayed_wakes: Vec<ConnId>,
+    /// The last iteration received frames.
+    pub(super) receiving: bool,
     /// Datagram sockets with records to publish, or with corrupt rings.
     pub(super) touched: Vec<Port>,
     /// Datagram sockets with more records than one visit takes.
@@ -120,7 +122,8 @@ impl Link {
             endpoint: Endpoint::new(config, addr, mtu, seed, incarnation),
             streams: Vec::new(),
             datagrams: HashMap::new(),
-            delayed_wakes: VecDeque::new(),
+            delayed_wakes: Vec::new(),
+            receiving: false,
             touched: Vec::new(),
             unfinished: VecDeque::new(),
             listeners: HashMap::new(),

@@ -237,14 +237,15 @@ impl Engine {
             if link.standby && !side {
                 continue;
             }
-            work |= link.receive(now, side, posted_of(&mut posted, id));
+            link.receiving = link.receive(now, side, posted_of(&mut posted, id));
+            work |= link.receiving;
         }
         if side {
             work |= self.poll_link_states(now);
         }
         work |= self.serve_doorbells(now);
         work |= self.expire(now);
-        self.wake_readers(now);
+        self.wake_readers(false);
         let moves = self.move_connections(now);
         work |= moves;
         for id in self.links.numbers() {
@@ -334,7 +335,7 @@ impl Engine {
 
     /// Blocks until there may be work or until the next deadline, at most until `until`.
     fn sleep(&mut self, now: Instant, until: Option<Instant>) {
-        self.wake_readers(Instant::from_nanos(u64::MAX));
+        self.wake_readers(true);
         let deadline = [self.next_deadline(), until].into_iter().flatten().min();
         self.page.going_to_sleep();
         // A doorbell may have rung between the last poll and the flag, without a wake-up.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use esp_proto::{CloseReason, Duration, Event, Instant, ResetReason};
+use esp_proto::{CloseReason, Event, Instant, ResetReason};
 
 use super::clients::Clients;
 use super::stats::EngineStats;
@@ -11,9 +11,6 @@ use super::streams::{Owner, Stream, joined_mut};
 use super::{Engine, EventSink};
 use crate::command::{Arrival, ConnHandle, EngineEvent, LinkId};
 use crate::shm::{Region, StreamState, Wake};
-
-/// Maximum delay of a reader's wake-up while a long message arrives.
-pub(super) const WAKE_DELAY: Duration = Duration::from_micros(100);
 
 /// Wakes the threads that wait for a stream or datagram socket.
 pub(super) fn wake(
@@ -32,8 +29,9 @@ pub(super) fn wake(
 }
 
 impl Engine {
-    /// Wakes the readers whose delay has passed by `now`.
-    pub(super) fn wake_readers(&mut self, now: Instant) {
+    /// Wakes the readers that wait for the end of a burst: of each link that received no frame in
+    /// this iteration, or of `all`.
+    pub(super) fn wake_readers(&mut self, all: bool) {
         let Engine {
             links,
             clients,
@@ -41,8 +39,10 @@ impl Engine {
             ..
         } = self;
         for link in links.iter_mut() {
-            while let Some(&(_, conn)) = link.delayed_wakes.front().filter(|(at, _)| *at <= now) {
-                link.delayed_wakes.pop_front();
+            if link.receiving && !all {
+                continue;
+            }
+            for conn in link.delayed_wakes.drain(..) {
                 if let Some(joined) = joined_mut(&mut link.streams, conn)
                     && std::mem::take(&mut joined.wake_delayed)
                 {
@@ -118,14 +118,13 @@ impl Engine {
                 continue;
             }
             if joined.rx.publish() {
-                // A reader is not woken for each batch of a long message: a wake-up costs more than
-                // a batch. A reader that is awake sees the bytes at once.
+                // A reader is not woken for each batch of a burst: a wake-up costs more than a batch.
+                // A reader that is awake sees the bytes at once.
                 let unread = joined.rx.capacity() - joined.rx.room();
                 if joined.bulk && unread < joined.rx.capacity() / 4 {
                     if !joined.wake_delayed {
                         joined.wake_delayed = true;
-                        link.delayed_wakes
-                            .push_back((now + WAKE_DELAY, progress.conn));
+                        link.delayed_wakes.push(progress.conn);
                     }
                 } else {
                     joined.wake_delayed = false;

@@ -10,14 +10,12 @@ use esp_proto::{ConnId, Endpoint, Instant, MacAddr, NodeAddr, Port};
 use super::Engine;
 use super::clients::Object;
 use super::link::Link;
-use super::publish::WAKE_DELAY;
 use super::streams::{Owner, Stream};
 use crate::command::{ConnHandle, EngineEvent, LinkId};
 
 /// An engine whose connections move now.
 struct Mover<'a> {
     engine: &'a mut Engine,
-    now: Instant,
 }
 
 impl Engine {
@@ -55,7 +53,7 @@ impl Engine {
         if !self.links.iter().any(|link| link.endpoint.has_moves()) {
             return false;
         }
-        esp_proto::rails::serve(&mut Mover { engine: self, now }, now);
+        esp_proto::rails::serve(&mut Mover { engine: self }, now);
         true
     }
 }
@@ -84,7 +82,7 @@ impl Rails for Mover<'_> {
     }
 
     fn moved(&mut self, (from, old): (usize, ConnId), (to, new): (usize, ConnId)) {
-        let Mover { engine, now } = self;
+        let Mover { engine } = self;
         let (from, to) = (link_of(from), link_of(to));
         let Some(link) = engine.links.get_mut(from) else {
             return;
@@ -124,8 +122,7 @@ impl Rails for Mover<'_> {
                     });
                 }
                 if joined.wake_delayed {
-                    let wake_at = *now + WAKE_DELAY;
-                    target.delayed_wakes.push_back((wake_at, new));
+                    target.delayed_wakes.push(new);
                 }
             }
         }
