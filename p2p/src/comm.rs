@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use btl::Rank;
 
+use crate::engine::{Engine, Request, State};
 use crate::envelope::{Destination, Selector};
 use crate::error::Error;
 use crate::group::Group;
 use crate::ids::PeerId;
-use crate::memory::{ReadMem, WriteMem};
+use crate::memory::Memory;
 use crate::owned::OwnedRequest;
+use crate::p2p::P2p;
 use crate::scope::Scope;
-use crate::shared::Shared;
 use crate::types::{RequestId, Source, Status, Tag};
 
 /// Communicator as in MPI: ranks whose messages are separate from those of other communicators. A
@@ -27,7 +28,7 @@ pub struct Comm {
 
 /// State that the clones share.
 pub(crate) struct Inner {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) layer: P2p,
     pub(crate) group: Arc<Group>,
     /// Even; the next odd number is the context of the collectives.
     pub(crate) context: u32,
@@ -38,7 +39,9 @@ pub(crate) struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.hidden.is_some() {
-            self.shared.forget_context(self.context);
+            let mut engine = self.layer.shared.lock();
+            engine.protocol.forget_context(self.context);
+            engine.do_work();
         }
     }
 }
@@ -54,24 +57,16 @@ impl fmt::Debug for Comm {
 }
 
 impl Comm {
-    pub(crate) fn new(shared: Arc<Shared>, group: Arc<Group>, context: u32) -> Comm {
-        let hidden = Inner {
-            shared: Arc::clone(&shared),
-            group: Arc::clone(&group),
-            context: context + 1,
-            hidden: None,
-        };
-        let hidden = Some(Comm {
-            inner: Arc::new(hidden),
-        });
-        Comm {
+    pub(crate) fn new(layer: P2p, group: Arc<Group>, context: u32) -> Comm {
+        let comm = |context, hidden| Comm {
             inner: Arc::new(Inner {
-                shared,
-                group,
+                layer: layer.clone(),
+                group: Arc::clone(&group),
                 context,
                 hidden,
             }),
-        }
+        };
+        comm(context, Some(comm(context + 1, None)))
     }
 
     /// Returns the communicator for messages of collectives. Receives of the program do not match
@@ -114,8 +109,8 @@ impl Comm {
         })
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.inner.shared
+    pub(crate) fn layer(&self) -> &P2p {
+        &self.inner.layer
     }
 
     #[inline]
@@ -155,8 +150,12 @@ impl Comm {
     /// `InvalidRank`, `InvalidTag`, `PeerFailed`, `Closed`.
     #[inline]
     pub fn send(&self, buffer: &[u8], dst: Rank, tag: i32) -> Result<(), Error> {
-        let destination = self.destination(dst, tag)?;
-        self.inner.shared.send(destination, buffer, false)
+        let to = self.destination(dst, tag)?;
+        // A closed transport refuses. The context exists: this communicator has it.
+        if self.layer().shared.lock().send_fast(to, buffer) {
+            return Ok(());
+        }
+        self.send_slow(buffer, to, false)
     }
 
     /// Sends a message and returns when a receive has taken it (MPI synchronous send).
@@ -164,8 +163,17 @@ impl Comm {
     /// # Errors
     /// As [`send`](Comm::send).
     pub fn ssend(&self, buffer: &[u8], dst: Rank, tag: i32) -> Result<(), Error> {
-        let destination = self.destination(dst, tag)?;
-        self.inner.shared.send(destination, buffer, true)
+        self.send_slow(buffer, self.destination(dst, tag)?, true)
+    }
+
+    #[cold]
+    fn send_slow(&self, buffer: &[u8], to: Destination, sync: bool) -> Result<(), Error> {
+        let shared = &self.layer().shared;
+        // SAFETY: borrowed during this call, which returns when the request is over.
+        let memory = unsafe { Memory::to_read(buffer.as_ptr(), buffer.len()) };
+        let mut engine = shared.lock();
+        let key = engine.submit(to, Request::send(memory, to, sync))?;
+        shared.finish(engine, key).map(|_| ())
     }
 
     /// Receives the oldest message that matches, or waits for one.
@@ -180,7 +188,15 @@ impl Comm {
         tag: impl Into<Tag>,
     ) -> Result<Status, Error> {
         let selector = self.selector(src.into(), tag.into())?;
-        self.inner.shared.recv(selector, buffer)
+        let shared = &self.layer().shared;
+        // SAFETY: borrowed during this call, which returns when the request is over.
+        let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
+        let mut engine = shared.lock();
+        if engine.protocol.receive_direct(memory, selector)? {
+            return shared.wait_direct(engine, selector.source);
+        }
+        let key = engine.receive(memory, selector, false)?;
+        shared.finish(engine, key)
     }
 
     /// Sends and receives at the same time, so that two ranks may call it with each other.
@@ -196,11 +212,19 @@ impl Comm {
         src: impl Into<Source>,
         recv_tag: impl Into<Tag>,
     ) -> Result<Status, Error> {
-        let destination = self.destination(dst, send_tag)?;
+        self.destination(dst, send_tag)?;
         let selector = self.selector(src.into(), recv_tag.into())?;
-        self.inner
-            .shared
-            .sendrecv(destination, out, selector, buffer)
+        let shared = &self.layer().shared;
+        // SAFETY: borrowed during this call, which returns when the request is over.
+        let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
+        let receive = shared.lock().receive(memory, selector, false)?;
+        let sent = self.send(out, dst, send_tag);
+        if sent.is_err() {
+            // The peer may now never send the message.
+            let _ = shared.lock().cancel(receive);
+        }
+        let received = shared.finish(shared.lock(), receive);
+        sent.and(received)
     }
 
     /// Waits for a message that such a receive would match, without receiving it.
@@ -209,7 +233,7 @@ impl Comm {
     /// As [`recv`](Comm::recv), but for `Truncated`.
     pub fn probe(&self, src: impl Into<Source>, tag: impl Into<Tag>) -> Result<Status, Error> {
         let selector = self.selector(src.into(), tag.into())?;
-        self.inner.shared.probe(selector)
+        self.look_until(selector, false).map(|found| found.1)
     }
 
     /// Like [`probe`](Comm::probe), without waiting.
@@ -222,7 +246,7 @@ impl Comm {
         tag: impl Into<Tag>,
     ) -> Result<Option<Status>, Error> {
         let selector = self.selector(src.into(), tag.into())?;
-        self.inner.shared.iprobe(selector)
+        Ok(self.look(selector, false)?.map(|found| found.1))
     }
 
     /// Waits for a message that such a receive would match, and removes it from the matching: only
@@ -232,12 +256,8 @@ impl Comm {
     /// As [`probe`](Comm::probe).
     pub fn mprobe(&self, src: impl Into<Source>, tag: impl Into<Tag>) -> Result<Message, Error> {
         let selector = self.selector(src.into(), tag.into())?;
-        let (taken, status) = self.inner.shared.mprobe(selector)?;
-        Ok(Message {
-            comm: self.clone(),
-            taken: Some(taken),
-            status,
-        })
+        let found = self.look_until(selector, true)?;
+        Ok(Message::new(self, found))
     }
 
     /// Like [`mprobe`](Comm::mprobe), without waiting.
@@ -250,12 +270,21 @@ impl Comm {
         tag: impl Into<Tag>,
     ) -> Result<Option<Message>, Error> {
         let selector = self.selector(src.into(), tag.into())?;
-        let found = self.inner.shared.improbe(selector)?;
-        Ok(found.map(|(taken, status)| Message {
-            comm: self.clone(),
-            taken: Some(taken),
-            status,
-        }))
+        let found = self.look(selector, true)?;
+        Ok(found.map(|found| Message::new(self, found)))
+    }
+
+    /// Searches for a message. `takes`: removes it from the matching.
+    fn look(&self, selector: Selector, takes: bool) -> Result<Option<(u64, Status)>, Error> {
+        let find = |engine: &mut Engine| engine.protocol.find(&selector, takes).transpose();
+        self.layer().shared.attempt(None, find).transpose()
+    }
+
+    /// Waits for a message.
+    fn look_until(&self, selector: Selector, takes: bool) -> Result<(u64, Status), Error> {
+        let find = |engine: &mut Engine| engine.protocol.find(&selector, takes).transpose();
+        let shared = &self.layer().shared;
+        shared.wait_until(shared.lock(), None, find)
     }
 
     /// Runs sends and receives concurrently on borrowed buffers, like [`std::thread::scope`].
@@ -289,8 +318,10 @@ impl Comm {
     /// # Errors
     /// As [`send`](Comm::send).
     pub fn isend_owned(&self, buffer: Vec<u8>, dst: Rank, tag: i32) -> Result<OwnedRequest, Error> {
-        let destination = self.destination(dst, tag)?;
-        OwnedRequest::send(self, buffer, destination)
+        // SAFETY: `OwnedRequest` keeps the memory of the vector until the request is over.
+        let memory = unsafe { Memory::to_read(buffer.as_ptr(), buffer.len()) };
+        let id = self.isend_memory(memory, dst, tag, (false, true))?;
+        Ok(OwnedRequest::new(self.layer(), id, buffer))
     }
 
     /// Starts to receive into a buffer that the request owns. Its length, not its capacity, limits
@@ -300,48 +331,111 @@ impl Comm {
     /// As [`recv`](Comm::recv).
     pub fn irecv_owned(
         &self,
-        buffer: Vec<u8>,
+        mut buffer: Vec<u8>,
         src: impl Into<Source>,
         tag: impl Into<Tag>,
     ) -> Result<OwnedRequest, Error> {
-        let selector = self.selector(src.into(), tag.into())?;
-        OwnedRequest::recv(self, buffer, selector)
+        // SAFETY: as in `isend_owned`.
+        let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
+        let id = self.irecv_memory(memory, src.into(), tag.into(), true)?;
+        Ok(OwnedRequest::new(self.layer(), id, buffer))
     }
 
-    pub(crate) fn isend_mem(
+    /// Starts to send `length` bytes, for other languages. Safe ones: [`scope`](Comm::scope),
+    /// [`isend_owned`](Comm::isend_owned).
+    ///
+    /// # Safety
+    /// The bytes are readable and not written until the request is over:
+    /// [`P2p::wait`](crate::P2p::wait) or a successful test has returned, or the layer was
+    /// finalized. For a request given to [`P2p::free`](crate::P2p::free): until the layer was
+    /// finalized.
+    ///
+    /// # Errors
+    /// As [`send`](Comm::send).
+    pub unsafe fn isend_raw(
         &self,
-        memory: ReadMem,
+        at: *const u8,
+        length: usize,
         dst: Rank,
         tag: i32,
-        lent: bool,
     ) -> Result<RequestId, Error> {
-        self.inner
-            .shared
-            .isend(self.destination(dst, tag)?, memory, false, lent)
+        // SAFETY: the caller promises the same.
+        let memory = unsafe { Memory::to_read(at, length) };
+        self.isend_memory(memory, dst, tag, (false, false))
     }
 
-    pub(crate) fn issend_mem(
+    /// Like [`isend_raw`](Comm::isend_raw), but synchronous: it completes when a receive has taken
+    /// the message.
+    ///
+    /// # Safety
+    /// As [`isend_raw`](Comm::isend_raw).
+    ///
+    /// # Errors
+    /// As [`send`](Comm::send).
+    pub unsafe fn issend_raw(
         &self,
-        memory: ReadMem,
+        at: *const u8,
+        length: usize,
         dst: Rank,
         tag: i32,
-        lent: bool,
     ) -> Result<RequestId, Error> {
-        self.inner
-            .shared
-            .isend(self.destination(dst, tag)?, memory, true, lent)
+        // SAFETY: the caller promises the same.
+        let memory = unsafe { Memory::to_read(at, length) };
+        self.isend_memory(memory, dst, tag, (true, false))
     }
 
-    pub(crate) fn irecv_mem(
+    /// Starts to receive at most `length` bytes, for other languages.
+    ///
+    /// # Safety
+    /// The bytes are writable, and not read or written by others, until the request is over; see
+    /// [`isend_raw`](Comm::isend_raw).
+    ///
+    /// # Errors
+    /// As [`recv`](Comm::recv).
+    pub unsafe fn irecv_raw(
         &self,
-        memory: WriteMem,
+        at: *mut u8,
+        length: usize,
+        src: Source,
+        tag: Tag,
+    ) -> Result<RequestId, Error> {
+        // SAFETY: the caller promises the same.
+        let memory = unsafe { Memory::to_write(at, length) };
+        self.irecv_memory(memory, src, tag, false)
+    }
+
+    /// Starts a send. `lent`: safe code lends the memory and waits for the end.
+    pub(crate) fn isend_memory(
+        &self,
+        memory: Memory,
+        dst: Rank,
+        tag: i32,
+        (sync, lent): (bool, bool),
+    ) -> Result<RequestId, Error> {
+        let to = self.destination(dst, tag)?;
+        let mut engine = self.layer().shared.lock();
+        let mut request = Request::send(memory, to, sync);
+        request.lent = lent;
+        // SAFETY: the promise of `Memory::to_read` holds during this call.
+        let body = unsafe { memory.bytes() };
+        if !sync && engine.send_fast(to, body) {
+            request.state = State::Over;
+            return Ok(RequestId(engine.protocol.requests.insert(request)));
+        }
+        engine.submit(to, request).map(RequestId)
+    }
+
+    /// Starts a receive. `lent`: as for sends.
+    pub(crate) fn irecv_memory(
+        &self,
+        memory: Memory,
         src: Source,
         tag: Tag,
         lent: bool,
     ) -> Result<RequestId, Error> {
-        self.inner
-            .shared
-            .irecv(self.selector(src, tag)?, memory, lent)
+        let selector = self.selector(src, tag)?;
+        let mut engine = self.layer().shared.lock();
+        engine.receive(memory, selector, lent).map(RequestId)
     }
 }
 
@@ -349,11 +443,20 @@ impl Comm {
 #[derive(Debug)]
 pub struct Message {
     comm: Comm,
-    taken: Option<u64>,
+    /// `None`: it was received.
+    entry: Option<u64>,
     status: Status,
 }
 
 impl Message {
+    fn new(comm: &Comm, (entry, status): (u64, Status)) -> Message {
+        Message {
+            comm: comm.clone(),
+            entry: Some(entry),
+            status,
+        }
+    }
+
     /// Returns the sender, tag and length.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -364,42 +467,41 @@ impl Message {
     ///
     /// # Errors
     /// `Truncated`, `PeerFailed`, `Closed`.
-    pub fn recv(mut self, buffer: &mut [u8]) -> Result<Status, Error> {
-        let Some(taken) = self.taken.take() else {
-            return Err(Error::FreedRequest);
-        };
-        self.comm
-            .inner
-            .shared
-            .recv_taken(self.comm.inner.context, taken, buffer)
+    pub fn recv(self, buffer: &mut [u8]) -> Result<Status, Error> {
+        let layer = self.comm.layer().clone();
+        // SAFETY: borrowed during this call, which returns when the request is over.
+        let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
+        let id = self.irecv_memory(memory, true)?;
+        layer.wait(id)
     }
 
     /// Starts to receive the message into a buffer that the request owns.
     ///
     /// # Errors
     /// As [`recv`](Message::recv).
-    pub fn irecv_owned(mut self, buffer: Vec<u8>) -> Result<OwnedRequest, Error> {
-        let Some(taken) = self.taken.take() else {
-            return Err(Error::FreedRequest);
-        };
-        OwnedRequest::recv_taken(&self.comm, buffer, taken)
+    pub fn irecv_owned(self, mut buffer: Vec<u8>) -> Result<OwnedRequest, Error> {
+        let layer = self.comm.layer().clone();
+        // SAFETY: `OwnedRequest` keeps the memory of the vector until the request is over.
+        let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
+        let id = self.irecv_memory(memory, true)?;
+        Ok(OwnedRequest::new(&layer, id, buffer))
     }
 
-    pub(crate) fn irecv_mem(mut self, memory: WriteMem) -> Result<RequestId, Error> {
-        let Some(taken) = self.taken.take() else {
-            return Err(Error::FreedRequest);
-        };
-        self.comm
-            .inner
-            .shared
-            .irecv_taken(self.comm.inner.context, taken, memory, false)
+    fn irecv_memory(mut self, memory: Memory, lent: bool) -> Result<RequestId, Error> {
+        let entry = self.entry.take().ok_or(Error::UnknownRequest)?;
+        let context = self.comm.inner.context;
+        let mut engine = self.comm.layer().shared.lock();
+        let key = engine.receive_taken(memory, context, entry, lent)?;
+        Ok(RequestId(key))
     }
 }
 
 impl Drop for Message {
     fn drop(&mut self) {
-        if let Some(taken) = self.taken.take() {
-            self.comm.inner.shared.discard(taken);
+        if let Some(entry) = self.entry.take() {
+            let mut engine = self.comm.layer().shared.lock();
+            engine.protocol.discard(entry);
+            engine.do_work();
         }
     }
 }

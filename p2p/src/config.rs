@@ -21,20 +21,14 @@ pub struct Config {
     pub unexpected_bytes: usize,
     /// Tells senders when this process is late (hybrid paper, section 4.2).
     pub skew: bool,
-    /// Time that a waiting thread spins before it yields the CPU; `None`: 1 ms, or zero if the
-    /// ranks outnumber the CPUs.
+    /// Time that a waiting thread spins before it yields the CPU, and a millisecond later sleeps;
+    /// `None`: 1 ms, or zero if the ranks outnumber the CPUs.
     pub spin: Option<Duration>,
-    /// A waiting thread sleeps after it has yielded for a millisecond.
-    pub block: bool,
     /// Number of processes on this node that need a CPU while the job communicates: its ranks, and
     /// daemons. 0 counts as 1.
     pub local_ranks: u32,
     /// Number of CPUs that this process may use; `None`: from the affinity mask and cgroup quota.
     pub cpus: Option<u32>,
-    /// Starts a thread that makes progress while the program computes.
-    pub progress_thread: bool,
-    /// Maximum time that [`P2p::finalize`](crate::P2p::finalize) takes to send what is queued.
-    pub finalize_limit: Duration,
     /// Internal thresholds, for tests.
     #[doc(hidden)]
     pub tuning: Tuning,
@@ -48,9 +42,8 @@ pub struct Tuning {
     /// Use `get`, and `put`.
     pub get: bool,
     pub put: bool,
-    /// Bytes of one `get` or `put`, and the number of them in flight for one message.
+    /// Bytes of one `get` or `put`.
     pub one_sided_part: usize,
-    pub one_sided_depth: u32,
     /// This process is late while more than `skew_queue` messages have waited for `skew_after`,
     /// until at most half as many have waited for `skew_rest`.
     pub skew_queue: usize,
@@ -67,11 +60,8 @@ impl Default for Config {
             unexpected_bytes: 256 << 20,
             skew: true,
             spin: None,
-            block: true,
             local_ranks: 1,
             cpus: None,
-            progress_thread: false,
-            finalize_limit: Duration::from_secs(10),
             tuning: Tuning::default(),
         }
     }
@@ -82,8 +72,7 @@ impl Default for Tuning {
         Tuning {
             get: true,
             put: true,
-            one_sided_part: 4 << 20,
-            one_sided_depth: 4,
+            one_sided_part: 16 << 20,
             skew_queue: 16,
             skew_after: Duration::from_micros(200),
             skew_rest: Duration::from_millis(20),

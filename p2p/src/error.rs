@@ -4,8 +4,8 @@ use btl::{PeerError, Rank};
 
 /// Error of a call or a request.
 ///
-/// `InvalidRank`, `InvalidTag`, `InvalidContext`, `InvalidArgument`, `FreedRequest` and
-/// `AlreadyWaited` are errors of the caller; nothing was done. `Truncated` is an error of one
+/// `InvalidRank`, `InvalidTag`, `InvalidContext`, `InvalidArgument` and `UnknownRequest` are errors
+/// of the caller; nothing was done. `Truncated` is an error of one
 /// request. `PeerFailed` is final: the peer does not come back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -53,24 +53,18 @@ pub enum Error {
         /// Cause.
         error: PeerError,
     },
-    /// The request was freed or never existed.
-    #[error("a request that was freed or never existed")]
-    FreedRequest,
-    /// The result of the request was already returned.
-    #[error("a request that was already waited for")]
-    AlreadyWaited,
+    /// The request was freed, its result was already returned, or it never existed.
+    #[error("a request that was freed, already waited for, or never existed")]
+    UnknownRequest,
     /// The request was cancelled.
     #[error("cancelled")]
     Cancelled,
     /// After [`P2p::finalize`](crate::P2p::finalize).
     #[error("the layer is closed")]
     Closed,
-    /// Messages were still queued after [`Config::finalize_limit`](crate::Config::finalize_limit).
+    /// Messages were still queued when [`P2p::finalize`](crate::P2p::finalize) gave up.
     #[error("{0} sends were still not out when the time for finalizing was over")]
     Unflushed(usize),
-    /// The system refused an event descriptor or a thread.
-    #[error("{0}")]
-    System(String),
 }
 
 /// Error of [`P2p::start`](crate::P2p::start).
@@ -98,7 +92,7 @@ pub enum StartError {
         /// Reasons, one line for each transport.
         reasons: String,
     },
-    /// The system refused an event descriptor or a thread.
+    /// The system refused an event descriptor.
     #[error("{0}")]
     System(String),
 }

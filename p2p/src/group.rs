@@ -65,9 +65,4 @@ impl Group {
             .ok()?;
         self.places.get(at).map(|place| place.1)
     }
-
-    /// Iterates over the members.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
-        (0..self.size).filter_map(|rank| self.peer(rank))
-    }
 }

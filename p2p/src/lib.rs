@@ -44,8 +44,8 @@
 //!   (`cargo run --release -p p2p --example matchbench`).
 //! - *Memory* for messages without a receive is bounded by [`Config::unexpected_bytes`]: senders
 //!   spend credit, then send RTS only, then wait. A peer that sends without credit is closed.
-//! - *Progress* is made inside calls of any thread, or by [`Config::progress_thread`]. A waiting
-//!   thread spins, then yields, then sleeps on the transports' descriptors.
+//! - *Progress* is made inside calls of any thread ([`P2p::progress`]). A waiting thread spins, then
+//!   yields, then sleeps on the transports' descriptors.
 //! - *Failure*: a peer fails with any of its rails. Requests that name it end with
 //!   [`Error::PeerFailed`]; posted any-source receives do so once, unless the peer left in order. A
 //!   peer that violates the protocol is closed and gets the reason.
@@ -58,7 +58,6 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
-mod background;
 mod collectives;
 mod comm;
 mod config;
@@ -66,13 +65,11 @@ mod engine;
 mod envelope;
 mod error;
 mod group;
-mod idle;
 mod ids;
 mod matching;
 mod memory;
 mod owned;
 mod p2p;
-mod raw;
 mod scope;
 mod shared;
 mod slab;
@@ -80,7 +77,6 @@ mod start;
 #[cfg(test)]
 mod testing;
 mod types;
-mod waiting;
 pub mod wire;
 
 pub use btl::{Btl, PeerError, PeerInfo, Rank};

@@ -2,88 +2,45 @@
 
 use std::slice;
 
-/// Memory that a send reads, under the conditions of [`ReadMem::new`].
+/// Memory of one request: a send reads it, a receive fills it. The conditions are those of
+/// [`to_read`](Memory::to_read) and [`to_write`](Memory::to_write).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReadMem {
-    at: *const u8,
-    length: usize,
-}
-
-/// Memory that a receive fills, under the conditions of [`WriteMem::new`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WriteMem {
+pub(crate) struct Memory {
     at: *mut u8,
     length: usize,
+    writable: bool,
 }
 
-// SAFETY: the promise of `new` holds on every thread: the memory is valid and unused by others
-// until the request is over. The engine that uses it is behind a lock.
-unsafe impl Send for ReadMem {}
-// SAFETY: as above.
-unsafe impl Send for WriteMem {}
+// SAFETY: the promise of the constructors holds on every thread: the memory is valid and unused by
+// others until the request is over. The engine that uses it is behind a lock.
+unsafe impl Send for Memory {}
 
-impl ReadMem {
+impl Memory {
     /// Lends memory to a send.
     ///
     /// # Safety
     /// `length` bytes at `at` are readable and not written until the request made with this memory
     /// is over.
-    pub(crate) unsafe fn new(at: *const u8, length: usize) -> ReadMem {
-        ReadMem {
-            at: if length == 0 {
-                std::ptr::NonNull::dangling().as_ptr()
-            } else {
-                at
-            },
+    pub(crate) unsafe fn to_read(at: *const u8, length: usize) -> Memory {
+        let dangling = std::ptr::NonNull::dangling().as_ptr();
+        Memory {
+            at: if length == 0 { dangling } else { at.cast_mut() },
             length,
+            writable: false,
         }
     }
 
-    pub(crate) fn len(self) -> usize {
-        self.length
-    }
-
-    /// Returns the address at `offset`, for transports that read by themselves.
-    pub(crate) fn at(self, offset: usize) -> *const u8 {
-        debug_assert!(offset <= self.length);
-        self.at.wrapping_add(offset)
-    }
-
-    /// Returns all of the memory as a slice.
-    ///
-    /// # Safety
-    /// The slice is used only until the request made with this memory is over.
-    pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
-        // SAFETY: readable and not written to until the request is over, by the promise of `new`.
-        unsafe { slice::from_raw_parts(self.at, self.length) }
-    }
-
-    /// Returns the part `offset..offset + length` as a slice; empty if it exceeds the memory.
-    ///
-    /// # Safety
-    /// As for [`bytes`](ReadMem::bytes).
-    pub(crate) unsafe fn part<'a>(self, offset: usize, length: usize) -> &'a [u8] {
-        // SAFETY: the caller promises the same.
-        unsafe { self.bytes() }
-            .get(offset..offset.saturating_add(length))
-            .unwrap_or_default()
-    }
-}
-
-impl WriteMem {
     /// Lends memory to a receive.
     ///
     /// # Safety
     /// `length` bytes at `at` are writable, and not read or written by others, until the request
     /// made with this memory is over.
-    pub(crate) unsafe fn new(at: *mut u8, length: usize) -> WriteMem {
-        WriteMem {
-            at: if length == 0 {
-                std::ptr::NonNull::dangling().as_ptr()
-            } else {
-                at
-            },
-            length,
+    pub(crate) unsafe fn to_write(at: *mut u8, length: usize) -> Memory {
+        // SAFETY: the caller promises more.
+        let memory = unsafe { Memory::to_read(at, length) };
+        Memory {
+            writable: true,
+            ..memory
         }
     }
 
@@ -91,25 +48,44 @@ impl WriteMem {
         self.length
     }
 
-    /// Returns the address at `offset`, for transports that write by themselves.
+    /// Returns true if the memory is that of a receive.
+    pub(crate) fn is_writable(self) -> bool {
+        self.writable
+    }
+
+    /// Returns the address at `offset`, for transports that access the memory by themselves.
     pub(crate) fn at(self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.length);
         self.at.wrapping_add(offset)
     }
 
-    /// Copies the part of `bytes` that fits, from `offset` on. Returns its length.
-    pub(crate) fn fill(self, offset: usize, bytes: &[u8]) -> usize {
+    /// Returns all of a send's memory as a slice; nothing of a receive's.
+    ///
+    /// # Safety
+    /// The slice is used only until the request made with this memory is over.
+    pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
+        debug_assert!(!self.writable);
+        if self.writable {
+            return &[];
+        }
+        // SAFETY: readable and not written to until the request is over, by the promise of
+        // `to_read`.
+        unsafe { slice::from_raw_parts(self.at, self.length) }
+    }
+
+    /// Copies the part of `bytes` that fits into a receive's memory, from `offset` on.
+    pub(crate) fn fill(self, offset: usize, bytes: &[u8]) {
         let length = bytes.len().min(self.length.saturating_sub(offset));
-        if length != 0 {
+        debug_assert!(self.writable);
+        if self.writable && length != 0 {
             // SAFETY: `offset + length` is within the memory, which is writable and unused by
-            // others by the promise of `new`, so it does not overlap `bytes` either.
+            // others by the promise of `to_write`, so it does not overlap `bytes` either.
             unsafe {
                 self.at
                     .add(offset)
                     .copy_from_nonoverlapping(bytes.as_ptr(), length);
             };
         }
-        length
     }
 }
 

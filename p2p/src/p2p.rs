@@ -1,13 +1,19 @@
 //! The layer of one process.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use btl::Rank;
 
 use crate::comm::Comm;
-use crate::error::{Error, NotStarted};
+use crate::engine::Engine;
+use crate::error::{Error, NotStarted, StartError};
 use crate::shared::Shared;
+use crate::start::Agree;
 use crate::types::{PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress};
+
+/// Maximum time that [`P2p::finalize`] takes to send what is queued.
+const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Point-to-point layer of one process. A clone is the same layer. Any thread may use it.
 #[derive(Clone, Debug)]
@@ -15,21 +21,21 @@ pub struct P2p {
     pub(crate) shared: Arc<Shared>,
 }
 
+/// Index of a request in a list, and its result.
+type Indexed = (usize, Result<Status, Error>);
+
 impl P2p {
     /// Returns the addresses to publish before [`start`](P2p::start): one for each transport that
     /// can be reached.
     #[must_use]
     pub fn addresses(setup: &Setup) -> Vec<TransportAddress> {
-        let address = |btl: &dyn btl::Btl| TransportAddress {
+        let address = |btl: &Box<dyn btl::Btl>| TransportAddress {
             transport: btl.name().to_owned(),
             address: btl.address(),
         };
-        setup
-            .transports
-            .iter()
-            .map(|btl| address(&**btl))
-            .filter(|address| !address.address.is_empty())
-            .collect()
+        let mut addresses: Vec<_> = setup.transports.iter().map(address).collect();
+        addresses.retain(|address| !address.address.is_empty());
+        addresses
     }
 
     /// Starts the layer: makes every peer reachable. `addresses` is called once for each peer
@@ -42,9 +48,7 @@ impl P2p {
         setup: Setup,
         addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
     ) -> Result<P2p, NotStarted> {
-        Ok(P2p {
-            shared: Shared::start(setup, addresses, None)?,
-        })
+        P2p::start_with(setup, addresses, None)
     }
 
     /// Starts the layer and uses only transports that work in both directions.
@@ -62,124 +66,215 @@ impl P2p {
         addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
         agree: impl FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a,
     ) -> Result<P2p, NotStarted> {
+        P2p::start_with(setup, addresses, Some(Box::new(agree)))
+    }
+
+    fn start_with(
+        setup: Setup,
+        addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
+        agree: Option<Agree<'_>>,
+    ) -> Result<P2p, NotStarted> {
+        let config = setup.config.clone();
+        let (engine, paths) = crate::start::start(setup, addresses, agree)?;
+        // The transports are gone, but the peers have reached this process and see that it left.
+        let shared = Shared::new(engine, &config, paths).map_err(|what| NotStarted {
+            error: StartError::System(what),
+            transports: Vec::new(),
+        })?;
         Ok(P2p {
-            shared: Shared::start(setup, addresses, Some(Box::new(agree)))?,
+            shared: Arc::new(shared),
         })
     }
 
     /// Returns the communicator of all ranks of the job.
     #[must_use]
     pub fn world(&self) -> Comm {
-        Comm::new(Arc::clone(&self.shared), self.shared.world(), 0)
+        Comm::new(self.clone(), Arc::clone(&self.shared.world), 0)
     }
 
     /// Returns for each peer and transport whether it is used, and why.
     #[must_use]
     pub fn paths(&self) -> Vec<PathReport> {
-        self.shared.paths().to_vec()
+        self.shared.paths.clone()
     }
 
     /// Returns the traffic of each rail, for peers with several rails.
     #[must_use]
     pub fn rails(&self) -> Vec<RailReport> {
-        self.shared.rails()
+        let engine = self.shared.lock();
+        let mut all = Vec::new();
+        for (peer, state) in engine.protocol.peers.iter() {
+            if state.rails.len() < 2 {
+                continue;
+            }
+            all.extend(state.rails.iter().map(|rail| RailReport {
+                peer: peer.rank(),
+                transport: engine.transports.name(rail.transport).to_owned(),
+                reason: rail.info.reason.clone(),
+                bandwidth: rail.info.bandwidth,
+                sent: rail.sent,
+                received: rail.received,
+            }));
+        }
+        all
     }
 
     /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.shared.stats()
+        let engine = self.shared.lock();
+        Stats {
+            unexpected_now: engine.protocol.unexpected.len(),
+            ..engine.protocol.stats
+        }
     }
 
     /// Polls all transports. Returns the number of events. Programs that compute for a long time
-    /// call it now and then; other calls poll by themselves.
+    /// call it now and then, or in a thread of their own; other calls poll by themselves.
     pub fn progress(&self) -> usize {
-        self.shared.progress()
+        let mut engine = self.shared.lock();
+        if engine.protocol.closed {
+            0
+        } else {
+            engine.poll(None)
+        }
     }
 
     /// Sends what is queued, then closes all transports. Requests that are not over end with
     /// `Closed`.
     ///
     /// # Errors
-    /// `Unflushed` after [`Config::finalize_limit`](crate::Config::finalize_limit); the transports
-    /// are closed nevertheless.
+    /// `Unflushed` after 10 seconds; the transports are closed nevertheless.
     pub fn finalize(self) -> Result<(), Error> {
-        self.shared.finalize()
+        let deadline = Instant::now() + FINALIZE_LIMIT;
+        self.shared.wait_until(self.shared.lock(), None, |engine| {
+            let mut result = Ok(());
+            if !engine.protocol.closed {
+                if !engine.is_flushed() {
+                    if Instant::now() < deadline {
+                        return None;
+                    }
+                    result = Err(Error::Unflushed(engine.protocol.unsent().max(1)));
+                }
+                engine.close();
+            }
+            Some(result)
+        })
     }
 
     /// Returns the result if the request is over. The result is returned once.
     ///
     /// # Errors
-    /// The error of the request; `FreedRequest`, `AlreadyWaited`.
+    /// The error of the request; `UnknownRequest`.
     pub fn test(&self, request: RequestId) -> Result<Option<Status>, Error> {
-        self.shared.test(request)
+        let take = |engine: &mut Engine| engine.protocol.take(request.0);
+        self.shared.attempt(Some(request.0), take).transpose()
     }
 
     /// Waits until the request is over and returns its result.
     ///
     /// # Errors
-    /// The error of the request; `FreedRequest`, `AlreadyWaited`.
+    /// The error of the request; `UnknownRequest`.
     pub fn wait(&self, request: RequestId) -> Result<Status, Error> {
-        self.shared.wait(request)
+        self.shared.finish(self.shared.lock(), request.0)
     }
 
     /// Returns true if the request is over, without taking the result (`MPI_Request_get_status`).
     ///
     /// # Errors
-    /// `FreedRequest`, `AlreadyWaited`; not the error of the request.
+    /// `UnknownRequest`; not the error of the request.
     pub fn is_over(&self, request: RequestId) -> Result<bool, Error> {
-        self.shared.is_over(request)
+        let over = |engine: &mut Engine| {
+            let over = engine.protocol.is_over(request.0);
+            (over != Ok(false)).then_some(over)
+        };
+        self.shared
+            .attempt(Some(request.0), over)
+            .unwrap_or(Ok(false))
     }
 
     /// Waits until one of the requests is over. Returns its index and result; `None` for an empty
     /// list.
-    pub fn waitany(&self, requests: &[RequestId]) -> Option<(usize, Result<Status, Error>)> {
-        self.shared.waitany(requests)
+    pub fn waitany(&self, requests: &[RequestId]) -> Option<Indexed> {
+        let first = |engine: &mut Engine| all_over(engine, requests).next();
+        (!requests.is_empty()).then(|| self.shared.wait_until(self.shared.lock(), None, first))
     }
 
     /// Like [`waitany`](P2p::waitany), without waiting. `None` if none is over.
-    pub fn testany(&self, requests: &[RequestId]) -> Option<(usize, Result<Status, Error>)> {
-        self.shared.testany(requests)
+    pub fn testany(&self, requests: &[RequestId]) -> Option<Indexed> {
+        self.shared
+            .attempt(None, |engine| all_over(engine, requests).next())
     }
 
     /// Waits until at least one of the requests is over. Returns all that are, with their indices;
     /// empty only for an empty list.
-    pub fn waitsome(&self, requests: &[RequestId]) -> Vec<(usize, Result<Status, Error>)> {
-        self.shared.waitsome(requests)
+    pub fn waitsome(&self, requests: &[RequestId]) -> Vec<Indexed> {
+        if requests.is_empty() {
+            return Vec::new();
+        }
+        let some = |engine: &mut Engine| Some(all_over(engine, requests).collect()).filter(has_any);
+        self.shared.wait_until(self.shared.lock(), None, some)
     }
 
     /// Like [`waitsome`](P2p::waitsome) without waiting.
-    pub fn testsome(&self, requests: &[RequestId]) -> Vec<(usize, Result<Status, Error>)> {
-        self.shared.testsome(requests)
+    pub fn testsome(&self, requests: &[RequestId]) -> Vec<Indexed> {
+        let some = |engine: &mut Engine| Some(all_over(engine, requests).collect()).filter(has_any);
+        self.shared.attempt(None, some).unwrap_or_default()
     }
 
     /// Waits until all requests are over. Returns the results in order.
     pub fn waitall(&self, requests: &[RequestId]) -> Vec<Result<Status, Error>> {
-        requests
-            .iter()
-            .map(|request| self.shared.wait(*request))
-            .collect()
+        requests.iter().map(|request| self.wait(*request)).collect()
     }
 
     /// Returns the results of all requests in order if all are over; otherwise takes none.
     pub fn testall(&self, requests: &[RequestId]) -> Option<Vec<Result<Status, Error>>> {
-        self.shared.testall(requests)
+        self.shared.attempt(None, |engine| {
+            let open = |request: &RequestId| engine.protocol.is_over(request.0) == Ok(false);
+            (!requests.iter().any(open)).then(|| {
+                all_over(engine, requests)
+                    .map(|(_, result)| result)
+                    .collect()
+            })
+        })
     }
 
     /// Cancels a receive without a message or a send that is still queued. Returns true if the
     /// request ends with `Cancelled`, false if it is too late. Wait for the request in both cases.
     ///
     /// # Errors
-    /// `FreedRequest`, `AlreadyWaited`.
+    /// `UnknownRequest`.
     pub fn cancel(&self, request: RequestId) -> Result<bool, Error> {
-        self.shared.cancel(request)
+        let mut engine = self.shared.lock();
+        let cancelled = engine.cancel(request.0)?;
+        engine.do_work();
+        Ok(cancelled)
     }
 
     /// Frees a request: it continues, and its result is dropped.
     ///
     /// # Errors
-    /// `FreedRequest`, `AlreadyWaited`.
+    /// `UnknownRequest`; `InvalidArgument` if the request borrows or owns its buffer.
     pub fn free(&self, request: RequestId) -> Result<(), Error> {
-        self.shared.free(request)
+        let mut engine = self.shared.lock();
+        let lent = |request: &crate::engine::Request| request.lent;
+        if engine.protocol.requests.get(request.0).is_some_and(lent) {
+            return Err(Error::InvalidArgument(
+                "the buffer of this request is borrowed: it cannot be freed, only waited for",
+            ));
+        }
+        engine.protocol.is_over(request.0)?;
+        engine.protocol.detach(request.0);
+        Ok(())
     }
+}
+
+/// Takes the results of the requests that are over.
+fn all_over(engine: &mut Engine, requests: &[RequestId]) -> impl Iterator<Item = Indexed> {
+    let over = |(at, id): (usize, &RequestId)| Some((at, engine.protocol.take(id.0)?));
+    requests.iter().enumerate().filter_map(over)
+}
+
+fn has_any(over: &Vec<Indexed>) -> bool {
+    !over.is_empty()
 }

@@ -8,8 +8,8 @@ use btl::Rank;
 
 use crate::comm::Comm;
 use crate::error::Error;
-use crate::memory::{ReadMem, WriteMem};
-use crate::shared::Shared;
+use crate::memory::Memory;
+use crate::p2p::P2p;
 use crate::types::{RequestId, Source, Status, Tag};
 
 /// Sends and receives on borrowed buffers, see [`Comm::scope`].
@@ -42,8 +42,9 @@ impl<'scope> Scope<'scope, '_> {
         tag: i32,
     ) -> Result<Pending<'scope>, Error> {
         // SAFETY: borrowed for 'scope, which ends after `run` has seen the request's end.
-        let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
-        Ok(self.pending(self.comm.isend_mem(memory, dst, tag, true)?))
+        let memory = unsafe { Memory::to_read(buffer.as_ptr(), buffer.len()) };
+        let id = self.comm.isend_memory(memory, dst, tag, (false, true))?;
+        Ok(self.pending(id))
     }
 
     /// Starts a synchronous send: it completes when a receive has taken the message.
@@ -57,8 +58,9 @@ impl<'scope> Scope<'scope, '_> {
         tag: i32,
     ) -> Result<Pending<'scope>, Error> {
         // SAFETY: as in `isend`.
-        let memory = unsafe { ReadMem::new(buffer.as_ptr(), buffer.len()) };
-        Ok(self.pending(self.comm.issend_mem(memory, dst, tag, true)?))
+        let memory = unsafe { Memory::to_read(buffer.as_ptr(), buffer.len()) };
+        let id = self.comm.isend_memory(memory, dst, tag, (true, true))?;
+        Ok(self.pending(id))
     }
 
     /// Starts to receive into a buffer.
@@ -72,8 +74,11 @@ impl<'scope> Scope<'scope, '_> {
         tag: impl Into<Tag>,
     ) -> Result<Pending<'scope>, Error> {
         // SAFETY: as in `isend`, and borrowed exclusively.
-        let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        Ok(self.pending(self.comm.irecv_mem(memory, src.into(), tag.into(), true)?))
+        let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
+        let id = self
+            .comm
+            .irecv_memory(memory, src.into(), tag.into(), true)?;
+        Ok(self.pending(id))
     }
 
     /// Waits for all requests of this scope that were not waited for.
@@ -81,14 +86,13 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     /// The first error, in the order of starting. All requests are over.
     pub fn waitall(&self) -> Result<(), Error> {
-        let open = self.open.take();
-        finish(self.comm.shared(), &open)
+        finish(self.comm.layer(), &self.open)
     }
 
     fn pending(&'scope self, id: RequestId) -> Pending<'scope> {
         self.open.borrow_mut().push(id);
         Pending {
-            shared: self.comm.shared(),
+            layer: self.comm.layer(),
             open: &self.open,
             id,
         }
@@ -97,26 +101,21 @@ impl<'scope> Scope<'scope, '_> {
 
 /// Send or receive of a [`Scope`]. If it is dropped, the operation continues and the scope waits
 /// for it.
+#[derive(Debug)]
 pub struct Pending<'scope> {
-    shared: &'scope Shared,
+    layer: &'scope P2p,
     open: &'scope RefCell<Vec<RequestId>>,
     id: RequestId,
-}
-
-impl fmt::Debug for Pending<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pending").field(&self.id).finish()
-    }
 }
 
 impl Pending<'_> {
     /// Waits until the request is over.
     ///
     /// # Errors
-    /// The error of the request; `AlreadyWaited` after [`Scope::waitall`] or a successful
+    /// The error of the request; `UnknownRequest` after [`Scope::waitall`] or a successful
     /// [`test`](Pending::test).
     pub fn wait(self) -> Result<Status, Error> {
-        let result = self.shared.wait(self.id);
+        let result = self.layer.wait(self.id);
         self.forget();
         result
     }
@@ -126,49 +125,45 @@ impl Pending<'_> {
     /// # Errors
     /// As [`wait`](Pending::wait).
     pub fn test(&self) -> Result<Option<Status>, Error> {
-        let result = self.shared.test(self.id);
+        let result = self.layer.test(self.id);
         if !matches!(result, Ok(None)) {
             self.forget();
         }
         result
     }
 
-    /// Cancels the request, see [`P2p::cancel`](crate::P2p::cancel).
+    /// Cancels the request, see [`P2p::cancel`].
     ///
     /// # Errors
-    /// `AlreadyWaited`.
+    /// `UnknownRequest`.
     pub fn cancel(&self) -> Result<bool, Error> {
-        self.shared.cancel(self.id)
+        self.layer.cancel(self.id)
     }
 
-    /// Returns the id, for calls of [`P2p`](crate::P2p).
+    /// Returns the id, for calls of [`P2p`].
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.id
     }
 
     fn forget(&self) {
-        let mut open = self.open.borrow_mut();
-        if let Some(at) = open.iter().rposition(|id| *id == self.id) {
-            open.swap_remove(at);
-        }
+        self.open.borrow_mut().retain(|id| *id != self.id);
     }
 }
 
 /// Cancels or waits for open requests, also if the function panics.
 struct Guard<'a> {
-    shared: &'a Shared,
+    layer: &'a P2p,
     open: &'a RefCell<Vec<RequestId>>,
 }
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        let open = self.open.take();
-        for id in &open {
+        for id in &*self.open.borrow() {
             // Fails for requests that are over.
-            let _ = self.shared.cancel(*id);
+            let _ = self.layer.cancel(*id);
         }
-        let _ = finish(self.shared, &open);
+        let _ = finish(self.layer, self.open);
     }
 }
 
@@ -182,23 +177,22 @@ pub(crate) fn run<'env, R>(
         scope: PhantomData,
         env: PhantomData,
     };
-    let guard = Guard {
-        shared: comm.shared(),
+    let _guard = Guard {
+        layer: comm.layer(),
         open: &scope.open,
     };
     let result = f(&scope)?;
-    let open = guard.open.take();
-    finish(comm.shared(), &open)?;
+    scope.waitall()?;
     Ok(result)
 }
 
 /// Waits for all requests and returns the first error. A request that was already waited for by its
 /// id is no error.
-fn finish(shared: &Shared, open: &[RequestId]) -> Result<(), Error> {
+fn finish(layer: &P2p, open: &RefCell<Vec<RequestId>>) -> Result<(), Error> {
     let mut first = Ok(());
-    for id in open {
-        let result = match shared.wait(*id) {
-            Ok(_) | Err(Error::AlreadyWaited | Error::FreedRequest) => Ok(()),
+    for id in open.take() {
+        let result = match layer.wait(id) {
+            Ok(_) | Err(Error::UnknownRequest) => Ok(()),
             Err(error) => Err(error),
         };
         first = first.and(result);

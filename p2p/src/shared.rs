@@ -1,484 +1,512 @@
-//! The engine behind its lock. Every call of the program passes through this file.
+//! The engine behind its lock, and waiting for requests.
+//!
+//! Waiting threads poll the engine in turn while they spin or yield. Of the threads that sleep, one
+//! sleeps in `poll` on the descriptors of the transports (the *sleeper*), the others on a condition
+//! variable (*followers*). A thread that releases the lock wakes them if a request ended, if it
+//! disarmed the transports (every poll does), or if there is work that no event will announce.
 
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
-use btl::Rank;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use crate::engine::{Engine, Request, State};
-use crate::envelope::{Destination, Selector};
-use crate::error::{Error, NotStarted, StartError};
+use crate::config::Config;
+use crate::engine::{Engine, Found, State};
+use crate::error::Error;
 use crate::group::Group;
-use crate::memory::{ReadMem, WriteMem};
-use crate::start::Agree;
-use crate::types::{PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress};
-use crate::waiting::Waiting;
+use crate::ids::{PeerId, TransportId};
+use crate::types::{PathReport, Status};
 
-/// The layer of one process.
+/// Time that a waiting thread spins, unless ranks outnumber CPUs or it is configured.
+const SPIN: Duration = Duration::from_millis(1);
+/// Time that it then yields the CPU before it sleeps.
+const YIELD: Duration = Duration::from_millis(1);
+/// Polls between two readings of the clock while it spins.
+const CLOCK_EVERY: u32 = 64;
+/// Sleep if a transport cannot wake this thread.
+const NAP: Duration = Duration::from_micros(50);
+/// Maximum sleep, in case a transport does not wake this thread.
+const LONGEST: Duration = Duration::from_secs(1);
+/// Maximum sleep of a follower.
+const FOLLOW: Duration = Duration::from_millis(10);
+
 #[derive(Debug)]
-pub(crate) struct Shared {
-    waiting: Waiting,
-    world: Arc<Group>,
-    paths: Vec<PathReport>,
+struct Inner {
+    engine: Engine,
+    /// A thread sleeps in `poll`.
+    sleeper: bool,
+    followers: u32,
+    /// A sleeper or a follower exists.
+    others: bool,
+    /// Number of ended requests when a thread last fell asleep or was woken.
+    ended_seen: u64,
+    /// The engine was polled since then.
+    touched: bool,
+    /// Copies of the transports' descriptors; `None`: not made yet.
+    descriptors: Option<Arc<Vec<OwnedFd>>>,
 }
 
-impl Shared {
-    pub(crate) fn start(
-        setup: Setup,
-        addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
-        agree: Option<Agree<'_>>,
-    ) -> Result<Arc<Shared>, NotStarted> {
-        let config = setup.config.clone();
-        let (engine, paths) = crate::start::start(setup, addresses, agree)?;
-        let protocol = &engine.protocol;
-        let world = Arc::new(Group::world(protocol.peers.size(), protocol.own));
-        // The transports are gone, but the peers have reached this process and see that it left.
-        let refused = |what| NotStarted {
-            error: StartError::System(what),
-            transports: Vec::new(),
-        };
-        let waiting = Waiting::new(engine, &config).map_err(refused)?;
-        let shared = Arc::new(Shared {
-            waiting,
-            world,
-            paths,
-        });
-        if config.progress_thread {
-            crate::background::spawn(&shared).map_err(|error| refused(error.to_string()))?;
-        }
-        Ok(shared)
-    }
+/// The layer of one process: the engine with its lock and the sleeping threads.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    inner: Mutex<Inner>,
+    /// Number of threads that wait for the lock.
+    contended: AtomicU32,
+    /// Followers wait for a change of this number.
+    calls: Mutex<u64>,
+    condition: Condvar,
+    /// Wakes the sleeper.
+    bell: OwnedFd,
+    spin: Duration,
+    pub(crate) world: Arc<Group>,
+    pub(crate) paths: Vec<PathReport>,
+}
 
-    pub(crate) fn waiting(&self) -> &Waiting {
-        &self.waiting
-    }
+/// The engine, locked.
+///
+/// A panic that unwinds through it ends the process while memory is lent: unwinding would free
+/// buffers that requests, transports or peers still use.
+pub(crate) struct Lock<'a> {
+    shared: &'a Shared,
+    inner: MutexGuard<'a, Inner>,
+    /// The thread was panicking already when it took the lock.
+    unwinding: bool,
+}
 
-    pub(crate) fn world(&self) -> Arc<Group> {
-        Arc::clone(&self.world)
-    }
-
-    pub(crate) fn paths(&self) -> &[PathReport] {
-        &self.paths
-    }
-
-    pub(crate) fn rails(&self) -> Vec<RailReport> {
-        let engine = self.waiting.lock();
-        let mut all = Vec::new();
-        for (peer, state) in engine.protocol.peers.iter() {
-            if state.rails.len() < 2 {
-                continue;
-            }
-            all.extend(state.rails.iter().map(|rail| RailReport {
-                peer: peer.rank(),
-                transport: engine.transports.name(rail.transport).to_owned(),
-                reason: rail.info.reason.clone(),
-                bandwidth: rail.info.bandwidth,
-                sent: rail.sent,
-                received: rail.received,
-            }));
-        }
-        all
-    }
-
-    pub(crate) fn stats(&self) -> Stats {
-        let engine = self.waiting.lock();
-        Stats {
-            unexpected_now: engine.protocol.unexpected.len(),
-            ..engine.protocol.stats
-        }
-    }
-
-    pub(crate) fn progress(&self) -> usize {
-        let mut engine = self.waiting.lock();
-        if engine.protocol.closed {
-            0
-        } else {
-            engine.poll(None)
-        }
-    }
-
-    pub(crate) fn finalize(&self) -> Result<(), Error> {
-        let limit = std::time::Instant::now().checked_add(self.waiting.finalize_limit);
-        let mut unsent = 0;
-        self.waiting
-            .wait_until(self.waiting.lock(), None, |engine| {
-                let flushed = engine.protocol.closed || engine.is_flushed();
-                let late = limit.is_some_and(|limit| std::time::Instant::now() >= limit);
-                if !flushed && !late {
-                    return None;
-                }
-                if !flushed {
-                    unsent = engine.protocol.unsent().max(1);
-                }
-                if !engine.protocol.closed {
-                    engine.close();
-                }
-                Some(())
-            });
-        if unsent == 0 {
-            Ok(())
-        } else {
-            Err(Error::Unflushed(unsent))
-        }
-    }
+impl Deref for Lock<'_> {
+    type Target = Engine;
 
     #[inline]
-    pub(crate) fn send(&self, to: Destination, bytes: &[u8], sync: bool) -> Result<(), Error> {
-        let mut engine = self.waiting.lock();
-        // A closed transport refuses. The context exists: its communicator makes this call.
-        if !sync && engine.send_fast(to, bytes) {
-            return Ok(());
+    fn deref(&self) -> &Engine {
+        &self.inner.engine
+    }
+}
+
+impl DerefMut for Lock<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.inner.engine
+    }
+}
+
+impl Drop for Lock<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.unwinding && std::thread::panicking() {
+            self.abort_if_lent();
         }
-        self.send_slow(engine, to, bytes, sync)
+        if self.inner.others {
+            self.wake();
+        }
+    }
+}
+
+impl<'a> Lock<'a> {
+    #[inline]
+    fn new(shared: &'a Shared, inner: MutexGuard<'a, Inner>) -> Lock<'a> {
+        let unwinding = std::thread::panicking();
+        Lock {
+            shared,
+            inner,
+            unwinding,
+        }
+    }
+
+    /// Aborts the process if a request uses memory of the program.
+    #[cold]
+    fn abort_if_lent(&self) {
+        if self.protocol.lends_memory() {
+            eprintln!("p2p: panic while memory is lent to requests: aborting");
+            std::process::abort();
+        }
+    }
+
+    /// Polls the engine, see [`Engine::poll`].
+    #[inline]
+    pub(crate) fn poll(&mut self, hint: Option<TransportId>) -> usize {
+        self.inner.touched = true;
+        self.inner.engine.poll(hint)
+    }
+
+    /// Returns the transport that a request waits for, if there are several.
+    #[inline]
+    pub(crate) fn hint(&self, key: u64) -> Option<TransportId> {
+        let request = self.protocol.requests.get(key)?;
+        self.hint_for(request.peer.filter(|_| request.state != State::Over))
+    }
+
+    /// Returns the transport that a receive from this peer waits for, if there are several.
+    #[inline]
+    fn hint_for(&self, source: Option<PeerId>) -> Option<TransportId> {
+        if self.transports.len() < 2 {
+            return None;
+        }
+        match self.protocol.peers[source?].rails.as_slice() {
+            [only] => Some(only.transport),
+            _ => None,
+        }
     }
 
     #[cold]
-    fn send_slow(
-        &self,
-        mut engine: crate::waiting::Lock<'_>,
-        to: Destination,
-        bytes: &[u8],
-        sync: bool,
-    ) -> Result<(), Error> {
-        // SAFETY: borrowed during this call, which returns when the request is over.
-        let memory = unsafe { ReadMem::new(bytes.as_ptr(), bytes.len()) };
-        let key = engine.submit(to, Request::send(memory, to, sync))?;
-        self.finish(engine, key).map(|_| ())
+    fn wake(&mut self) {
+        let inner = &mut *self.inner;
+        let protocol = &inner.engine.protocol;
+        let ended = protocol.ended != inner.ended_seen;
+        inner.ended_seen = protocol.ended;
+        if inner.sleeper && (ended || inner.touched || protocol.must_poll()) {
+            // If the counter is full, the descriptor is readable as well.
+            let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
+            inner.touched = false;
+        }
+        if ended && inner.followers != 0 {
+            self.shared.call_followers();
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        engine: Engine,
+        config: &Config,
+        paths: Vec<PathReport>,
+    ) -> Result<Shared, String> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| format!("no event descriptor: {error}"))?;
+        let world = Group::world(engine.protocol.peers.size(), engine.protocol.own);
+        let inner = Inner {
+            engine,
+            sleeper: false,
+            followers: 0,
+            others: false,
+            ended_seen: 0,
+            touched: false,
+            descriptors: None,
+        };
+        Ok(Shared {
+            inner: Mutex::new(inner),
+            contended: AtomicU32::new(0),
+            calls: Mutex::new(0),
+            condition: Condvar::new(),
+            bell,
+            spin: spin_time(config),
+            world: Arc::new(world),
+            paths,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Lock<'_> {
+        match self.inner.try_lock() {
+            Ok(inner) => Lock::new(self, inner),
+            Err(TryLockError::Poisoned(poisoned)) => Lock::new(self, poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => self.lock_slow(),
+        }
+    }
+
+    #[cold]
+    fn lock_slow(&self) -> Lock<'_> {
+        self.contended.fetch_add(1, Ordering::Relaxed);
+        // A panic with the lock held either aborted the process or left no request behind.
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contended.fetch_sub(1, Ordering::Relaxed);
+        Lock::new(self, inner)
     }
 
     /// Waits for a request and returns its result.
     #[inline]
-    fn finish(&self, engine: crate::waiting::Lock<'_>, key: u64) -> Result<Status, Error> {
-        let hint = engine.hint(key);
-        self.waiting
-            .wait_until(engine, hint, |engine| engine.protocol.take(key))
+    pub(crate) fn finish(&self, lock: Lock<'_>, key: u64) -> Result<Status, Error> {
+        let hint = lock.hint(key);
+        self.wait_until(lock, hint, |engine| engine.protocol.take(key))
     }
 
+    /// Spins until the direct receive is over. It becomes a posted receive if it takes longer.
     #[inline]
-    pub(crate) fn recv(&self, selector: Selector, buffer: &mut [u8]) -> Result<Status, Error> {
-        let mut engine = self.waiting.lock();
-        // SAFETY: borrowed during this call, which returns when the request is over.
-        let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        if engine.protocol.receive_direct(memory, selector)? {
-            return match self.waiting.wait_direct(engine, selector.source) {
-                Ok(result) => result,
-                Err((engine, key)) => self.finish(engine, key),
-            };
-        }
-        let key = engine.receive(memory, selector, false)?;
-        self.finish(engine, key)
-    }
-
-    pub(crate) fn sendrecv(
+    pub(crate) fn wait_direct(
         &self,
-        to: Destination,
-        out: &[u8],
-        selector: Selector,
-        buffer: &mut [u8],
+        mut lock: Lock<'_>,
+        source: Option<PeerId>,
     ) -> Result<Status, Error> {
-        // SAFETY: borrowed during this call, which returns when the request is over.
-        let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        let receive = self.waiting.lock().receive(memory, selector, false)?;
-        let sent = self.send(to, out, false);
-        if sent.is_err() {
-            // The peer may now never send the message.
-            let _ = self.waiting.lock().cancel(receive);
-        }
-        let received = self.finish(self.waiting.lock(), receive);
-        sent.and(received)
-    }
-
-    /// Starts a send. `lent`: safe code lends the memory and waits for the end.
-    pub(crate) fn isend(
-        &self,
-        to: Destination,
-        memory: ReadMem,
-        sync: bool,
-        lent: bool,
-    ) -> Result<RequestId, Error> {
-        let mut engine = self.waiting.lock();
-        let mut request = Request::send(memory, to, sync);
-        request.lent = lent;
-        // SAFETY: the promise of `ReadMem::new` holds during this call.
-        let body = unsafe { memory.bytes() };
-        if !sync && engine.send_fast(to, body) {
-            request.state = State::Over;
-            return Ok(RequestId(engine.protocol.requests.insert(request)));
-        }
-        engine.submit(to, request).map(RequestId)
-    }
-
-    pub(crate) fn irecv(
-        &self,
-        selector: Selector,
-        memory: WriteMem,
-        lent: bool,
-    ) -> Result<RequestId, Error> {
-        let mut engine = self.waiting.lock();
-        engine.receive(memory, selector, lent).map(RequestId)
-    }
-
-    /// Searches for a message without waiting.
-    fn look<R>(
-        &self,
-        selector: Selector,
-        mut found: impl FnMut(&mut Engine, u64) -> R,
-    ) -> Result<Option<R>, Error> {
-        let mut engine = self.waiting.lock();
-        engine.protocol.check_context(selector.context)?;
-        if engine.protocol.unexpected.find(&selector).is_none() {
-            engine.poll(None);
-        }
-        match engine.protocol.unexpected.find(&selector) {
-            Some(entry) => Ok(Some(found(&mut engine, entry))),
-            None => engine.protocol.check_source(&selector).map(|()| None),
-        }
-    }
-
-    /// Waits for a message.
-    fn look_until<R>(
-        &self,
-        selector: Selector,
-        mut found: impl FnMut(&mut Engine, u64) -> R,
-    ) -> Result<R, Error> {
-        let engine = self.waiting.lock();
-        self.waiting.wait_until(engine, None, |engine| {
-            if let Err(error) = engine.protocol.check_context(selector.context) {
-                return Some(Err(error));
+        let hint = lock.hint_for(source);
+        let mut idle = Idle::new(self.spin);
+        loop {
+            let events = lock.poll(hint);
+            match lock.protocol.direct_found() {
+                Found::Nothing => {}
+                Found::Over(result) => return result,
+                Found::Posted(key) => return self.finish(lock, key),
             }
-            match engine.protocol.unexpected.find(&selector) {
-                Some(entry) => Some(Ok(found(engine, entry))),
-                None => engine.protocol.check_source(&selector).err().map(Err),
+            let spins = events != 0 || idle.step() == Step::Spin;
+            if !spins || self.contended.load(Ordering::Relaxed) != 0 {
+                lock.protocol.post_direct();
             }
+        }
+    }
+
+    /// Calls `ready`, and once more after a poll if it returns `None`. `key`: a request that it
+    /// asks for.
+    pub(crate) fn attempt<R>(
+        &self,
+        key: Option<u64>,
+        mut ready: impl FnMut(&mut Engine) -> Option<R>,
+    ) -> Option<R> {
+        let mut lock = self.lock();
+        ready(&mut lock).or_else(|| {
+            let hint = key.and_then(|key| lock.hint(key));
+            lock.poll(hint);
+            ready(&mut lock)
         })
     }
 
-    pub(crate) fn probe(&self, selector: Selector) -> Result<Status, Error> {
-        self.look_until(selector, |engine, entry| engine.protocol.status_of(entry))?
-            .ok_or(Error::FreedRequest)
+    /// Polls the engine until `ready` returns a value.
+    #[inline]
+    pub(crate) fn wait_until<'a, R>(
+        &'a self,
+        mut lock: Lock<'a>,
+        hint: Option<TransportId>,
+        mut ready: impl FnMut(&mut Engine) -> Option<R>,
+    ) -> R {
+        if let Some(result) = ready(&mut lock) {
+            return result;
+        }
+        let mut idle = Idle::new(self.spin);
+        loop {
+            if lock.poll(hint) != 0 {
+                idle = Idle::new(self.spin);
+            } else {
+                match idle.step() {
+                    Step::Spin => {}
+                    Step::Yield => {
+                        drop(lock);
+                        std::thread::yield_now();
+                        lock = self.lock();
+                    }
+                    Step::Sleep => lock = self.sleep(lock),
+                }
+            }
+            // Without an event, another thread may have ended it.
+            if let Some(result) = ready(&mut lock) {
+                return result;
+            }
+            if self.contended.load(Ordering::Relaxed) != 0 {
+                drop(lock);
+                self.let_others_in();
+                lock = self.lock();
+            }
+        }
     }
 
-    pub(crate) fn iprobe(&self, selector: Selector) -> Result<Option<Status>, Error> {
-        Ok(self
-            .look(selector, |engine, entry| engine.protocol.status_of(entry))?
-            .flatten())
+    /// Gives threads that wait for the lock a chance to get it.
+    #[cold]
+    fn let_others_in(&self) {
+        for attempt in 0..200 {
+            if self.contended.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            if attempt % 20 == 19 {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
     }
 
-    pub(crate) fn mprobe(&self, selector: Selector) -> Result<(u64, Status), Error> {
-        self.look_until(selector, take_out)?
-            .ok_or(Error::FreedRequest)
-    }
-
-    pub(crate) fn improbe(&self, selector: Selector) -> Result<Option<(u64, Status)>, Error> {
-        Ok(self.look(selector, take_out)?.flatten())
-    }
-
-    pub(crate) fn recv_taken(
-        &self,
-        context: u32,
-        taken: u64,
-        buffer: &mut [u8],
-    ) -> Result<Status, Error> {
-        // SAFETY: borrowed during this call, which returns when the request is over.
-        let memory = unsafe { WriteMem::new(buffer.as_mut_ptr(), buffer.len()) };
-        let mut engine = self.waiting.lock();
-        let selector = Selector {
-            context,
-            source: None,
-            tag: None,
+    /// Sleeps until an event; briefly if a transport cannot wake this thread.
+    #[cold]
+    fn sleep<'a>(&'a self, mut lock: Lock<'a>) -> Lock<'a> {
+        let inner = &mut *lock.inner;
+        inner.engine.protocol.stats.slept += 1;
+        if inner.sleeper {
+            return self.follow(lock);
+        }
+        let busy = inner.engine.protocol.must_poll();
+        let Some(descriptors) = descriptors(inner).filter(|_| !busy) else {
+            drop(lock);
+            std::thread::sleep(NAP);
+            return self.lock();
         };
-        let key = engine.receive_taken(Request::receive(memory, &selector), taken)?;
-        self.finish(engine, key)
-    }
-
-    pub(crate) fn irecv_taken(
-        &self,
-        context: u32,
-        taken: u64,
-        memory: WriteMem,
-        lent: bool,
-    ) -> Result<RequestId, Error> {
-        let mut engine = self.waiting.lock();
-        let mut request = Request::receive(
-            memory,
-            &Selector {
-                context,
-                source: None,
-                tag: None,
-            },
-        );
-        request.lent = lent;
-        engine.receive_taken(request, taken).map(RequestId)
-    }
-
-    pub(crate) fn discard(&self, taken: u64) {
-        let mut engine = self.waiting.lock();
-        engine.protocol.discard(taken);
-        engine.do_work();
-    }
-
-    pub(crate) fn forget_context(&self, context: u32) {
-        let mut engine = self.waiting.lock();
-        engine.protocol.forget_context(context);
-        engine.do_work();
-    }
-
-    pub(crate) fn test(&self, id: RequestId) -> Result<Option<Status>, Error> {
-        let mut engine = self.waiting.lock();
-        if !engine.protocol.is_over(id.0)? {
-            let hint = engine.hint(id.0);
-            engine.poll(hint);
+        let (mut armed, mut limit) = (true, LONGEST);
+        for (_, transport) in inner.engine.transports.iter_mut() {
+            armed = armed && transport.btl.arm();
+            limit = limit.min(transport.btl.capabilities().tick.unwrap_or(LONGEST));
         }
-        engine.protocol.take(id.0).transpose()
-    }
-
-    pub(crate) fn wait(&self, id: RequestId) -> Result<Status, Error> {
-        self.finish(self.waiting.lock(), id.0)
-    }
-
-    pub(crate) fn is_over(&self, id: RequestId) -> Result<bool, Error> {
-        let mut engine = self.waiting.lock();
-        if !engine.protocol.is_over(id.0)? {
-            let hint = engine.hint(id.0);
-            engine.poll(hint);
+        if !armed {
+            return lock;
         }
-        engine.protocol.is_over(id.0)
-    }
-
-    pub(crate) fn waitany(&self, ids: &[RequestId]) -> Option<(usize, Result<Status, Error>)> {
-        if ids.is_empty() {
-            return None;
+        (inner.sleeper, inner.others, inner.touched) = (true, true, false);
+        inner.ended_seen = inner.engine.protocol.ended;
+        drop(lock);
+        poll(&descriptors, &self.bell, limit);
+        let mut lock = self.lock();
+        lock.inner.sleeper = false;
+        lock.inner.others = lock.inner.followers != 0;
+        if lock.inner.others {
+            // One of them becomes the sleeper if this thread returns.
+            self.call_followers();
         }
-        let found = self
-            .waiting
-            .wait_until(self.waiting.lock(), None, |engine| first_over(engine, ids));
-        Some(found)
+        lock
     }
 
-    pub(crate) fn testany(&self, ids: &[RequestId]) -> Option<(usize, Result<Status, Error>)> {
-        let mut engine = self.waiting.lock();
-        first_over(&mut engine, ids).or_else(|| {
-            engine.poll(None);
-            first_over(&mut engine, ids)
-        })
+    /// Sleeps until another thread has ended a request or the sleeper has returned.
+    fn follow<'a>(&'a self, mut lock: Lock<'a>) -> Lock<'a> {
+        lock.inner.followers += 1;
+        lock.inner.others = true;
+        // Read while the engine is locked, so a later change is noticed.
+        let before = *self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(lock);
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .condition
+            .wait_timeout_while(calls, FOLLOW, |now| *now == before);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let mut lock = self.lock();
+        lock.inner.followers -= 1;
+        lock.inner.others = lock.inner.sleeper || lock.inner.followers != 0;
+        lock
     }
 
-    pub(crate) fn waitsome(&self, ids: &[RequestId]) -> Vec<(usize, Result<Status, Error>)> {
-        if ids.is_empty() {
-            return Vec::new();
-        }
-        self.waiting
-            .wait_until(self.waiting.lock(), None, |engine| {
-                let over = all_over(engine, ids);
-                (!over.is_empty()).then_some(over)
-            })
-    }
-
-    pub(crate) fn testsome(&self, ids: &[RequestId]) -> Vec<(usize, Result<Status, Error>)> {
-        let mut engine = self.waiting.lock();
-        engine.poll(None);
-        all_over(&mut engine, ids)
-    }
-
-    pub(crate) fn testall(&self, ids: &[RequestId]) -> Option<Vec<Result<Status, Error>>> {
-        let mut engine = self.waiting.lock();
-        engine.poll(None);
-        if ids
-            .iter()
-            .any(|id| matches!(engine.protocol.is_over(id.0), Ok(false)))
-        {
-            return None;
-        }
-        let take = |id: &RequestId| {
-            engine
-                .protocol
-                .take(id.0)
-                .unwrap_or(Err(Error::FreedRequest))
-        };
-        Some(ids.iter().map(take).collect())
-    }
-
-    pub(crate) fn cancel(&self, id: RequestId) -> Result<bool, Error> {
-        let mut engine = self.waiting.lock();
-        let cancelled = engine.cancel(id.0)?;
-        engine.do_work();
-        Ok(cancelled)
-    }
-
-    pub(crate) fn free(&self, id: RequestId) -> Result<(), Error> {
-        let mut engine = self.waiting.lock();
-        if engine
-            .protocol
-            .requests
-            .get(id.0)
-            .is_some_and(|request| request.lent)
-        {
-            return Err(Error::InvalidArgument(
-                "the buffer of this request is borrowed: it cannot be freed, only waited for",
-            ));
-        }
-        if engine.protocol.is_over(id.0)? {
-            engine.protocol.forget(id.0);
-        } else if let Some(request) = engine.protocol.requests.get_mut(id.0) {
-            request.detached = true;
-        }
-        Ok(())
-    }
-
-    /// Cancels a request that owned its buffer, or keeps the buffer until the request is over.
-    pub(crate) fn abandon(&self, id: RequestId, buffer: Vec<u8>) {
-        let mut engine = self.waiting.lock();
-        let Ok(over) = engine.protocol.is_over(id.0) else {
-            return;
-        };
-        if over || engine.cancel(id.0) == Ok(true) {
-            engine.protocol.forget(id.0);
-            return;
-        }
-        engine.protocol.kept.push((id.0, buffer));
-        if let Some(request) = engine.protocol.requests.get_mut(id.0) {
-            request.detached = true;
-        }
-    }
-
-    /// Proposes a context, see [`Contexts::propose`](crate::engine::Protocol::contexts).
-    pub(crate) fn propose_context(&self) -> u32 {
-        self.waiting.lock().protocol.contexts.propose()
-    }
-
-    pub(crate) fn reserve_context(&self, context: u32, proposed: u32, group: &Arc<Group>) -> bool {
-        self.waiting
-            .lock()
-            .protocol
-            .contexts
-            .reserve(context, proposed, group)
+    /// Wakes the followers.
+    fn call_followers(&self) {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        *calls = calls.wrapping_add(1);
+        self.condition.notify_all();
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
         // Closing does not flush. Afterwards no memory of requests is used.
-        let mut engine = self.waiting.lock();
+        let mut engine = self.lock();
         if !engine.protocol.closed {
             engine.close();
         }
     }
 }
 
-fn take_out(engine: &mut Engine, entry: u64) -> Option<(u64, Status)> {
-    let status = engine.protocol.status_of(entry)?;
-    engine.protocol.unexpected.take(entry);
-    Some((entry, status))
+/// Returns the descriptors to poll; `None` if a transport cannot wake this thread.
+fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
+    if inner.descriptors.is_none() {
+        let copy = |(_, transport): (_, &mut crate::engine::Transport)| {
+            transport.capabilities.blocking.then_some(())?;
+            // A copy: it is polled without the lock, and the transport may be closed meanwhile.
+            transport.btl.wait_fd()?.try_clone_to_owned().ok()
+        };
+        let all: Option<Vec<OwnedFd>> = inner.engine.transports.iter_mut().map(copy).collect();
+        inner.descriptors = all.map(Arc::new);
+    }
+    inner.descriptors.clone()
 }
 
-fn first_over(engine: &mut Engine, ids: &[RequestId]) -> Option<(usize, Result<Status, Error>)> {
-    ids.iter()
-        .enumerate()
-        .find_map(|(at, id)| Some((at, engine.protocol.take(id.0)?)))
+fn poll(descriptors: &[OwnedFd], bell: &OwnedFd, limit: Duration) {
+    let mut list: Vec<PollFd<'_>> = descriptors
+        .iter()
+        .chain([bell])
+        .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
+        .collect();
+    let limit = Timespec::try_from(limit).ok();
+    // Spurious wake-ups are harmless: the caller polls.
+    let _ = rustix::event::poll(&mut list, limit.as_ref());
+    let _ = rustix::io::read(bell, &mut [0; 8]);
 }
 
-fn all_over(engine: &mut Engine, ids: &[RequestId]) -> Vec<(usize, Result<Status, Error>)> {
-    ids.iter()
-        .enumerate()
-        .filter_map(|(at, id)| Some((at, engine.protocol.take(id.0)?)))
-        .collect()
+/// Action after a poll without events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Spin,
+    Yield,
+    Sleep,
+}
+
+/// State of one wait.
+#[derive(Debug)]
+struct Idle {
+    spin: Duration,
+    polls: u32,
+    since: Option<Instant>,
+    step: Step,
+}
+
+/// Returns how long waiting threads spin.
+fn spin_time(config: &Config) -> Duration {
+    // Respects the affinity mask and the quota of the control group.
+    let available = || std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus = config.cpus.map_or_else(available, |cpus| cpus as usize);
+    let outnumbered = config.local_ranks.max(1) as usize > cpus.max(1);
+    let spin = if outnumbered { Duration::ZERO } else { SPIN };
+    config.spin.unwrap_or(spin)
+}
+
+impl Idle {
+    #[inline]
+    fn new(spin: Duration) -> Idle {
+        Idle {
+            spin,
+            polls: 0,
+            since: None,
+            step: if spin.is_zero() {
+                Step::Yield
+            } else {
+                Step::Spin
+            },
+        }
+    }
+
+    /// Returns the action after a poll without events.
+    #[inline]
+    fn step(&mut self) -> Step {
+        self.polls = self.polls.wrapping_add(1);
+        if self.step != Step::Spin || self.polls.is_multiple_of(CLOCK_EVERY) {
+            self.read_clock();
+        }
+        self.step
+    }
+
+    #[cold]
+    fn read_clock(&mut self) {
+        let now = Instant::now();
+        let waited = now.duration_since(*self.since.get_or_insert(now));
+        self.step = if waited < self.spin {
+            Step::Spin
+        } else if waited < self.spin.saturating_add(YIELD) {
+            Step::Yield
+        } else {
+            Step::Sleep
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spins_then_yields_then_sleeps() {
+        let mut idle = Idle::new(SPIN);
+        let mut steps = vec![idle.step()];
+        while steps.last() != Some(&Step::Sleep) {
+            std::thread::sleep(YIELD / 10);
+            steps.push(idle.step());
+            steps.dedup();
+        }
+        assert_eq!(steps.first(), Some(&Step::Spin));
+        assert!(steps.is_sorted_by_key(|step| *step as u8), "{steps:?}");
+        assert_eq!(Idle::new(Duration::ZERO).step(), Step::Yield);
+    }
+
+    #[test]
+    fn does_not_spin_if_ranks_outnumber_cpus() {
+        let config = Config {
+            cpus: Some(2),
+            local_ranks: 3,
+            ..Config::default()
+        };
+        assert_eq!(spin_time(&config), Duration::ZERO);
+        let config = Config {
+            local_ranks: 2,
+            ..config
+        };
+        assert_eq!(spin_time(&config), SPIN);
+    }
 }

@@ -1,23 +1,18 @@
 //! Slab with generations: places are reused under a new key each time, so a stale key is never
 //! taken for a newer one. Does not allocate once grown.
 
-/// Reason why a key has no value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gone {
-    /// It never had one, or the place was reused.
-    Unknown,
-    /// The last value of the place was removed with this note.
-    Noted(u8),
-}
+use std::ops::{Index, IndexMut};
 
 #[derive(Debug)]
 struct Place<T> {
     generation: u32,
-    note: u8,
     value: Option<T>,
 }
 
 /// Values by key: place in the low half, generation in the high half. Key 0 is never used.
+///
+/// Keys from outside are looked up by [`get`](Slab::get). Indexing is for keys whose value must be
+/// there, and panics otherwise.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     places: Vec<Place<T>>,
@@ -31,18 +26,11 @@ pub(crate) fn place_of(key: u64) -> u32 {
 }
 
 impl<T> Slab<T> {
-    /// Makes a slab with this many places.
-    pub(crate) fn with_capacity(capacity: u32) -> Slab<T> {
-        let places = (0..capacity)
-            .map(|_| Place {
-                generation: 1,
-                note: 0,
-                value: None,
-            })
-            .collect();
+    /// Makes a slab that does not allocate for this many values.
+    pub(crate) fn with_capacity(capacity: usize) -> Slab<T> {
         Slab {
-            places,
-            free: (0..capacity).rev().collect(),
+            places: Vec::with_capacity(capacity),
+            free: Vec::with_capacity(capacity),
         }
     }
 
@@ -53,20 +41,14 @@ impl<T> Slab<T> {
 
     #[inline]
     pub(crate) fn insert(&mut self, value: T) -> u64 {
-        let at = match self.free.pop() {
-            Some(at) => at,
-            None => {
-                // Places come from requests and bounded queues; four billion of them do not fit
-                // into memory.
-                let at = u32::try_from(self.places.len()).unwrap_or(u32::MAX);
-                self.places.push(Place {
-                    generation: 1,
-                    note: 0,
-                    value: None,
-                });
-                at
-            }
-        };
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place {
+                generation: 1,
+                value: None,
+            });
+            // Four billion requests do not fit into memory.
+            self.places.len() as u32 - 1
+        });
         let place = &mut self.places[at as usize];
         place.value = Some(value);
         u64::from(place.generation) << 32 | u64::from(at)
@@ -75,21 +57,15 @@ impl<T> Slab<T> {
     #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<&T> {
         let place = self.places.get(place_of(key) as usize)?;
-        if place.generation == (key >> 32) as u32 {
-            place.value.as_ref()
-        } else {
-            None
-        }
+        let value = place.value.as_ref()?;
+        (place.generation == (key >> 32) as u32).then_some(value)
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
         let place = self.places.get_mut(place_of(key) as usize)?;
-        if place.generation == (key >> 32) as u32 {
-            place.value.as_mut()
-        } else {
-            None
-        }
+        let value = place.value.as_mut()?;
+        (place.generation == (key >> 32) as u32).then_some(value)
     }
 
     /// Returns the key of the value in a place.
@@ -101,54 +77,46 @@ impl<T> Slab<T> {
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, key: u64, note: u8) -> Option<T> {
-        let at = place_of(key);
-        let place = self.places.get_mut(at as usize)?;
-        if place.generation != (key >> 32) as u32 {
-            return None;
-        }
-        let value = place.value.take()?;
+    pub(crate) fn remove(&mut self, key: u64) -> Option<T> {
+        self.get(key)?;
+        let place = &mut self.places[place_of(key) as usize];
         place.generation = place.generation.wrapping_add(1).max(1);
-        place.note = note;
-        self.free.push(at);
-        Some(value)
-    }
-
-    /// Removes a value without returning it.
-    #[inline]
-    pub(crate) fn clear(&mut self, key: u64, note: u8) {
-        let at = place_of(key);
-        let Some(place) = self.places.get_mut(at as usize) else {
-            return;
-        };
-        if place.generation == (key >> 32) as u32 && place.value.is_some() {
-            place.value = None;
-            place.generation = place.generation.wrapping_add(1).max(1);
-            place.note = note;
-            self.free.push(at);
-        }
-    }
-
-    /// Returns why [`get`](Slab::get) finds no value.
-    pub(crate) fn gone(&self, key: u64) -> Gone {
-        let Some(place) = self.places.get(place_of(key) as usize) else {
-            return Gone::Unknown;
-        };
-        let generation = (key >> 32) as u32;
-        if generation != 0 && generation.wrapping_add(1).max(1) == place.generation {
-            Gone::Noted(place.note)
-        } else {
-            Gone::Unknown
-        }
+        self.free.push(place_of(key));
+        place.value.take()
     }
 
     /// Iterates over the keys of all values.
     pub(crate) fn keys(&self) -> impl Iterator<Item = u64> + '_ {
-        (0u32..)
-            .zip(&self.places)
-            .filter(|(_, place)| place.value.is_some())
-            .map(|(at, place)| u64::from(place.generation) << 32 | u64::from(at))
+        (0..self.places.len() as u32).filter_map(|at| self.key_at(at))
     }
+}
+
+impl<T> Index<u64> for Slab<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, key: u64) -> &T {
+        match self.get(key) {
+            Some(value) => value,
+            None => no_value(key),
+        }
+    }
+}
+
+impl<T> IndexMut<u64> for Slab<T> {
+    #[inline]
+    fn index_mut(&mut self, key: u64) -> &mut T {
+        match self.get_mut(key) {
+            Some(value) => value,
+            None => no_value(key),
+        }
+    }
+}
+
+#[cold]
+#[allow(clippy::panic, reason = "a mistake of this layer, not of its input")]
+fn no_value(key: u64) -> ! {
+    panic!("no value has the key {key:#x}")
 }
 
 #[cfg(test)]
@@ -161,19 +129,25 @@ mod tests {
         let a = slab.insert('a');
         assert_ne!(a, 0);
         assert_eq!(slab.get(a), Some(&'a'));
-        assert_eq!(slab.remove(a, 7), Some('a'));
-        assert_eq!(slab.gone(a), Gone::Noted(7));
+        assert_eq!(slab.remove(a), Some('a'));
         let b = slab.insert('b');
         assert_eq!(place_of(a), place_of(b));
         assert_eq!(slab.get(a), None);
-        assert_eq!(slab.remove(a, 0), None);
-        assert_eq!(slab.remove(b, 0), Some('b'));
-        assert_eq!(slab.gone(a), Gone::Unknown);
-        assert_eq!(slab.gone(0), Gone::Unknown);
-        assert_eq!(slab.gone(u64::MAX), Gone::Unknown);
+        assert_eq!(slab.remove(a), None);
+        assert_eq!(slab[b], 'b');
+        assert_eq!(slab.remove(b), Some('b'));
+        for key in [0, a, b, u64::MAX] {
+            assert_eq!(slab.get(key), None);
+        }
         let c = slab.insert('c');
         let d = slab.insert('d');
         assert_eq!(slab.keys().collect::<Vec<_>>(), [c, d]);
         assert_eq!(slab.len(), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "no value has the key")]
+    fn a_key_without_a_value_is_noticed() {
+        let _ = Slab::<u8>::with_capacity(1)[1];
     }
 }

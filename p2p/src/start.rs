@@ -185,7 +185,7 @@ fn connect(
         reports.extend(reached.reports);
         peers.push(Peer::new(rails, config, eager_limit(window), window));
     }
-    Ok((Peers::new(peers), reports))
+    Ok((Peers(peers), reports))
 }
 
 fn reasons(reports: &[PathReport]) -> String {

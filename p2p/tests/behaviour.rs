@@ -3,8 +3,6 @@
 mod common;
 
 use std::io::IoSlice;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use btl::{
@@ -328,32 +326,26 @@ fn what_a_transport_refuses_goes_in_fragments() {
 
 #[test]
 fn several_threads_use_one_layer() {
-    for progress_thread in [false, true] {
-        let config = Config {
-            progress_thread,
-            ..config(2)
-        };
-        run(2, Limits::default(), &config, "threads", move |_, comm| {
-            let other = 1 - comm.rank();
-            std::thread::scope(|threads| {
-                for tag in 0..4 {
-                    let comm = comm.clone();
-                    threads.spawn(move || {
-                        for n in 0..150 {
-                            let length = [8, 5000, 70_000][n % 3];
-                            let mut buffer = vec![0; length];
-                            let out = pattern(length, n + tag as usize);
-                            let status = comm
-                                .sendrecv(&out, other, tag, &mut buffer, other, tag)
-                                .unwrap();
-                            assert_eq!(status.length, length);
-                            assert!(buffer == out);
-                        }
-                    });
-                }
-            });
+    run(2, Limits::default(), &config(2), "threads", |_, comm| {
+        let other = 1 - comm.rank();
+        std::thread::scope(|threads| {
+            for tag in 0..4 {
+                let comm = comm.clone();
+                threads.spawn(move || {
+                    for n in 0..150 {
+                        let length = [8, 5000, 70_000][n % 3];
+                        let mut buffer = vec![0; length];
+                        let out = pattern(length, n + tag as usize);
+                        let status = comm
+                            .sendrecv(&out, other, tag, &mut buffer, other, tag)
+                            .unwrap();
+                        assert_eq!(status.length, length);
+                        assert!(buffer == out);
+                    }
+                });
+            }
         });
-    }
+    });
 }
 
 #[test]
@@ -388,34 +380,6 @@ fn sleepers_are_woken_by_messages_and_by_other_threads() {
         layer.stats().slept
     });
     assert!(slept.iter().all(|slept| *slept > 0), "{slept:?}");
-}
-
-#[test]
-fn the_progress_thread_moves_long_messages_while_the_program_computes() {
-    let config = Config {
-        progress_thread: true,
-        ..config(2)
-    };
-    let limits = Limits::default().plain();
-    let seen = Arc::new(AtomicUsize::new(0));
-    run(2, limits, &config, "progress thread", move |layer, comm| {
-        if comm.rank() == 0 {
-            comm.send(&pattern(3_000_000, 1), 1, 1).unwrap();
-            seen.store(1, Ordering::SeqCst);
-        } else {
-            let receive = comm.irecv_owned(vec![0; 3_000_000], 0, 1).unwrap();
-            // Not a call of the layer until the sender has got rid of everything.
-            let start = Instant::now();
-            while seen.load(Ordering::SeqCst) == 0 {
-                std::thread::sleep(Duration::from_millis(1));
-                assert!(start.elapsed() < HANG, "no progress is made");
-            }
-            let (result, buffer) = receive.wait();
-            result.unwrap();
-            assert!(buffer == pattern(3_000_000, 1));
-        }
-        layer.clone().finalize().unwrap();
-    });
 }
 
 #[test]

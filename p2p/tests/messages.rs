@@ -308,24 +308,27 @@ fn what_callers_do_wrong_is_said() {
         assert_eq!(layer.cancel(receive), Ok(true));
         assert_eq!(layer.cancel(receive), Ok(false), "it is over");
         assert_eq!(layer.wait(receive), Err(Error::Cancelled));
-        assert_eq!(layer.wait(receive), Err(Error::AlreadyWaited));
-        assert_eq!(layer.test(receive), Err(Error::AlreadyWaited));
-        assert_eq!(layer.free(receive), Err(Error::AlreadyWaited));
+        assert_eq!(layer.wait(receive), Err(Error::UnknownRequest));
+        assert_eq!(layer.test(receive), Err(Error::UnknownRequest));
+        assert_eq!(layer.free(receive), Err(Error::UnknownRequest));
         assert_eq!(
             layer.wait(p2p::RequestId::from_bits(0)),
-            Err(Error::FreedRequest)
+            Err(Error::UnknownRequest)
         );
         assert_eq!(
             layer.wait(p2p::RequestId::from_bits(u64::MAX)),
-            Err(Error::FreedRequest)
+            Err(Error::UnknownRequest)
         );
         // SAFETY: a receive that nothing fits is never written; it ends with the layer.
         let freed =
             unsafe { comm.irecv_raw(buffer.as_mut_ptr(), 4, Source::Any, Tag::Is(71)) }.unwrap();
         layer.free(freed).unwrap();
-        assert_eq!(layer.wait(freed), Err(Error::FreedRequest));
+        assert_eq!(layer.wait(freed), Err(Error::UnknownRequest));
         assert_eq!(layer.waitany(&[]), None);
-        assert_eq!(layer.waitany(&[freed]), Some((0, Err(Error::FreedRequest))));
+        assert_eq!(
+            layer.waitany(&[freed]),
+            Some((0, Err(Error::UnknownRequest)))
+        );
         comm.scope(|s| {
             let receive = s.irecv(&mut buffer, 0, 72)?;
             assert!(
@@ -413,7 +416,7 @@ fn waiting_for_several() {
             }
             seen.sort_unstable();
             assert_eq!(seen, [0, 1, 2, 4, 5]);
-            assert_eq!(layer.waitall(&ids[..1]), [Err(Error::AlreadyWaited)]);
+            assert_eq!(layer.waitall(&ids[..1]), [Err(Error::UnknownRequest)]);
         },
     );
 }

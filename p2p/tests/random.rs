@@ -111,7 +111,6 @@ fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
         posted_receives: true,
         tuning: Tuning {
             one_sided_part: 1 + random.below(20_000),
-            one_sided_depth: 1 + random.below(4) as u32,
             skew_queue: 4,
             skew_after: Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),
             skew_rest: Duration::from_micros(if random.chance(50) { 0 } else { 1000 }),

@@ -170,9 +170,8 @@ impl P2pEnd {
         match (work.wait, work.own_core) {
             (Wait::Block, _) => {}
             (Wait::Poll, true) => options.p2p.spin = Some(forever),
-            (Wait::Poll, false) => {
-                (options.p2p.spin, options.p2p.block) = (Some(Duration::ZERO), false);
-            }
+            // Yields, and sleeps only after a millisecond without a message.
+            (Wait::Poll, false) => options.p2p.spin = Some(Duration::ZERO),
         }
         let job = job::join_with(options).map_err(io::Error::other)?;
         Ok(P2pEnd {

@@ -38,38 +38,28 @@ const ALLOWED: &[(&str, &str)] = &[
         "the program's buffers while requests use them; numbers as bytes",
     ),
     (
-        "p2p/src/raw.rs",
-        "non-blocking calls on raw memory, for other languages",
-    ),
-    (
         "p2p/src/scope.rs",
         "lends borrowed buffers to requests, and sees their end",
     ),
-    ("p2p/src/owned.rs", "lends owned buffers to requests"),
     (
-        "p2p/src/shared.rs",
-        "lends the buffers of blocking calls to requests",
+        "p2p/src/comm.rs",
+        "lends the buffers of calls to requests; raw memory for other languages",
     ),
     (
-        "p2p/src/engine/one_sided.rs",
+        "p2p/src/engine/rendezvous.rs",
         "one-sided operations of transports",
     ),
     (
         "p2p/src/engine/posted_receives.rs",
         "posted receives of transports",
     ),
-    ("p2p/src/engine/held_sends.rs", "held sends of transports"),
     (
         "p2p/src/engine/outgoing.rs",
-        "bytes of sends that are not over",
+        "bytes of sends that are not over; held sends of transports",
     ),
     (
         "p2p/src/engine/receive.rs",
         "bytes of sends to the own rank that are not over",
-    ),
-    (
-        "p2p/src/engine/request.rs",
-        "bytes of sends that are not over",
     ),
     ("p2p/tests", "calls on raw memory, transports of tests"),
     ("p2p/examples", "a receive on raw memory that nothing fits"),

@@ -70,11 +70,10 @@ impl From<p2p::Error> for Fault {
                 }),
             ),
             Error::PeerFailed { .. } => (Code::Peer, None),
-            Error::FreedRequest | Error::AlreadyWaited => (Code::Request, None),
+            Error::UnknownRequest => (Code::Request, None),
             Error::Cancelled => (Code::Cancelled, None),
             Error::Closed => (Code::State, None),
             Error::Unflushed(_) => (Code::Peer, None),
-            Error::System(_) => (Code::System, None),
         };
         Fault { code, text, about }
     }

@@ -289,17 +289,20 @@ impl Comm {
     /// Agrees with all ranks on a context that is new to all of them: the highest proposal, unless
     /// another agreement has taken it meanwhile, which a second round detects.
     fn agree(&self, group: Option<&Arc<Group>>) -> Result<Option<Comm>, Error> {
-        let shared = self.shared();
+        let layer = self.layer();
         for _ in 0..64 {
-            let proposed = shared.propose_context();
+            let proposed = layer.shared.lock().protocol.contexts.propose();
             let mut highest = [proposed];
             self.allreduce(&mut highest, Op::Max)?;
             let [context] = highest;
-            let reserved =
-                group.is_none_or(|group| shared.reserve_context(context, proposed, group));
+            let reserve = |group| {
+                let contexts = &mut layer.shared.lock().protocol.contexts;
+                contexts.reserve(context, proposed, group)
+            };
+            let reserved = group.is_none_or(reserve);
             let comm = group
                 .filter(|_| reserved)
-                .map(|group| Comm::new(Arc::clone(shared), Arc::clone(group), context));
+                .map(|group| Comm::new(layer.clone(), Arc::clone(group), context));
             let mut all = [u8::from(reserved)];
             self.allreduce(&mut all, Op::Min)?;
             if all == [1] {

@@ -10,7 +10,7 @@ use super::request::Request;
 use crate::envelope::Selector;
 use crate::error::Error;
 use crate::ids::PeerId;
-use crate::memory::WriteMem;
+use crate::memory::Memory;
 use crate::slab::place_of;
 use crate::types::Status;
 
@@ -18,7 +18,7 @@ use crate::types::Status;
 #[derive(Debug)]
 pub(crate) struct Direct {
     selector: Selector,
-    memory: WriteMem,
+    memory: Memory,
     /// Sender, tag and length of the message that arrived.
     over: Option<(PeerId, i32, usize)>,
 }
@@ -37,7 +37,7 @@ impl Protocol {
     #[inline]
     pub(crate) fn receive_direct(
         &mut self,
-        memory: WriteMem,
+        memory: Memory,
         selector: Selector,
     ) -> Result<bool, Error> {
         if !self.posted.is_empty()
@@ -95,10 +95,10 @@ impl Protocol {
     #[cold]
     pub(crate) fn post_direct(&mut self) {
         if let Some(direct) = self.direct.take_if(|direct| direct.over.is_none()) {
-            let request = Request::receive(direct.memory, &direct.selector);
+            let request = Request::receive(direct.memory, &direct.selector, false);
             let key = self.requests.insert(request);
             self.posted.post(place_of(key), &direct.selector);
-            self.count_private(direct.selector.source);
+            self.private += 1;
             self.demoted = key;
         }
     }

@@ -6,7 +6,7 @@ use std::io::IoSlice;
 use btl::PeerError;
 
 use super::protocol::Work;
-use super::request::{Outcome, State};
+use super::request::{RequestOutcome, State};
 use super::transports::Engine;
 use crate::matching::unexpected::{Arrival, Arrived};
 use crate::wire::{Header, MAX_REASON};
@@ -28,12 +28,12 @@ impl Engine {
         if state.account.close() {
             protocol.held_back = protocol.held_back.saturating_sub(1);
         }
-        let cannot_come =
-            |arrived: &Arrived| !arrived.taken && matches!(arrived.arrival, Arrival::Rts { .. });
-        for entry in protocol.unexpected.of(peer) {
-            if protocol.unexpected.get(entry).is_some_and(cannot_come)
-                && let Some(arrived) = protocol.unexpected.remove(entry)
-            {
+        let cannot_come = |arrived: &Arrived| {
+            let rts = matches!(arrived.arrival, Arrival::Rts { .. });
+            arrived.source == peer && !arrived.taken && rts
+        };
+        for entry in protocol.unexpected.keys(cannot_come) {
+            if let Some(arrived) = protocol.unexpected.remove(entry) {
                 protocol.release(peer, arrived.cost);
             }
         }
@@ -52,13 +52,13 @@ impl Engine {
             State::Posted => {
                 let concerned = named || self.protocol.may_have_meant(&request, peer, left);
                 if concerned && self.withdraw(key, &request) {
-                    self.protocol.end(key, Outcome::Failed(peer));
+                    self.protocol.end(key, RequestOutcome::Failed(peer));
                 }
             }
-            State::Queued if named => self.protocol.end(key, Outcome::Failed(peer)),
+            State::Queued if named => self.protocol.end(key, RequestOutcome::Failed(peer)),
             State::Waiting | State::Moving if named => {
                 let Some(transfer) = self.protocol.transfers.get_mut(request.transfer) else {
-                    return self.protocol.end(key, Outcome::Failed(peer));
+                    return self.protocol.end(key, RequestOutcome::Failed(peer));
                 };
                 // The transport still uses the memory, or the peer may.
                 transfer.doomed = true;
@@ -122,9 +122,8 @@ impl Engine {
             transport.btl.close();
         }
         for key in self.protocol.requests.keys().collect::<Vec<_>>() {
-            let request = self.protocol.requests.get(key);
-            if request.is_some_and(|request| request.state != State::Over) {
-                self.protocol.end(key, Outcome::Closed);
+            if self.protocol.requests[key].state != State::Over {
+                self.protocol.end(key, RequestOutcome::Closed);
             }
         }
         self.protocol.clear_queues();

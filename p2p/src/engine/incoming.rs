@@ -5,7 +5,7 @@ use btl::{Events, PeerError, Rank, Tx, Withdrawn};
 
 use super::account::cost;
 use super::protocol::{Protocol, Work};
-use super::request::{Outcome, State};
+use super::request::{RequestOutcome, State};
 use crate::matching::unexpected::{Arrival, RegionKey};
 use crate::slab::place_of;
 use crate::wire::{self, ASK, Header, Sequenced};
@@ -107,17 +107,17 @@ impl Events for Handler<'_> {
         request.tag = envelope.tag;
         match result {
             Ok(_) if !fits => {
-                protocol.end(token, Outcome::Failed(peer));
+                protocol.end(token, RequestOutcome::Failed(peer));
                 let reason = format!("filled a receive that does not match {envelope:?}");
                 protocol.violation(peer, reason);
             }
             Ok(length) => {
                 request.length = length;
                 protocol.stats.posted_received += 1;
-                protocol.end(token, Outcome::Done);
+                protocol.end(token, RequestOutcome::Done);
             }
             Err(error) => {
-                protocol.end(token, Outcome::Failed(peer));
+                protocol.end(token, RequestOutcome::Failed(peer));
                 protocol.fail(peer, error, None);
             }
         }
@@ -278,13 +278,14 @@ impl Protocol {
     ) {
         self.stats.eager_received += 1;
         let peer = from.peer;
-        if let Some(key) = self.match_posted(tx, from, context, tag) {
+        let tx = Some((tx, from.transport));
+        if let Some(key) = self.match_posted(tx, peer, context, tag) {
             self.deliver(key, peer, tag, body);
             if sync.is_some() {
                 self.send_fin(peer, sync);
             }
         } else {
-            let body = self.unexpected.pool.copy(body);
+            let body = self.unexpected.copy(body);
             self.keep(peer, context, tag, Arrival::Eager { body, sync });
         }
     }
@@ -298,7 +299,7 @@ impl Protocol {
         (length, remote, key): (usize, u64, RegionKey),
     ) {
         self.stats.rts_received += 1;
-        match self.match_posted(tx, from, context, tag) {
+        match self.match_posted(Some((tx, from.transport)), from.peer, context, tag) {
             Some(receive) => self.start_receive(receive, from, tag, (length, remote, key)),
             None => {
                 let arrival = Arrival::Rts {
@@ -328,32 +329,33 @@ impl Protocol {
         }
     }
 
-    /// Removes the oldest posted receive that matches a message, and returns it.
+    /// Removes the oldest posted receive that matches a message of a peer over a transport, and
+    /// returns it. Messages of the own rank in a process without transports have no sender `tx`.
     #[inline]
     pub(super) fn match_posted(
         &mut self,
-        tx: &mut dyn Tx,
-        from: Origin,
+        mut from: Option<(&mut dyn Tx, TransportId)>,
+        peer: PeerId,
         context: u32,
         tag: i32,
     ) -> Option<u64> {
         loop {
-            let place = self.posted.find(context, from.peer, tag)?;
+            let place = self.posted.find(context, peer, tag)?;
             let key = self.requests.key_at(place)?;
-            let request = self.requests.get_mut(key)?;
+            let request = &mut self.requests[key];
             let selector = request.selector();
-            let post = request.post;
-            // P2P-3: only `tx` can withdraw the receive here.
-            if post.is_some_and(|(transport, _)| transport != from.transport) {
-                let reason = "its envelope came over a transport that is not its rail";
-                self.violation(from.peer, reason.to_owned());
-                return None;
-            }
-            self.posted.remove(place, &selector);
-            let Some((_, post)) = post else {
-                self.uncount_private(selector.source);
+            let Some((id, post)) = request.post else {
+                self.posted.remove(place, &selector);
+                self.private -= 1;
                 return Some(key);
             };
+            // P2P-3: only `tx` can withdraw the receive here.
+            let Some((tx, _)) = from.as_mut().filter(|from| from.1 == id) else {
+                let reason = "its envelope came over a transport that is not its rail";
+                self.violation(peer, reason.to_owned());
+                return None;
+            };
+            self.posted.remove(place, &selector);
             match tx.withdraw(post) {
                 Withdrawn::Yes => {
                     request.post = None;
@@ -368,15 +370,12 @@ impl Protocol {
     /// Copies an eager message into a receive, which ends.
     #[inline]
     pub(super) fn deliver(&mut self, key: u64, peer: PeerId, tag: i32, body: &[u8]) {
-        let Some(request) = self.requests.get_mut(key) else {
-            debug_assert!(false, "receive {key:#x} matched and does not exist");
-            return;
-        };
-        request.fill(0, body);
+        let request = &mut self.requests[key];
+        request.memory.fill(0, body);
         request.peer = Some(peer);
         request.tag = tag;
         request.length = body.len();
-        self.end(key, Outcome::Done);
+        self.end(key, RequestOutcome::Done);
     }
 
     /// Sends FIN for a synchronous or rendezvous message: the receiver has it.

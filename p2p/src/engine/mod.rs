@@ -7,16 +7,11 @@
 
 mod account;
 mod contexts;
-mod credit;
 mod direct;
 mod failure;
-mod held_sends;
 mod incoming;
-mod one_sided;
 mod outgoing;
 mod peer;
-mod peers;
-mod poll;
 mod posted_receives;
 mod protocol;
 mod receive;
@@ -28,8 +23,7 @@ mod transports;
 
 pub(crate) use account::{eager_limit, window};
 pub(crate) use direct::Found;
-pub(crate) use peer::{MAX_RAILS, Peer, Rail};
-pub(crate) use peers::Peers;
+pub(crate) use peer::{MAX_RAILS, Peer, Peers, Rail};
 pub(crate) use protocol::Protocol;
 pub(crate) use request::{Request, State};
 pub(crate) use transports::{Engine, Transport, Transports};

@@ -4,16 +4,16 @@ use crate::envelope::Destination;
 use crate::ids::PeerId;
 use std::io::IoSlice;
 
-use btl::{PeerError, SendError};
+use btl::{Btl, PeerError, SendError, Started};
 
 use super::account::cost;
 use super::peer::Control;
 use super::protocol::Protocol;
-use super::request::{Memory, Outcome, Request, State};
+use super::request::{Request, RequestOutcome, State};
+use super::transfer::{Method, Transfer};
 use super::transports::Engine;
 use crate::error::Error;
 use crate::matching::unexpected::RegionKey;
-use crate::memory::ReadMem;
 use crate::wire::{self, ASK, Header, Sequenced};
 
 /// Maximum number of control messages queued for one peer. Each answers an envelope of the peer,
@@ -56,12 +56,6 @@ impl Protocol {
             key,
         });
         self.activate(peer);
-    }
-
-    pub(super) fn set_state(&mut self, key: u64, state: State) {
-        if let Some(request) = self.requests.get_mut(key) {
-            request.state = state;
-        }
     }
 }
 
@@ -171,43 +165,57 @@ impl Engine {
 
     /// Sends the envelope of a queued send: EAGER or RTS.
     fn start_send(&mut self, peer: PeerId, key: u64) -> Attempt {
-        let request = self.protocol.requests.get(key).copied();
-        let Some((request, Memory::Read(memory))) =
-            request.map(|request| (request, request.memory))
-        else {
-            debug_assert!(false, "{key:#x} is queued and is no send");
-            return Attempt::Sent;
-        };
-        if memory.len() > self.protocol.peers[peer].eager_now {
-            return match self.send_to_posted(peer, key, &request, memory) {
-                Attempt::Blocked => self.send_rts(peer, key, &request, memory),
-                attempt => attempt,
-            };
+        let request = self.protocol.requests[key];
+        if request.length <= self.protocol.peers[peer].eager_now {
+            return self.send_eager(peer, key, &request);
         }
-        if let Some(attempt) = self.send_held(peer, key, &request, memory) {
-            return attempt;
+        match self.send_to_posted(peer, key, &request) {
+            Attempt::Blocked => self.send_rts(peer, key, &request),
+            attempt => attempt,
         }
-        self.send_eager(peer, key, &request, memory)
     }
 
-    fn send_eager(
-        &mut self,
-        peer: PeerId,
-        key: u64,
-        request: &Request,
-        memory: ReadMem,
-    ) -> Attempt {
+    /// Sends EAGER; long ones from the program's memory if the transport supports it (VIA-RPI).
+    fn send_eager(&mut self, peer: PeerId, key: u64, request: &Request) -> Attempt {
+        let (memory, rank) = (request.memory, peer.rank());
         // SAFETY: the request is not over, and the slice is used in this call.
         let body = unsafe { memory.bytes() };
-        let header = |sequenced| Header::Eager(sequenced, request.sync.then_some(key));
-        let attempt = self.send_envelope(peer, request, memory.len(), body, header);
-        if attempt == Attempt::Sent {
-            self.protocol.stats.eager_sent += 1;
-            if request.sync {
-                self.protocol.set_state(key, State::Waiting);
-            } else {
-                self.protocol.end(key, Outcome::Done);
+        let state = &self.protocol.peers[peer];
+        let held = !request.sync && body.len() >= state.held_from;
+        let transfer = state.primary().filter(|_| held).map(|primary| Transfer {
+            method: Method::Held,
+            open: true,
+            ..Transfer::new(key, peer, primary)
+        });
+        let token = transfer.map(|transfer| self.protocol.transfers.insert(transfer));
+        let mut pending = false;
+        let send = |btl: &mut dyn Btl, header: &[u8]| {
+            if let Some(token) = token {
+                // SAFETY: valid and unchanged until the request is over: not before completion.
+                match unsafe { btl.send_held(rank, header, memory.at(0), body.len(), token) } {
+                    Err(SendError::Unsupported) => {}
+                    result => return result.map(|started| pending = started == Started::Pending),
+                }
             }
+            btl.send(rank, header, &[IoSlice::new(body)])
+        };
+        let header = |sequenced| Header::Eager(sequenced, request.sync.then_some(key));
+        let attempt = self.send_envelope(peer, request, body.len(), header, send);
+        if let Some(token) = token.filter(|_| !pending) {
+            self.protocol.transfers.remove(token);
+        }
+        if attempt != Attempt::Sent {
+            return attempt;
+        }
+        self.protocol.stats.eager_sent += 1;
+        if let Some(token) = token.filter(|_| pending) {
+            self.protocol.stats.held_sent += 1;
+            let request = &mut self.protocol.requests[key];
+            (request.transfer, request.state) = (token, State::Moving);
+        } else if request.sync {
+            self.protocol.requests[key].state = State::Waiting;
+        } else {
+            self.protocol.end(key, RequestOutcome::Done);
         }
         attempt
     }
@@ -218,8 +226,8 @@ impl Engine {
         peer: PeerId,
         request: &Request,
         length: usize,
-        body: &[u8],
-        header: impl Fn(Sequenced) -> Header,
+        header: impl FnOnce(Sequenced) -> Header,
+        send: impl FnOnce(&mut dyn Btl, &[u8]) -> Result<(), SendError>,
     ) -> Attempt {
         let state = &mut self.protocol.peers[peer];
         let price = cost(length);
@@ -234,8 +242,7 @@ impl Engine {
             tag: request.tag,
         })
         .encode();
-        let btl = &mut self.transports[primary].btl;
-        match btl.send(peer.rank(), header.bytes(), &[IoSlice::new(body)]) {
+        match send(&mut *self.transports[primary].btl, header.bytes()) {
             Ok(()) => {
                 state.account.pay(price);
                 state.next_out = state.next_out.wrapping_add(1);
@@ -287,13 +294,9 @@ impl Engine {
             }
             .encode();
             let key = transfer.request;
-            let Some(request) = self.protocol.requests.get(key) else {
-                debug_assert!(false, "a transfer outlived its request");
-                state.streams.pop_front();
-                continue;
-            };
             // SAFETY: the request is not over, and the slice is used in this call.
-            let body = unsafe { request.part(offset, length) };
+            let body = unsafe { self.protocol.requests[key].memory.bytes() };
+            let body = &body[offset..offset + length];
             let btl = &mut self.transports[rail.transport].btl;
             match btl.send(peer.rank(), header.bytes(), &[IoSlice::new(body)]) {
                 Ok(()) => {
@@ -305,7 +308,7 @@ impl Engine {
                     self.protocol.stats.fragments_sent += 1;
                     if transfer.issued == transfer.wanted {
                         state.streams.pop_front();
-                        self.protocol.end(key, Outcome::Done);
+                        self.protocol.end(key, RequestOutcome::Done);
                     }
                 }
                 Err(SendError::Busy) => full |= 1 << at,

@@ -1,12 +1,13 @@
-//! State of one peer.
+//! The table of peers, and the state of one.
 
-use crate::ids::TransportId;
 use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
 
-use btl::{PeerError, PeerInfo};
+use btl::{PeerError, PeerInfo, Rank};
 
 use super::account::Account;
 use crate::config::Config;
+use crate::ids::{PeerId, TransportId};
 use crate::matching::unexpected::RegionKey;
 use crate::wire::{EAGER_LENGTH, Encoded, MAX_HEADER};
 
@@ -86,8 +87,6 @@ pub(crate) struct Peer {
     pub(crate) quiet: bool,
     /// Transfers that end once the peer is quiet.
     pub(crate) doomed: Vec<u64>,
-    /// Number of named receives that the peer does not see.
-    pub(crate) private: usize,
 
     pub(crate) control: VecDeque<Control>,
     /// Sends whose envelope was not sent, in order.
@@ -153,7 +152,6 @@ impl Peer {
             failed: None,
             quiet: false,
             doomed: Vec::new(),
-            private: 0,
             control: VecDeque::new(),
             queue: VecDeque::new(),
             streams: VecDeque::new(),
@@ -195,32 +193,23 @@ impl Peer {
         let mut shares = [0; MAX_RAILS];
         let bandwidth = |rail: &Rail| u64::from(rail.info.bandwidth.max(1));
         let mut best = 0;
-        for (place, rail) in self.rails.iter().enumerate().take(MAX_RAILS) {
-            if bandwidth(rail) > self.rails.get(best).map_or(0, bandwidth) {
+        for (place, rail) in self.rails.iter().enumerate() {
+            if bandwidth(rail) > bandwidth(&self.rails[best]) {
                 best = place;
             }
         }
-        let Some(fastest) = self.rails.get(best) else {
-            return shares;
-        };
-        let carries = |rail: &&Rail| !is_much_faster(&fastest.info, &rail.info);
+        let fastest = &self.rails[best].info;
+        let carries = |rail: &&Rail| !is_much_faster(fastest, &rail.info);
         let sum: u64 = self.rails.iter().filter(carries).map(bandwidth).sum();
         let mut left = length;
-        let others = shares.iter_mut().zip(&self.rails).enumerate();
-        for (_, (share, rail)) in others.filter(|(place, _)| *place != best) {
-            if !carries(&rail) {
-                continue;
-            }
+        for (place, rail) in self.rails.iter().enumerate() {
             let part = length as u128 * u128::from(bandwidth(rail)) / u128::from(sum);
-            let part = usize::try_from(part).unwrap_or(usize::MAX);
-            if part >= STRIPE_MIN {
-                *share = part;
-                left -= part;
+            if place != best && carries(&rail) && part >= STRIPE_MIN as u128 {
+                shares[place] = part as usize;
+                left -= part as usize;
             }
         }
-        if let Some(share) = shares.get_mut(best) {
-            *share = left;
-        }
+        shares[best] = left;
         shares
     }
 
@@ -228,14 +217,56 @@ impl Peer {
     #[inline]
     pub(crate) fn count_received(&mut self, transport: TransportId, bytes: usize) {
         if self.rails.len() > 1 {
-            let rail = self
-                .rails
-                .iter_mut()
-                .find(|rail| rail.transport == transport);
-            if let Some(rail) = rail {
-                rail.received += bytes as u64;
+            for rail in &mut self.rails {
+                if rail.transport == transport {
+                    rail.received += bytes as u64;
+                }
             }
         }
+    }
+}
+
+/// All peers of the job by rank; the own rank is one of them.
+#[derive(Debug)]
+pub(crate) struct Peers(pub(crate) Vec<Peer>);
+
+impl Peers {
+    /// Returns the number of ranks in the job.
+    #[inline]
+    pub(crate) fn size(&self) -> u32 {
+        self.0.len() as u32
+    }
+
+    /// Checks a rank that a transport reports.
+    #[inline]
+    pub(crate) fn id(&self, rank: Rank) -> Option<PeerId> {
+        PeerId::new(rank, self.size())
+    }
+
+    /// Iterates over all ids.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = PeerId> + use<> {
+        let size = self.size();
+        (0..size).filter_map(move |rank| PeerId::new(rank, size))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
+        self.ids().zip(&self.0)
+    }
+}
+
+impl Index<PeerId> for Peers {
+    type Output = Peer;
+
+    #[inline]
+    fn index(&self, peer: PeerId) -> &Peer {
+        &self.0[peer.rank() as usize]
+    }
+}
+
+impl IndexMut<PeerId> for Peers {
+    #[inline]
+    fn index_mut(&mut self, peer: PeerId) -> &mut Peer {
+        &mut self.0[peer.rank() as usize]
     }
 }
 
@@ -283,5 +314,25 @@ mod tests {
             let shares = peer(&[7, 11, 13]).shares(length);
             assert_eq!(shares.iter().sum::<usize>(), length);
         }
+    }
+
+    #[test]
+    fn only_ranks_of_the_job_have_an_entry() {
+        let mut peers = Peers(vec![Peer::own(), Peer::own()]);
+        assert_eq!(peers.id(2), None);
+        assert_eq!(PeerId::new(u32::MAX, 2), None);
+        for peer in peers.ids() {
+            peers[peer].late = true;
+        }
+        assert!(peers.iter().all(|(_, peer)| peer.late));
+    }
+
+    /// An id of a larger job is an error that is seen, not one that is ignored.
+    #[test]
+    #[should_panic(expected = "out of bounds")]
+    fn an_id_outside_the_table_panics() {
+        let peers = Peers(vec![Peer::own()]);
+        let other = PeerId::new(1, 2).unwrap();
+        let _ = &peers[other];
     }
 }

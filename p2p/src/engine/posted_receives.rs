@@ -3,77 +3,36 @@
 //!
 //! A receive may be published only if no older unpublished receive could match the same message.
 
-use crate::envelope::Selector;
-use crate::ids::PeerId;
 use btl::{PostedDelivery, PostedReceive, SendError};
 
 use super::outgoing::Attempt;
-use super::protocol::Protocol;
-use super::request::{Outcome, Request};
+use super::request::{Request, RequestOutcome};
 use super::transports::Engine;
-use crate::memory::{ReadMem, WriteMem};
-
-impl Protocol {
-    /// Counts a receive that is not published.
-    #[inline]
-    pub(super) fn count_private(&mut self, source: Option<PeerId>) {
-        match source {
-            None => self.private_any += 1,
-            Some(peer) => {
-                self.private_named += 1;
-                self.peers[peer].private += 1;
-            }
-        }
-    }
-
-    /// Reverses [`count_private`](Protocol::count_private).
-    #[inline]
-    pub(super) fn uncount_private(&mut self, source: Option<PeerId>) {
-        match source {
-            None => self.private_any -= 1,
-            Some(peer) => {
-                self.private_named -= 1;
-                self.peers[peer].private -= 1;
-            }
-        }
-    }
-}
+use crate::envelope::Selector;
+use crate::ids::PeerId;
+use crate::memory::Memory;
 
 impl Engine {
     /// Copies a long message into a receive that the peer has published. `Blocked`: there is none.
-    pub(super) fn send_to_posted(
-        &mut self,
-        peer: PeerId,
-        key: u64,
-        request: &Request,
-        memory: ReadMem,
-    ) -> Attempt {
+    pub(super) fn send_to_posted(&mut self, peer: PeerId, key: u64, request: &Request) -> Attempt {
         let state = &self.protocol.peers[peer];
         // A send with a transfer was tried before; only its RTS found no room.
         let possible = self.protocol.config.posted_receives
-            && memory.len() >= state.one_sided_from
+            && request.length >= state.one_sided_from
             && request.transfer == 0;
         let Some(primary) = state.primary().filter(|_| possible) else {
             return Attempt::Blocked;
         };
-        let transport = &mut self.transports[primary];
-        if !transport.capabilities.posted_receives {
-            return Attempt::Blocked;
-        }
         let envelope = btl::Envelope {
             context: request.context,
             tag: request.tag,
         };
-        let (at, length) = (memory.at(0), memory.len());
+        let (at, btl) = (request.memory.at(0), &mut self.transports[primary].btl);
         // SAFETY: the memory is readable until the request is over, and it is not over.
-        match unsafe {
-            transport
-                .btl
-                .send_to_posted(peer.rank(), envelope, at, length)
-        } {
+        match unsafe { btl.send_to_posted(peer.rank(), envelope, at, request.length) } {
             Ok(PostedDelivery::Delivered) => {
                 self.protocol.stats.posted_sent += 1;
-                self.protocol.end(key, Outcome::Done);
+                self.protocol.end(key, RequestOutcome::Done);
                 Attempt::Sent
             }
             Err(SendError::Failed { error, .. }) => {
@@ -84,29 +43,27 @@ impl Engine {
         }
     }
 
-    /// Publishes a receive to the peers that it selects. Returns false if it stays private.
-    pub(super) fn publish(&mut self, key: u64, memory: WriteMem, selector: &Selector) -> bool {
+    /// Publishes a receive to the peers that it selects. Returns false if it stays private, as all
+    /// do while a private one is posted.
+    pub(super) fn publish(&mut self, key: u64, memory: Memory, selector: &Selector) -> bool {
         let protocol = &self.protocol;
-        if memory.len() < protocol.publish_from || protocol.private_any != 0 {
+        if memory.len() < protocol.publish_from || protocol.private != 0 {
             return false;
         }
         let id = match selector.source {
             // All possible senders must see it, so there must be one transport only.
-            None if self.transports.len() == 1
-                && protocol.private_named == 0
-                && memory.len() >= protocol.publish_any_from =>
-            {
-                self.transports.ids().next()
-            }
-            None => None,
+            None => self
+                .transports
+                .ids()
+                .next()
+                .filter(|_| self.transports.len() == 1),
             Some(peer) => {
                 let state = &protocol.peers[peer];
-                let short = memory.len() < state.one_sided_from;
-                let private = short || state.private != 0 || state.rails.len() > 1;
-                state.primary().filter(|_| !private)
+                let fits = memory.len() >= state.one_sided_from && state.rails.len() == 1;
+                state.primary().filter(|_| fits)
             }
         };
-        let Some(id) = id.filter(|id| self.transports[*id].capabilities.posted_receives) else {
+        let Some(id) = id else {
             return false;
         };
         let receive = PostedReceive {
@@ -119,12 +76,8 @@ impl Engine {
         };
         // SAFETY: the memory is writable and not used by others until the request is over, which is
         // not before the event or a successful withdrawal.
-        let Some(post) = (unsafe { self.transports[id].btl.post(&receive) }) else {
-            return false;
-        };
-        if let Some(request) = self.protocol.requests.get_mut(key) {
-            request.post = Some((id, post));
-        }
-        true
+        let post = unsafe { self.transports[id].btl.post(&receive) };
+        self.protocol.requests[key].post = post.map(|post| (id, post));
+        post.is_some()
     }
 }

@@ -6,22 +6,16 @@ use std::collections::VecDeque;
 use super::account::limit;
 use super::contexts::Contexts;
 use super::direct::Direct;
-use super::peers::Peers;
-use super::request::{Outcome, Request, State};
+use super::peer::Peers;
+use super::request::{Request, RequestOutcome, State};
 use super::skew::Skew;
-use super::transfer::{Operation, Transfer};
+use super::transfer::Transfer;
 use crate::config::Config;
 use crate::error::Error;
-use crate::group::Group;
 use crate::matching::posted::Posted;
-use crate::matching::unexpected::Unexpected;
-use crate::slab::{Gone, Slab};
+use crate::matching::unexpected::{Arrived, Unexpected};
+use crate::slab::Slab;
 use crate::types::{Stats, Status};
-
-/// Note in the slab of requests: the result was returned.
-const WAITED: u8 = 1;
-/// Note in the slab of requests: the program had freed it.
-const FREED: u8 = 2;
 
 /// Work that a callback leaves to be done with the transports.
 #[derive(Debug)]
@@ -51,7 +45,6 @@ pub(crate) struct Protocol {
     pub(crate) ended: u64,
     pub(crate) closed: bool,
     pub(super) transfers: Slab<Transfer>,
-    pub(super) operations: Slab<Operation>,
     pub(super) work: VecDeque<Work>,
     /// Transfers whose next step found no room.
     pub(super) again: Vec<u64>,
@@ -60,22 +53,17 @@ pub(crate) struct Protocol {
     /// Failed peers that may still reach memory of this process.
     pub(super) dropping: Vec<PeerId>,
     /// Peers with something to send.
-    pub(super) active: Vec<PeerId>,
-    pub(super) spare: Vec<PeerId>,
-    /// Numbers of unpublished receives: from any source, and named ones.
-    pub(super) private_any: usize,
-    pub(super) private_named: usize,
-    /// Receives of this length or more may be published, to one peer or to all.
+    pub(super) active: VecDeque<PeerId>,
+    /// Receives of this length or more may be published.
     pub(super) publish_from: usize,
-    pub(super) publish_any_from: usize,
+    /// Number of posted receives that are not published.
+    pub(super) private: usize,
     pub(super) skew: Skew,
     /// Limit for unexpected messages in bytes, and the number of peers held back for it.
     pub(super) limit: usize,
     pub(super) held_back: usize,
-    /// Buffers of freed requests, by request.
+    /// Buffers of dropped requests that are not over, by request.
     pub(crate) kept: Vec<(u64, Vec<u8>)>,
-    /// Buffers of freed requests whose registration is about to be taken back.
-    pub(super) buried: Vec<Vec<u8>>,
 }
 
 impl Protocol {
@@ -95,7 +83,6 @@ impl Protocol {
         Protocol {
             limit: limit(config.unexpected_bytes, size),
             publish_from,
-            publish_any_from: publish_from,
             peers,
             requests: Slab::with_capacity(256),
             posted: Posted::new(),
@@ -109,19 +96,15 @@ impl Protocol {
             ended: 0,
             closed: false,
             transfers: Slab::with_capacity(16),
-            operations: Slab::with_capacity(16),
             work: VecDeque::with_capacity(64),
             again: Vec::new(),
             released: Vec::new(),
             dropping: Vec::new(),
-            active: Vec::with_capacity(size as usize),
-            spare: Vec::with_capacity(size as usize),
-            private_any: 0,
-            private_named: 0,
+            active: VecDeque::with_capacity(size as usize),
+            private: 0,
             skew: Skew::default(),
             held_back: 0,
             kept: Vec::new(),
-            buried: Vec::new(),
         }
     }
 
@@ -153,84 +136,58 @@ impl Protocol {
         let state = &mut self.peers[peer];
         state.fast = false;
         if !std::mem::replace(&mut state.active, true) {
-            self.active.push(peer);
+            self.active.push_back(peer);
         }
     }
 
     /// Ends a request.
     #[inline]
-    pub(crate) fn end(&mut self, key: u64, outcome: Outcome) {
-        let Some(request) = self.requests.get_mut(key) else {
-            debug_assert!(false, "request {key:#x} ended twice");
-            return;
-        };
+    pub(crate) fn end(&mut self, key: u64, outcome: RequestOutcome) {
+        let request = &mut self.requests[key];
         request.state = State::Over;
         request.outcome = outcome;
         self.ended += 1;
-        if request.transfer != 0 || request.detached {
-            self.end_more(key);
-        }
-    }
-
-    #[cold]
-    fn end_more(&mut self, key: u64) {
-        let Some(request) = self.requests.get_mut(key) else {
-            return;
-        };
         let (transfer, detached) = (std::mem::take(&mut request.transfer), request.detached);
-        if let Some(transfer) = self.transfers.remove(transfer, 0) {
+        if transfer != 0
+            && let Some(transfer) = self.transfers.remove(transfer)
+        {
             self.released.extend(transfer.region);
         }
         if detached {
-            self.requests.remove(key, FREED);
-            if let Some(at) = self.kept.iter().position(|kept| kept.0 == key) {
-                self.buried.push(self.kept.swap_remove(at).1);
-            }
-            if self.released.is_empty() {
-                self.buried.clear();
-            }
+            self.requests.remove(key);
         }
     }
 
-    /// Forgets a request that is over, without returning its result.
-    pub(crate) fn forget(&mut self, key: u64) {
+    /// Drops the result of a request, now or when it is over.
+    pub(crate) fn detach(&mut self, key: u64) {
         if let Some(request) = self.requests.get_mut(key) {
             request.detached = true;
-            let outcome = request.outcome;
-            self.end(key, outcome);
+            if request.state == State::Over {
+                self.requests.remove(key);
+            }
         }
     }
 
     /// Returns the result of a request and forgets the request; `None` if it is not over.
     #[inline]
     pub(crate) fn take(&mut self, key: u64) -> Option<Result<Status, Error>> {
-        let Some(request) = self.requests.get(key) else {
-            return Some(Err(self.gone(key)));
+        let request = match self.requests.get(key) {
+            Some(request) if !request.detached => request,
+            _ => return Some(Err(Error::UnknownRequest)),
         };
-        if request.detached {
-            return Some(Err(Error::FreedRequest));
-        }
         if request.state != State::Over {
             return None;
         }
         let result = self.result(request);
-        self.requests.clear(key, WAITED);
+        self.requests.remove(key);
         Some(result)
-    }
-
-    fn gone(&self, key: u64) -> Error {
-        match self.requests.gone(key) {
-            Gone::Noted(WAITED) => Error::AlreadyWaited,
-            _ => Error::FreedRequest,
-        }
     }
 
     /// Returns true if the request is over.
     pub(crate) fn is_over(&self, key: u64) -> Result<bool, Error> {
         match self.requests.get(key) {
-            None => Err(self.gone(key)),
-            Some(request) if request.detached => Err(Error::FreedRequest),
-            Some(request) => Ok(request.state == State::Over),
+            Some(request) if !request.detached => Ok(request.state == State::Over),
+            _ => Err(Error::UnknownRequest),
         }
     }
 
@@ -239,21 +196,17 @@ impl Protocol {
     fn result(&self, request: &Request) -> Result<Status, Error> {
         let (tag, length) = (request.tag, request.length);
         match request.outcome {
-            Outcome::Done => {
-                let peer = if request.is_send() {
-                    self.own
+            RequestOutcome::Done => {
+                let (peer, room) = if request.is_send() {
+                    (self.own, length)
                 } else {
-                    request.peer.unwrap_or(self.own)
-                };
-                let room = match request.is_send() {
-                    true => length,
-                    false => request.room(),
+                    (request.peer.unwrap_or(self.own), request.memory.len())
                 };
                 self.received(request.context, peer, tag, (length, room))
             }
-            Outcome::Cancelled => Err(Error::Cancelled),
-            Outcome::Failed(peer) => Err(self.peer_error(peer)),
-            Outcome::Closed => Err(Error::Closed),
+            RequestOutcome::Cancelled => Err(Error::Cancelled),
+            RequestOutcome::Failed(peer) => Err(self.peer_error(peer)),
+            RequestOutcome::Closed => Err(Error::Closed),
         }
     }
 
@@ -328,19 +281,16 @@ impl Protocol {
     /// Fails if every other member of the communicator has failed.
     #[cold]
     pub(crate) fn check_any_alive(&self, context: u32) -> Result<(), Error> {
-        let mut dead = None;
-        let world = Group::world(self.peers.size(), self.own);
-        let group = match context {
-            0 | 1 => &world,
-            _ => self.contexts.group(context).map_or(&world, |group| group),
-        };
-        for peer in group.peers().filter(|peer| *peer != self.own) {
-            match self.check_alive(peer) {
-                Ok(()) => return Ok(()),
-                Err(error) => dead = Some(error),
+        let mut dead = Ok(());
+        for peer in self.peers.ids().filter(|peer| *peer != self.own) {
+            if self.contexts.is_member(context, peer) {
+                dead = self.check_alive(peer);
+                if dead.is_ok() {
+                    break;
+                }
             }
         }
-        dead.map_or(Ok(()), Err)
+        dead
     }
 
     /// Clears all queues after closing.
@@ -350,7 +300,6 @@ impl Protocol {
         self.released.clear();
         self.dropping.clear();
         self.active.clear();
-        self.buried.clear();
         self.kept.clear();
     }
 
@@ -361,7 +310,8 @@ impl Protocol {
         }
         self.contexts.remove(context);
         for half in [context, context + 1] {
-            for key in self.unexpected.in_context(half) {
+            let waits = |entry: &Arrived| entry.context == half && !entry.taken;
+            for key in self.unexpected.keys(waits) {
                 self.discard(key);
             }
         }

@@ -2,15 +2,15 @@
 
 use crate::envelope::Selector;
 use crate::ids::PeerId;
-use btl::Withdrawn;
+use btl::{Tx, Withdrawn};
 
 use super::incoming::Origin;
 use super::protocol::Protocol;
-use super::request::{Memory, Outcome, Request, State};
+use super::request::{Request, RequestOutcome, State};
 use super::transports::Engine;
 use crate::error::Error;
 use crate::matching::unexpected::{Arrival, Arrived};
-use crate::memory::WriteMem;
+use crate::memory::Memory;
 use crate::slab::place_of;
 use crate::types::Status;
 
@@ -22,7 +22,7 @@ impl Engine {
     #[inline]
     pub(crate) fn receive(
         &mut self,
-        memory: WriteMem,
+        memory: Memory,
         selector: Selector,
         lent: bool,
     ) -> Result<u64, Error> {
@@ -32,10 +32,9 @@ impl Engine {
         if found.is_none() {
             protocol.check_source(&selector)?;
         }
-        let key = protocol.requests.insert(Request {
-            lent,
-            ..Request::receive(memory, &selector)
-        });
+        let key = protocol
+            .requests
+            .insert(Request::receive(memory, &selector, lent));
         match found {
             Some(entry) => {
                 let source = protocol.unexpected.get(entry).map(|arrived| arrived.source);
@@ -48,7 +47,7 @@ impl Engine {
             None => {
                 protocol.posted.post(place_of(key), &selector);
                 if !self.publish(key, memory, &selector) {
-                    self.protocol.count_private(selector.source);
+                    self.protocol.private += 1;
                 }
             }
         }
@@ -56,15 +55,26 @@ impl Engine {
     }
 
     /// Receives a message that a probe removed from the matching.
-    pub(crate) fn receive_taken(&mut self, request: Request, entry: u64) -> Result<u64, Error> {
+    pub(crate) fn receive_taken(
+        &mut self,
+        memory: Memory,
+        context: u32,
+        entry: u64,
+        lent: bool,
+    ) -> Result<u64, Error> {
         let protocol = &mut self.protocol;
-        protocol.check_context(request.context)?;
-        let Some(arrived) = protocol.unexpected.get(entry) else {
-            return Err(Error::FreedRequest);
-        };
+        protocol.check_context(context)?;
+        let arrived = protocol.unexpected.get(entry);
+        let arrived = arrived.ok_or(Error::UnknownRequest)?;
         if !matches!(arrived.arrival, Arrival::Eager { .. }) {
             protocol.check_alive(arrived.source)?;
         }
+        let selector = Selector {
+            context,
+            source: None,
+            tag: None,
+        };
+        let request = Request::receive(memory, &selector, lent);
         let key = protocol.requests.insert(request);
         protocol.receive_waiting(key, entry);
         self.do_work();
@@ -73,43 +83,29 @@ impl Engine {
 
     /// Sends a message to the own rank.
     pub(super) fn send_to_self(&mut self, key: u64) {
-        let request = self.protocol.requests.get(key).copied();
-        let Some((request, Memory::Read(memory))) =
-            request.map(|request| (request, request.memory))
-        else {
-            debug_assert!(false, "{key:#x} is no send");
-            return;
-        };
         let protocol = &mut self.protocol;
+        let request = protocol.requests[key];
         protocol.stats.self_sent += 1;
         let (own, context, tag) = (protocol.own, request.context, request.tag);
+        // SAFETY: the send `key` is not over.
+        let body = unsafe { request.memory.bytes() };
         // A receive that may be from the own rank is published only if there is one transport.
-        let receive = match self.transports.iter_mut().next() {
-            Some((transport, first)) => {
-                let from = Origin {
-                    transport,
-                    peer: own,
-                };
-                protocol.match_posted(&mut *first.btl, from, context, tag)
-            }
-            None => protocol.match_private(context, own, tag),
-        };
-        if let Some(receive) = receive {
-            // SAFETY: the send `key` is not over.
-            protocol.deliver(receive, own, tag, unsafe { memory.bytes() });
-            protocol.end(key, Outcome::Done);
+        let first = self.transports.iter_mut().next();
+        let tx = first.map(|(id, transport)| (&mut *transport.btl as &mut dyn Tx, id));
+        if let Some(receive) = protocol.match_posted(tx, own, context, tag) {
+            protocol.deliver(receive, own, tag, body);
+            protocol.end(key, RequestOutcome::Done);
             return;
         }
         let room = protocol.stats.unexpected_bytes < protocol.limit / 2;
-        if memory.len() <= OWN_EAGER && !request.sync && room {
-            // SAFETY: as above.
-            let body = protocol.unexpected.pool.copy(unsafe { memory.bytes() });
+        if body.len() <= OWN_EAGER && !request.sync && room {
+            let body = protocol.unexpected.copy(body);
             protocol.keep(own, context, tag, Arrival::Eager { body, sync: None });
-            protocol.end(key, Outcome::Done);
+            protocol.end(key, RequestOutcome::Done);
         } else {
-            protocol.set_state(key, State::Waiting);
+            protocol.requests[key].state = State::Waiting;
             let arrival = Arrival::Own {
-                length: memory.len(),
+                length: body.len(),
                 send: key,
             };
             protocol.keep(own, context, tag, arrival);
@@ -121,9 +117,7 @@ impl Engine {
         if self.protocol.is_over(key)? {
             return Ok(false);
         }
-        let Some(request) = self.protocol.requests.get(key).copied() else {
-            return Ok(false);
-        };
+        let request = self.protocol.requests[key];
         match (request.state, request.peer) {
             (State::Posted, _) => {
                 if !self.withdraw(key, &request) {
@@ -137,7 +131,7 @@ impl Engine {
             }
             _ => return Ok(false),
         }
-        self.protocol.end(key, Outcome::Cancelled);
+        self.protocol.end(key, RequestOutcome::Cancelled);
         Ok(true)
     }
 
@@ -146,31 +140,20 @@ impl Engine {
         let selector = request.selector();
         self.protocol.posted.remove(place_of(key), &selector);
         let Some((transport, post)) = request.post else {
-            self.protocol.uncount_private(selector.source);
+            self.protocol.private -= 1;
             return true;
         };
         let withdrawn = self.transports[transport].btl.withdraw(post);
-        if let Some(request) = self.protocol.requests.get_mut(key) {
-            match withdrawn {
-                Withdrawn::Yes => request.post = None,
-                Withdrawn::Taken => request.state = State::Claimed,
-            }
+        let request = &mut self.protocol.requests[key];
+        match withdrawn {
+            Withdrawn::Yes => request.post = None,
+            Withdrawn::Taken => request.state = State::Claimed,
         }
         withdrawn == Withdrawn::Yes
     }
 }
 
 impl Protocol {
-    /// Removes the oldest posted receive that matches, in a process without transports.
-    fn match_private(&mut self, context: u32, peer: PeerId, tag: i32) -> Option<u64> {
-        let place = self.posted.find(context, peer, tag)?;
-        let key = self.requests.key_at(place)?;
-        let selector = self.requests.get(key)?.selector();
-        self.posted.remove(place, &selector);
-        self.uncount_private(selector.source);
-        Some(key)
-    }
-
     /// Gives a receive a message that waits.
     fn receive_waiting(&mut self, key: u64, entry: u64) {
         let Some(arrived) = self.unexpected.remove(entry) else {
@@ -183,7 +166,7 @@ impl Protocol {
         match arrived.arrival {
             Arrival::Eager { body, sync } => {
                 self.deliver(key, source, tag, &body);
-                self.unexpected.pool.give_back(body);
+                self.unexpected.give_back(body);
                 self.send_fin(source, sync);
             }
             Arrival::Rts {
@@ -199,12 +182,10 @@ impl Protocol {
                 self.start_receive(key, from, tag, (length, remote, region));
             }
             Arrival::Own { send, .. } => {
-                let memory = self.requests.get(send).map(|request| request.memory);
-                if let Some(Memory::Read(memory)) = memory {
-                    // SAFETY: the request `send` is not over.
-                    self.deliver(key, source, tag, unsafe { memory.bytes() });
-                    self.end(send, Outcome::Done);
-                }
+                // SAFETY: the request `send` is not over.
+                let body = unsafe { self.requests[send].memory.bytes() };
+                self.deliver(key, source, tag, body);
+                self.end(send, RequestOutcome::Done);
             }
         }
         self.release(source, cost);
@@ -219,25 +200,39 @@ impl Protocol {
         let source = arrived.source;
         match arrived.arrival {
             Arrival::Eager { body, sync } => {
-                self.unexpected.pool.give_back(body);
+                self.unexpected.give_back(body);
                 self.send_fin(source, sync);
             }
             Arrival::Rts { remote, .. } => self.send_fin(source, Some(remote)),
-            Arrival::Own { send, .. } => self.end(send, Outcome::Done),
+            Arrival::Own { send, .. } => self.end(send, RequestOutcome::Done),
         }
         self.stats.discarded += 1;
         self.release(source, arrived.cost);
         self.check_skew();
     }
 
-    /// Returns what a probe reports of a message.
-    pub(crate) fn status_of(&self, entry: u64) -> Option<Status> {
-        let arrived = self.unexpected.get(entry)?;
-        Some(Status {
+    /// Returns the oldest message that matches and its description. `takes`: removes it from the
+    /// matching, but keeps it. Fails if there is none and no peer is alive that could send it.
+    pub(crate) fn find(
+        &mut self,
+        selector: &Selector,
+        takes: bool,
+    ) -> Result<Option<(u64, Status)>, Error> {
+        self.check_context(selector.context)?;
+        let found = self.unexpected.find(selector);
+        let Some((entry, arrived)) = found.and_then(|key| Some((key, self.unexpected.get(key)?)))
+        else {
+            return self.check_source(selector).map(|()| None);
+        };
+        let status = Status {
             source: self.local_rank(arrived.context, arrived.source),
             tag: arrived.tag,
             length: arrived.length(),
-        })
+        };
+        if takes {
+            self.unexpected.take(entry);
+        }
+        Ok(Some((entry, status)))
     }
 
     /// Fails if no peer is alive that could send a matching message.

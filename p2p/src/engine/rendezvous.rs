@@ -1,51 +1,66 @@
-//! Rendezvous: RTS, CTS, FRAGMENT and FIN at either end.
+//! Rendezvous: RTS, CTS, FRAGMENT and FIN at either end, and one-sided transfers: `get` by the
+//! receiver, or `put` by the sender.
+
+use std::io::IoSlice;
+
+use btl::{SendError, Started};
 
 use super::incoming::Origin;
 use super::outgoing::Attempt;
 use super::protocol::{Protocol, Work};
-use super::request::{Outcome, Request, State};
+use super::request::{Request, RequestOutcome, State};
 use super::transfer::{Method, Transfer};
 use super::transports::Engine;
-use crate::ids::{PeerId, TransportId};
+use crate::ids::PeerId;
 use crate::matching::unexpected::RegionKey;
-use crate::memory::ReadMem;
+use crate::memory::Memory;
 use crate::wire::Header;
 
 impl Engine {
     /// Sends RTS for a long message, with a key if the receiver may get it.
-    pub(super) fn send_rts(
-        &mut self,
-        peer: PeerId,
-        key: u64,
-        request: &Request,
-        memory: ReadMem,
-    ) -> Attempt {
+    pub(super) fn send_rts(&mut self, peer: PeerId, key: u64, request: &Request) -> Attempt {
         let Some(primary) = self.protocol.peers[peer].primary() else {
             return Attempt::Blocked;
         };
         let mut number = request.transfer;
         if number == 0 {
             let mut transfer = Transfer::new(key, peer, primary);
-            self.register_for_get(&mut transfer, memory);
+            self.register_for_get(&mut transfer, request.memory);
             number = self.protocol.transfers.insert(transfer);
-            if let Some(request) = self.protocol.requests.get_mut(key) {
-                request.transfer = number;
-            }
+            self.protocol.requests[key].transfer = number;
         }
-        let transfer = self.protocol.transfers.get(number);
-        let region = transfer.map_or(RegionKey::NONE, |transfer| transfer.key);
-        let length = memory.len() as u64;
-        let attempt = self.send_envelope(peer, request, 0, region.bytes(), |sequenced| {
-            Header::Rts(sequenced, length, key)
+        let region = self.protocol.transfers[number].key;
+        let header = |sequenced| Header::Rts(sequenced, request.length as u64, key);
+        let attempt = self.send_envelope(peer, request, 0, header, |btl, header| {
+            btl.send(peer.rank(), header, &[IoSlice::new(region.bytes())])
         });
         if attempt == Attempt::Sent {
             self.protocol.stats.rts_sent += 1;
-            self.protocol.set_state(key, State::Waiting);
+            self.protocol.requests[key].state = State::Waiting;
         }
         attempt
     }
 
-    /// Advances a transfer.
+    /// Registers the memory of a send so that the receiver may get it, if that is worthwhile.
+    fn register_for_get(&mut self, transfer: &mut Transfer, memory: Memory) {
+        let transport = &mut self.transports[transfer.transport];
+        let worthwhile = memory.len() >= self.protocol.peers[transfer.peer].one_sided_from;
+        if !worthwhile || !self.protocol.config.tuning.get || !transport.capabilities.get {
+            return;
+        }
+        // SAFETY: valid until the request is over; the registration is taken back before the
+        // program learns of the end. A peer that writes with a key for reading is another process
+        // of the same user, against which memory that it may write is no defence.
+        let region = unsafe { transport.btl.register(memory.at(0), memory.len()) };
+        if let Ok(region) = region {
+            match hold_region(transfer, &region) {
+                Some(key) => transfer.key = key,
+                None => transport.btl.deregister(region.handle),
+            }
+        }
+    }
+
+    /// Advances a transfer, if there still is one of this number.
     pub(super) fn step(&mut self, number: u64) {
         let Some(transfer) = self.protocol.transfers.get(number) else {
             return;
@@ -53,22 +68,19 @@ impl Engine {
         let (key, peer) = (transfer.request, transfer.peer);
         if transfer.doomed {
             let quiet = self.protocol.peers[peer].quiet;
-            if transfer.open == 0 && (quiet || transfer.region.is_none()) {
-                self.protocol.end(key, Outcome::Failed(peer));
+            if !transfer.open && (quiet || transfer.region.is_none()) {
+                self.protocol.end(key, RequestOutcome::Failed(peer));
             }
             return;
         }
-        let sends = self
-            .protocol
-            .requests
-            .get(key)
-            .is_some_and(Request::is_send);
         match transfer.method {
-            Method::Undecided if !sends => self.choose_method(number),
-            Method::OneSided => self.move_bytes(number, sends),
+            Method::Undecided if !self.protocol.requests[key].is_send() => {
+                self.choose_method(number);
+            }
+            Method::OneSided => self.move_bytes(number),
             // A refused one ends with its peer, which has failed.
-            Method::Held if transfer.open == 0 && !transfer.refused => {
-                self.protocol.end(key, Outcome::Done);
+            Method::Held if !transfer.open && !transfer.refused => {
+                self.protocol.end(key, RequestOutcome::Done);
             }
             Method::Undecided | Method::Held | Method::Fragments => {}
         }
@@ -77,14 +89,12 @@ impl Engine {
     /// Chooses how a receive gets its bytes: `get` if the RTS has a key, `put` from the threshold
     /// on, fragments otherwise.
     fn choose_method(&mut self, number: u64) {
-        let Some(transfer) = self.protocol.transfers.get_mut(number) else {
-            return;
-        };
+        let transfer = &mut self.protocol.transfers[number];
         let capabilities = self.transports[transfer.transport].capabilities;
         let tuning = &self.protocol.config.tuning;
         if !transfer.key.bytes().is_empty() && tuning.get && capabilities.get {
             transfer.method = Method::OneSided;
-            return self.move_bytes(number, false);
+            return self.move_bytes(number);
         }
         // P2P-9: a put goes over the rail of envelopes, so that FIN follows it.
         let state = &self.protocol.peers[transfer.peer];
@@ -94,6 +104,128 @@ impl Engine {
             return;
         }
         self.protocol.request_fragments(number);
+    }
+
+    /// Sends CTS with a key to put to. Returns false if the memory cannot be registered.
+    fn offer_put(&mut self, number: u64) -> bool {
+        let transfer = &mut self.protocol.transfers[number];
+        // The FIN that the sender would send, if its transport can deliver it with the bytes.
+        let fin = Header::Fin {
+            request: transfer.request,
+            written: true,
+        };
+        let (peer, wanted) = (transfer.peer, transfer.wanted);
+        let at = self.protocol.requests[transfer.request].memory.at(0);
+        let notice = fin.encode();
+        let btl = &mut self.transports[transfer.transport].btl;
+        // SAFETY: writable and not used by others until the request is over; the registration is
+        // taken back before the program learns of the end.
+        let region = unsafe { btl.register_noticed(at, wanted, peer.rank(), notice.bytes()) }
+            // SAFETY: the same.
+            .or_else(|_| unsafe { btl.register(at, wanted) });
+        let key = region.ok().and_then(|region| {
+            let key = hold_region(transfer, &region);
+            if key.is_none() {
+                btl.deregister(region.handle);
+            }
+            key
+        });
+        let Some(key) = key else {
+            self.protocol.stats.fallbacks += 1;
+            return false;
+        };
+        transfer.method = Method::Fragments;
+        let header = Header::Cts {
+            request: transfer.remote,
+            target: transfer.request,
+            length: wanted as u64,
+            put: true,
+        };
+        self.protocol.control_with(peer, header, key);
+        true
+    }
+
+    /// Gets as a receiver or puts as a sender, one part after the other.
+    fn move_bytes(&mut self, number: u64) {
+        let part = self.protocol.config.tuning.one_sided_part.max(1);
+        loop {
+            let transfer = &mut self.protocol.transfers[number];
+            if transfer.open {
+                return;
+            }
+            if transfer.refused {
+                return self.fall_back(number);
+            }
+            let memory = self.protocol.requests[transfer.request].memory;
+            let (offset, peer) = (transfer.issued, transfer.peer);
+            let rest = transfer.wanted - offset;
+            if rest == 0 {
+                return self.one_sided_over(number);
+            }
+            let (length, at, rank) = (part.min(rest), memory.at(offset), peer.rank());
+            let key = transfer.key.bytes();
+            let btl = &mut self.transports[transfer.transport].btl;
+            // SAFETY, for all three: `offset + length` is within the memory, valid until the
+            // request is over: not before completion.
+            let result = if memory.is_writable() {
+                // SAFETY: see above.
+                unsafe { btl.get(rank, at, length, key, offset, number) }
+            } else {
+                let last = if length == rest {
+                    // SAFETY: see above.
+                    unsafe { btl.put_last(rank, at, length, key, offset, number) }
+                } else {
+                    Err(SendError::Unsupported)
+                };
+                transfer.notified = last.is_ok();
+                match last {
+                    // SAFETY: see above.
+                    Err(SendError::Unsupported) => unsafe {
+                        btl.put(rank, at, length, key, offset, number)
+                    },
+                    result => result,
+                }
+            };
+            match result {
+                Ok(started) => {
+                    transfer.issued += length;
+                    transfer.open = started == Started::Pending;
+                }
+                Err(SendError::Busy) => return self.protocol.again.push(number),
+                Err(SendError::Failed { error, .. }) => {
+                    return self.protocol.fail(peer, error, None);
+                }
+                Err(_) => transfer.refused = true,
+            }
+        }
+    }
+
+    /// Moves the message in fragments because one-sided operations are refused.
+    fn fall_back(&mut self, number: u64) {
+        self.protocol.stats.fallbacks += 1;
+        let transfer = &mut self.protocol.transfers[number];
+        transfer.refused = false;
+        transfer.key = RegionKey::NONE;
+        if self.protocol.requests[transfer.request].is_send() {
+            self.protocol.start_fragments(number);
+        } else {
+            self.protocol.request_fragments(number);
+        }
+    }
+
+    fn one_sided_over(&mut self, number: u64) {
+        let transfer = &self.protocol.transfers[number];
+        let (peer, key, notified) = (transfer.peer, transfer.request, transfer.notified);
+        let sends = self.protocol.requests[key].is_send();
+        let header = Header::Fin {
+            request: transfer.remote,
+            written: sends,
+        };
+        self.protocol.stats.by_get += u64::from(!sends);
+        self.protocol.end(key, RequestOutcome::Done);
+        if !notified {
+            self.protocol.control(peer, header);
+        }
     }
 }
 
@@ -106,32 +238,30 @@ impl Protocol {
         tag: i32,
         (length, remote, key): (usize, u64, RegionKey),
     ) {
-        let Some(request) = self.requests.get_mut(receive) else {
-            debug_assert!(false, "receive {receive:#x} matched and does not exist");
-            return;
-        };
+        let request = &mut self.requests[receive];
         request.peer = Some(from.peer);
         request.tag = tag;
         request.length = length;
-        let wanted = length.min(request.room());
+        let wanted = length.min(request.memory.len());
         if wanted == 0 {
-            self.end(receive, Outcome::Done);
+            self.end(receive, RequestOutcome::Done);
             self.send_fin(from.peer, Some(remote));
             return;
         }
         request.state = State::Moving;
-        let mut transfer = Transfer::new(receive, from.peer, from.transport);
-        (transfer.remote, transfer.key, transfer.wanted) = (remote, key, wanted);
-        request.transfer = self.transfers.insert(transfer);
+        request.transfer = self.transfers.insert(Transfer {
+            remote,
+            key,
+            wanted,
+            ..Transfer::new(receive, from.peer, from.transport)
+        });
         self.work.push_back(Work::Step(request.transfer));
     }
 
     /// Sends CTS for fragments.
-    pub(super) fn request_fragments(&mut self, number: u64) {
-        let Some(transfer) = self.transfers.get_mut(number) else {
-            return;
-        };
-        (transfer.method, transfer.moved, transfer.issued) = (Method::Fragments, 0, 0);
+    fn request_fragments(&mut self, number: u64) {
+        let transfer = &mut self.transfers[number];
+        transfer.method = Method::Fragments;
         let header = Header::Cts {
             request: transfer.remote,
             target: transfer.request,
@@ -153,16 +283,14 @@ impl Protocol {
     ) -> Result<(), String> {
         let unknown = || format!("CTS for send {request:#x} without an RTS");
         let send = self.requests.get_mut(request).ok_or_else(unknown)?;
+        let number = send.transfer;
         let fits = send.is_send()
             && send.peer == Some(from.peer)
             && send.state == State::Waiting
-            && send.transfer != 0;
-        let number = send.transfer;
-        let transfer = self
-            .transfers
-            .get_mut(number)
-            .filter(|_| fits)
-            .ok_or_else(unknown)?;
+            && number != 0;
+        if !fits {
+            return Err(unknown());
+        }
         let wanted = usize::try_from(length).unwrap_or(usize::MAX);
         if wanted > send.length {
             return Err(format!(
@@ -170,32 +298,30 @@ impl Protocol {
                 send.length
             ));
         }
-        let Some(key) = key else {
-            send.state = State::Moving;
-            (transfer.remote, transfer.wanted) = (target, wanted);
-            self.start_fragments(number);
-            return Ok(());
-        };
         // P2P-9
-        if self.peers[from.peer].primary() != Some(from.transport) {
+        if key.is_some() && self.peers[from.peer].primary() != Some(from.transport) {
             return Err("wants a put over another rail than that of envelopes".to_owned());
         }
         send.state = State::Moving;
+        let transfer = &mut self.transfers[number];
         (transfer.remote, transfer.wanted) = (target, wanted);
-        (transfer.key, transfer.method) = (key, Method::OneSided);
-        self.work.push_back(Work::Step(number));
+        if let Some(key) = key {
+            (transfer.key, transfer.method) = (key, Method::OneSided);
+            self.work.push_back(Work::Step(number));
+        } else {
+            self.start_fragments(number);
+        }
         Ok(())
     }
 
     /// Starts to send fragments.
-    pub(super) fn start_fragments(&mut self, number: u64) {
-        let Some(transfer) = self.transfers.get_mut(number) else {
-            return;
-        };
-        (transfer.method, transfer.issued, transfer.moved) = (Method::Fragments, 0, 0);
+    fn start_fragments(&mut self, number: u64) {
+        let transfer = &mut self.transfers[number];
+        let state = &mut self.peers[transfer.peer];
+        (transfer.method, transfer.issued) = (Method::Fragments, 0);
+        transfer.shares = state.shares(transfer.wanted);
+        state.streams.push_back(number);
         let peer = transfer.peer;
-        transfer.shares = self.peers[peer].shares(transfer.wanted);
-        self.peers[peer].streams.push_back(number);
         self.activate(peer);
     }
 
@@ -217,7 +343,7 @@ impl Protocol {
             .filter(|_| fits)
             .ok_or_else(unknown)?;
         // While this process gets, the peer may not send, not even between two gets.
-        if transfer.method != Method::Fragments || transfer.doomed || transfer.open != 0 {
+        if transfer.method != Method::Fragments || transfer.doomed || transfer.open {
             return Err(unknown());
         }
         let left = transfer.wanted - transfer.moved;
@@ -231,61 +357,50 @@ impl Protocol {
             ));
         }
         transfer.moved += body.len();
-        let over = transfer.moved == transfer.wanted;
-        request.fill(start, body);
-        if over {
+        request.memory.fill(start, body);
+        if body.len() == left {
             self.stats.by_fragments += 1;
-            self.end(target, Outcome::Done);
+            self.end(target, RequestOutcome::Done);
         }
         Ok(())
     }
 
     /// Handles FIN.
     pub(super) fn fin(&mut self, peer: PeerId, key: u64, written: bool) -> Result<(), String> {
-        let unknown = || format!("ends request {key:#x}, which is none of its");
-        let request = *self.requests.get(key).ok_or_else(unknown)?;
-        let expected = if written {
-            // Only if the peer was given a region to write to.
-            let transfer = self.transfers.get(request.transfer);
-            let region =
-                transfer.is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
-            !request.is_send() && request.state == State::Moving && region
-        } else {
-            request.is_send() && request.state == State::Waiting
+        let request = self.requests.get(key).copied();
+        let expected = |request: &Request| {
+            if written {
+                // Only if the peer was given a region to write to.
+                let transfer = self.transfers.get(request.transfer);
+                let region = transfer
+                    .is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
+                !request.is_send() && request.state == State::Moving && region
+            } else {
+                request.is_send() && request.state == State::Waiting
+            }
         };
-        if request.peer != Some(peer) || !expected {
-            return Err(unknown());
+        if !request.is_some_and(|request| request.peer == Some(peer) && expected(&request)) {
+            return Err(format!("ends request {key:#x}, which is none of its"));
         }
         self.stats.by_put += u64::from(written);
-        self.end(key, Outcome::Done);
+        self.end(key, RequestOutcome::Done);
         Ok(())
     }
 
-    /// Handles the completion of a `get`, `put` or held send.
-    pub(super) fn operation_over(&mut self, token: u64, good: bool) {
-        let Some(operation) = self.operations.remove(token, 0) else {
-            return;
-        };
-        let Some(transfer) = self.transfers.get_mut(operation.transfer) else {
-            return;
-        };
-        transfer.open = transfer.open.saturating_sub(1);
-        if good {
-            transfer.moved += operation.length;
-        } else {
-            transfer.refused = true;
+    /// Handles the completion of a `get`, `put` or held send of a transfer.
+    pub(super) fn operation_over(&mut self, number: u64, good: bool) {
+        if let Some(transfer) = self.transfers.get_mut(number) {
+            transfer.open = false;
+            transfer.refused |= !good;
+            self.work.push_back(Work::Step(number));
         }
-        self.work.push_back(Work::Step(operation.transfer));
     }
+}
 
-    /// Keeps a registration until its request is over. `None`: the key is empty or too long.
-    pub(super) fn hold_region(
-        transfer: &mut Transfer,
-        transport: TransportId,
-        region: &btl::Region,
-    ) -> Option<RegionKey> {
-        let key = RegionKey::of(&region.key).filter(|key| !key.bytes().is_empty())?;
-        transfer.region = Some((transport, region.handle));
-        Some(key)
-    }
+/// Keeps a registration on the transfer's transport until its request is over. `None`: the key is
+/// empty or too long.
+fn hold_region(transfer: &mut Transfer, region: &btl::Region) -> Option<RegionKey> {
+    let key = RegionKey::of(&region.key).filter(|key| !key.bytes().is_empty())?;
+    transfer.region = Some((transfer.transport, region.handle));
+    Some(key)
 }

@@ -1,10 +1,10 @@
 //! One send or receive.
 
-use crate::envelope::{Destination, Selector};
-use crate::ids::{PeerId, TransportId};
 use btl::PostId;
 
-use crate::memory::{ReadMem, WriteMem};
+use crate::envelope::{Destination, Selector};
+use crate::ids::{PeerId, TransportId};
+use crate::memory::Memory;
 
 /// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) enum State {
 
 /// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum RequestOutcome {
     Done,
     Cancelled,
     /// This peer failed.
@@ -33,18 +33,11 @@ pub(crate) enum Outcome {
     Closed,
 }
 
-/// Memory of a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Memory {
-    Read(ReadMem),
-    Write(WriteMem),
-}
-
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) memory: Memory,
     pub(crate) state: State,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: RequestOutcome,
     /// Synchronous send.
     pub(crate) sync: bool,
     /// The program has freed it.
@@ -67,11 +60,11 @@ pub(crate) struct Request {
 
 impl Request {
     #[inline]
-    pub(crate) fn send(memory: ReadMem, to: Destination, sync: bool) -> Request {
+    pub(crate) fn send(memory: Memory, to: Destination, sync: bool) -> Request {
         Request {
-            memory: Memory::Read(memory),
+            memory,
             state: State::Queued,
-            outcome: Outcome::Done,
+            outcome: RequestOutcome::Done,
             sync,
             detached: false,
             lent: false,
@@ -85,14 +78,14 @@ impl Request {
     }
 
     #[inline]
-    pub(crate) fn receive(memory: WriteMem, selector: &Selector) -> Request {
+    pub(crate) fn receive(memory: Memory, selector: &Selector, lent: bool) -> Request {
         Request {
-            memory: Memory::Write(memory),
+            memory,
             state: State::Posted,
-            outcome: Outcome::Done,
+            outcome: RequestOutcome::Done,
             sync: false,
             detached: false,
-            lent: false,
+            lent,
             peer: selector.source,
             context: selector.context,
             tag: selector.tag.unwrap_or(-1),
@@ -103,7 +96,7 @@ impl Request {
     }
 
     pub(crate) fn is_send(&self) -> bool {
-        matches!(self.memory, Memory::Read(_))
+        !self.memory.is_writable()
     }
 
     /// Returns what a posted receive selects.
@@ -113,34 +106,6 @@ impl Request {
             context: self.context,
             source: self.peer,
             tag: (self.tag >= 0).then_some(self.tag),
-        }
-    }
-
-    /// Returns the size of a receive's buffer.
-    pub(crate) fn room(&self) -> usize {
-        match self.memory {
-            Memory::Write(memory) => memory.len(),
-            Memory::Read(_) => 0,
-        }
-    }
-
-    /// Copies into a receive's memory.
-    #[inline]
-    pub(crate) fn fill(&self, offset: usize, bytes: &[u8]) {
-        if let Memory::Write(memory) = self.memory {
-            memory.fill(offset, bytes);
-        }
-    }
-
-    /// Returns the part `offset..offset + length` of a send's memory.
-    ///
-    /// # Safety
-    /// The slice is used only until the request is over.
-    pub(crate) unsafe fn part<'a>(&self, offset: usize, length: usize) -> &'a [u8] {
-        match self.memory {
-            // SAFETY: the caller promises the same.
-            Memory::Read(memory) => unsafe { memory.part(offset, length) },
-            Memory::Write(_) => &[],
         }
     }
 }

@@ -1,4 +1,4 @@
-//! State of a rendezvous message at one of its ends.
+//! State of a message that needs more than one step, at one of its ends.
 
 use super::peer::MAX_RAILS;
 use crate::ids::{PeerId, TransportId};
@@ -16,7 +16,8 @@ pub(crate) enum Method {
     Held,
 }
 
-/// A message that needs more than one step.
+/// A rendezvous message, or a held send. Its number is the token of its operations, of which one at
+/// a time is pending.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) request: u64,
@@ -26,15 +27,15 @@ pub(crate) struct Transfer {
     /// Transport of the one-sided operations, and the key of the peer's region.
     pub(super) transport: TransportId,
     pub(super) key: RegionKey,
-    /// Bytes that the receiver wants, that were started, that are complete.
+    /// Bytes that the receiver wants, that were started, and that fragments have brought.
     pub(super) wanted: usize,
     pub(super) issued: usize,
     pub(super) moved: usize,
     pub(super) method: Method,
     /// Bytes that each rail still has to carry.
     pub(super) shares: [usize; MAX_RAILS],
-    /// Operations that the transport will complete.
-    pub(super) open: u32,
+    /// The transport will complete an operation.
+    pub(super) open: bool,
     /// The transport refused an operation, or one failed.
     pub(super) refused: bool,
     /// The last put notifies the receiver, so no FIN is needed.
@@ -43,13 +44,6 @@ pub(crate) struct Transfer {
     pub(super) doomed: bool,
     /// Registration of the own memory that the peer may use.
     pub(super) region: Option<(TransportId, u64)>,
-}
-
-/// A `get`, `put` or `send_held` that its transport will complete.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
-    pub(super) transfer: u64,
-    pub(super) length: usize,
 }
 
 impl Transfer {
@@ -65,7 +59,7 @@ impl Transfer {
             moved: 0,
             method: Method::Undecided,
             shares: [0; MAX_RAILS],
-            open: 0,
+            open: false,
             refused: false,
             notified: false,
             doomed: false,

@@ -1,11 +1,18 @@
-//! The transports with the protocol state above them.
+//! The transports with the protocol state above them, and one poll of both: progress of the
+//! transports, then what their callbacks left to do.
 
 use std::ops::{Index, IndexMut};
 
 use btl::{Btl, Capabilities};
 
-use super::protocol::Protocol;
+use super::incoming::Handler;
+use super::protocol::{Protocol, Work};
 use crate::ids::TransportId;
+
+/// Every poll with this number polls all transports, whatever the hint.
+const ALL_EVERY: u32 = 8;
+/// While this process is late, every poll with this number checks whether it still is.
+const SKEW_EVERY: u32 = 64;
 
 /// A transport and what it can do.
 #[derive(Debug)]
@@ -92,5 +99,61 @@ impl Engine {
             transports,
             polls: 0,
         }
+    }
+
+    /// Polls all transports, or with a hint mostly that one. Returns the number of events.
+    #[inline]
+    pub(crate) fn poll(&mut self, hint: Option<TransportId>) -> usize {
+        let mut events = 0;
+        self.polls = self.polls.wrapping_add(1);
+        let all = self.polls.is_multiple_of(ALL_EVERY);
+        for (id, transport) in self.transports.iter_mut() {
+            if all || hint.is_none_or(|hint| hint == id) {
+                let mut handler = Handler {
+                    protocol: &mut self.protocol,
+                    transport: id,
+                };
+                events += transport.btl.progress(&mut handler);
+            }
+        }
+        if self.protocol.skew.late && self.polls.is_multiple_of(SKEW_EVERY) {
+            self.protocol.check_skew();
+        }
+        let protocol = &self.protocol;
+        if protocol.must_poll() || !protocol.released.is_empty() || !protocol.kept.is_empty() {
+            events += self.do_work();
+        }
+        events
+    }
+
+    /// Does the queued work and sends what peers have queued. Returns the number of steps.
+    pub(crate) fn do_work(&mut self) -> usize {
+        let mut done = 0;
+        for transfer in std::mem::take(&mut self.protocol.again) {
+            self.protocol.work.push_back(Work::Step(transfer));
+        }
+        for peer in std::mem::take(&mut self.protocol.dropping) {
+            self.drop_peer(peer);
+        }
+        // Work that this work queues is done too, unless it waits for room (`again`).
+        while let Some(work) = self.protocol.work.pop_front() {
+            done += 1;
+            match work {
+                Work::Step(transfer) => self.step(transfer),
+                Work::Failed(peer, reason) => self.end_requests_of(peer, reason),
+            }
+        }
+        for _ in 0..self.protocol.active.len() {
+            if let Some(peer) = self.protocol.active.pop_front() {
+                done += self.send_queued(peer);
+            }
+        }
+        for (transport, handle) in std::mem::take(&mut self.protocol.released) {
+            self.transports[transport].btl.deregister(handle);
+        }
+        // After the registrations: nobody uses the buffer of a request that is gone.
+        let Protocol { kept, requests, .. } = &mut self.protocol;
+        kept.retain(|kept| requests.get(kept.0).is_some());
+        done
     }
 }

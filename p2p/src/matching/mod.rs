@@ -5,7 +5,6 @@
 //! depend on their number.
 
 pub(crate) mod lists;
-pub(crate) mod pool;
 pub(crate) mod posted;
 pub(crate) mod unexpected;
 

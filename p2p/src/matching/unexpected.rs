@@ -1,7 +1,6 @@
 //! Unexpected messages: those that arrived before their receive.
 
 use super::lists::Lists;
-use super::pool::Pool;
 use super::{CLASSES, class, key_in, key_of};
 use crate::envelope::Selector;
 use crate::ids::{PeerId, TransportId};
@@ -31,9 +30,7 @@ impl RegionKey {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.bytes
-            .get(..usize::from(self.length))
-            .unwrap_or_default()
+        &self.bytes[..usize::from(self.length)]
     }
 }
 
@@ -77,28 +74,32 @@ impl Arrived {
     }
 }
 
+/// Capacity of the buffers that are used again, in bytes: what an envelope costs without its body.
+const SHORT: usize = 256;
+/// Maximum number of unused buffers that are kept.
+const SPARE: usize = 64 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Unexpected {
     entries: Slab<Arrived>,
-    /// One table for each class. The first is always filled, the others from the first receive of
+    /// One table for each class. The first is always there, the others from the first receive of
     /// their class on.
-    tables: [Lists; CLASSES],
-    kept: [bool; CLASSES],
+    tables: [Option<Lists>; CLASSES],
     next_age: u64,
     /// Messages that are not taken.
     count: usize,
-    pub(crate) pool: Pool,
+    /// Buffers of short messages that are used again.
+    spare: Vec<Vec<u8>>,
 }
 
 impl Unexpected {
     pub(crate) fn new() -> Unexpected {
         Unexpected {
             entries: Slab::with_capacity(64),
-            tables: std::array::from_fn(|_| Lists::new()),
-            kept: [true, false, false, false],
+            tables: [Some(Lists::new()), None, None, None],
             next_age: 0,
             count: 0,
-            pool: Pool::default(),
+            spare: Vec::new(),
         }
     }
 
@@ -106,6 +107,25 @@ impl Unexpected {
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.count
+    }
+
+    /// Returns a copy of a body. That of a short message allocates nothing once enough have come.
+    pub(crate) fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
+        if bytes.is_empty() || bytes.len() > SHORT {
+            return bytes.to_vec();
+        }
+        let spare = self.spare.pop();
+        let mut buffer = spare.unwrap_or_else(|| Vec::with_capacity(SHORT));
+        buffer.extend_from_slice(bytes);
+        buffer
+    }
+
+    /// Takes back a buffer of [`copy`](Unexpected::copy).
+    pub(crate) fn give_back(&mut self, mut buffer: Vec<u8>) {
+        if buffer.capacity() == SHORT && self.spare.len() < SPARE {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
     }
 
     pub(crate) fn add(
@@ -127,9 +147,9 @@ impl Unexpected {
             age,
             taken: false,
         });
-        for class in 0..CLASSES {
-            if self.kept[class] {
-                self.tables[class].push(key_in(class, context, source, tag), place_of(key));
+        for (class, table) in self.tables.iter_mut().enumerate() {
+            if let Some(table) = table {
+                table.push(key_in(class, context, source, tag), place_of(key));
             }
         }
         self.count += 1;
@@ -143,27 +163,24 @@ impl Unexpected {
             return None;
         }
         let class = class(selector);
-        if !self.kept[class] {
-            self.keep(class);
+        if self.tables[class].is_none() {
+            self.fill_table(class);
         }
-        let place = self.tables[class].front(key_of(selector))?;
-        self.entries.key_at(place)
+        let table = self.tables[class].as_ref()?;
+        self.entries.key_at(table.front(key_of(selector))?)
     }
 
     #[cold]
-    fn keep(&mut self, class: usize) {
-        let mut keys: Vec<u64> = self.entries.keys().collect();
-        keys.retain(|key| self.entries.get(*key).is_some_and(|entry| !entry.taken));
-        keys.sort_by_key(|key| self.entries.get(*key).map(|entry| entry.age));
+    fn fill_table(&mut self, class: usize) {
+        let mut keys = self.keys(|entry| !entry.taken);
+        keys.sort_by_key(|key| self.entries[*key].age);
+        let mut table = Lists::new();
         for key in keys {
-            if let Some(entry) = self.entries.get(key) {
-                self.tables[class].push(
-                    key_in(class, entry.context, entry.source, entry.tag),
-                    place_of(key),
-                );
-            }
+            let entry = &self.entries[key];
+            let place = key_in(class, entry.context, entry.source, entry.tag);
+            table.push(place, place_of(key));
         }
-        self.kept[class] = true;
+        self.tables[class] = Some(table);
     }
 
     pub(crate) fn get(&self, key: u64) -> Option<&Arrived> {
@@ -172,16 +189,14 @@ impl Unexpected {
 
     /// Removes a message from the matching, but keeps it.
     pub(crate) fn take(&mut self, key: u64) {
-        let Some(entry) = self.entries.get_mut(key) else {
+        let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.taken) else {
             return;
         };
-        if std::mem::replace(&mut entry.taken, true) {
-            return;
-        }
+        entry.taken = true;
         let (context, source, tag) = (entry.context, entry.source, entry.tag);
-        for class in 0..CLASSES {
-            if self.kept[class] {
-                self.tables[class].remove(key_in(class, context, source, tag), place_of(key));
+        for (class, table) in self.tables.iter_mut().enumerate() {
+            if let Some(table) = table {
+                table.remove(key_in(class, context, source, tag), place_of(key));
             }
         }
         self.count -= 1;
@@ -190,27 +205,12 @@ impl Unexpected {
     /// Removes a message.
     pub(crate) fn remove(&mut self, key: u64) -> Option<Arrived> {
         self.take(key);
-        self.entries.remove(key, 0)
+        self.entries.remove(key)
     }
 
-    /// Returns all messages of one sender, including taken ones.
-    pub(crate) fn of(&self, source: PeerId) -> Vec<u64> {
-        self.entries
-            .keys()
-            .filter(|key| {
-                self.entries
-                    .get(*key)
-                    .is_some_and(|entry| entry.source == source)
-            })
-            .collect()
-    }
-
-    /// Returns all messages of a context that are not taken.
-    pub(crate) fn in_context(&self, context: u32) -> Vec<u64> {
-        let fits = |entry: &Arrived| entry.context == context && !entry.taken;
-        self.entries
-            .keys()
-            .filter(|key| self.entries.get(*key).is_some_and(fits))
-            .collect()
+    /// Returns the messages for which `f` is true, including taken ones.
+    pub(crate) fn keys(&self, f: impl Fn(&Arrived) -> bool) -> Vec<u64> {
+        let keys = self.entries.keys();
+        keys.filter(|key| f(&self.entries[*key])).collect()
     }
 }

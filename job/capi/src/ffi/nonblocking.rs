@@ -78,7 +78,7 @@ unsafe extern "C" fn esp_irecv(
 fn settle(request: &mut u64, result: Result<p2p::Status, Error>) -> Result<p2p::Status, Fault> {
     if !matches!(
         result,
-        Err(Error::FreedRequest | Error::AlreadyWaited | Error::Closed)
+        Err(Error::UnknownRequest | Error::Closed)
     ) {
         *request = 0;
     }
