@@ -57,11 +57,11 @@ impl fmt::Debug for Comm {
 }
 
 impl Comm {
-    pub(crate) fn new(layer: P2p, group: Arc<Group>, context: u32) -> Comm {
+    pub(crate) fn new(layer: &P2p, group: &Arc<Group>, context: u32) -> Comm {
         let comm = |context, hidden| Comm {
             inner: Arc::new(Inner {
                 layer: layer.clone(),
-                group: Arc::clone(&group),
+                group: Arc::clone(group),
                 context,
                 hidden,
             }),

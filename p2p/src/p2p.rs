@@ -29,11 +29,13 @@ impl P2p {
     /// can be reached.
     #[must_use]
     pub fn addresses(setup: &Setup) -> Vec<TransportAddress> {
-        let address = |btl: &Box<dyn btl::Btl>| TransportAddress {
-            transport: btl.name().to_owned(),
-            address: btl.address(),
-        };
-        let mut addresses: Vec<_> = setup.transports.iter().map(address).collect();
+        let transports = setup.transports.iter();
+        let mut addresses: Vec<_> = transports
+            .map(|btl| TransportAddress {
+                transport: btl.name().to_owned(),
+                address: btl.address(),
+            })
+            .collect();
         addresses.retain(|address| !address.address.is_empty());
         addresses
     }
@@ -89,7 +91,7 @@ impl P2p {
     /// Returns the communicator of all ranks of the job.
     #[must_use]
     pub fn world(&self) -> Comm {
-        Comm::new(self.clone(), Arc::clone(&self.shared.world), 0)
+        Comm::new(self, &self.shared.world, 0)
     }
 
     /// Returns for each peer and transport whether it is used, and why.
@@ -212,14 +214,18 @@ impl P2p {
         if requests.is_empty() {
             return Vec::new();
         }
-        let some = |engine: &mut Engine| Some(all_over(engine, requests).collect()).filter(has_any);
+        let some = |engine: &mut Engine| {
+            let over: Vec<Indexed> = all_over(engine, requests).collect();
+            (!over.is_empty()).then_some(over)
+        };
         self.shared.wait_until(self.shared.lock(), None, some)
     }
 
     /// Like [`waitsome`](P2p::waitsome) without waiting.
     pub fn testsome(&self, requests: &[RequestId]) -> Vec<Indexed> {
-        let some = |engine: &mut Engine| Some(all_over(engine, requests).collect()).filter(has_any);
-        self.shared.attempt(None, some).unwrap_or_default()
+        let mut engine = self.shared.lock();
+        engine.poll(None);
+        all_over(&mut engine, requests).collect()
     }
 
     /// Waits until all requests are over. Returns the results in order.
@@ -273,8 +279,4 @@ impl P2p {
 fn all_over(engine: &mut Engine, requests: &[RequestId]) -> impl Iterator<Item = Indexed> {
     let over = |(at, id): (usize, &RequestId)| Some((at, engine.protocol.take(id.0)?));
     requests.iter().enumerate().filter_map(over)
-}
-
-fn has_any(over: &Vec<Indexed>) -> bool {
-    !over.is_empty()
 }

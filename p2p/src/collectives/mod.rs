@@ -12,9 +12,9 @@
 //! | reduce | binomial tree | ring reduce-scatter, then gather |
 //! | allreduce | recursive doubling | ring reduce-scatter, then ring allgather |
 //! | scan | recursive doubling | the same |
-//! | gather, scatter | binomial tree | linear |
-//! | allgather | Bruck | ring |
-//! | alltoall | Bruck | pairwise |
+//! | gather, scatter | linear | the same |
+//! | allgather | gather, then broadcast | ring |
+//! | alltoall | pairwise | the same |
 //! | with different lengths | linear, ring, pairwise | the same |
 //!
 //! # Order of reductions
@@ -27,7 +27,6 @@ mod exchange;
 mod messages;
 mod op;
 mod reductions;
-mod rooted;
 
 use std::sync::Arc;
 
@@ -37,7 +36,7 @@ use crate::comm::Comm;
 use crate::error::Error;
 use crate::group::Group;
 use crate::memory::Datum;
-use messages::Messages;
+use messages::{Messages, cut};
 pub use op::{Number, Op, Reduction};
 
 /// A part of a buffer: values from `offset` on.
@@ -55,7 +54,7 @@ impl Comm {
     /// # Errors
     /// `PeerFailed`, `Closed`; so for all collectives.
     pub fn barrier(&self) -> Result<(), Error> {
-        rooted::barrier(&Messages::new(self, 0))
+        exchange::barrier(&Messages::new(self, 0))
     }
 
     /// Sends `data` of rank `root` to all ranks.
@@ -64,7 +63,7 @@ impl Comm {
     /// As [`barrier`](Comm::barrier); `InvalidRank`.
     pub fn bcast<T: Datum>(&self, data: &mut [T], root: Rank) -> Result<(), Error> {
         self.world_rank(root)?;
-        rooted::bcast(&Messages::new(self, 1), data, root)
+        exchange::bcast(&Messages::new(self, 1), data, root as usize)
     }
 
     /// Combines the `data` of all ranks into that of `root`. That of the others is unchanged.
@@ -87,7 +86,7 @@ impl Comm {
     ) -> Result<(), Error> {
         self.world_rank(root)?;
         op.check(data)?;
-        reductions::reduce(&Messages::new(self, 2), data, op, root)
+        reductions::reduce(&Messages::new(self, 2), data, op, root as usize)
     }
 
     /// Combines the `data` of all ranks into that of all ranks.
@@ -138,7 +137,8 @@ impl Comm {
         if self.rank() == root {
             self.check_equal(mine.len(), all.len())?;
         }
-        rooted::gather(&Messages::new(self, 5), mine, all, root)
+        let places = cut(all.len(), mine.len(), self.size() as usize);
+        exchange::gatherv(&Messages::new(self, 5), mine, all, &places, root as usize)
     }
 
     /// Like [`gather`](Comm::gather), with different lengths: data of rank r goes to `places[r]` of
@@ -157,7 +157,7 @@ impl Comm {
         if self.rank() == root {
             self.check_places(all.len(), places, Some(mine.len()), true)?;
         }
-        rooted::gatherv(&Messages::new(self, 6), mine, all, places, root)
+        exchange::gatherv(&Messages::new(self, 6), mine, all, places, root as usize)
     }
 
     /// Distributes equal parts of `all` of `root` to `mine` of each rank. Other ranks may pass an
@@ -170,7 +170,8 @@ impl Comm {
         if self.rank() == root {
             self.check_equal(mine.len(), all.len())?;
         }
-        rooted::scatter(&Messages::new(self, 7), all, mine, root)
+        let places = cut(all.len(), mine.len(), self.size() as usize);
+        exchange::scatterv(&Messages::new(self, 7), all, &places, mine, root as usize)
     }
 
     /// Like [`scatter`](Comm::scatter), with different lengths: `places[r]` of `all` goes to rank
@@ -189,7 +190,7 @@ impl Comm {
         if self.rank() == root {
             self.check_places(all.len(), places, Some(mine.len()), false)?;
         }
-        rooted::scatterv(&Messages::new(self, 8), all, places, mine, root)
+        exchange::scatterv(&Messages::new(self, 8), all, places, mine, root as usize)
     }
 
     /// Collects `mine` of all ranks in `all` of each rank, in the order of ranks.
@@ -229,7 +230,8 @@ impl Comm {
                 "alltoall wants two buffers of one part for each rank",
             ));
         }
-        exchange::alltoall(&Messages::new(self, 11), out, into)
+        let places = cut(out.len(), out.len() / size, size);
+        exchange::alltoallv(&Messages::new(self, 11), out, &places, into, &places)
     }
 
     /// Like [`alltoall`](Comm::alltoall), with different lengths: `to[r]` of `out` goes to rank r,
@@ -302,7 +304,7 @@ impl Comm {
             let reserved = group.is_none_or(reserve);
             let comm = group
                 .filter(|_| reserved)
-                .map(|group| Comm::new(layer.clone(), Arc::clone(group), context));
+                .map(|group| Comm::new(layer, group, context));
             let mut all = [u8::from(reserved)];
             self.allreduce(&mut all, Op::Min)?;
             if all == [1] {

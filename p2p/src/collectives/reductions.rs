@@ -1,9 +1,8 @@
 //! Reductions. `combine(left, right)` leaves the result in `right`; `left` is always of the lower
 //! ranks where the order matters.
 
-use super::messages::{Messages, cut, part, part_mut};
+use super::messages::{Messages, cut, part, two};
 use super::op::Reduction;
-use super::rooted::ring_step;
 use super::{Block, exchange};
 use crate::error::Error;
 use crate::memory::Datum;
@@ -28,14 +27,13 @@ pub(crate) fn reduce<T: Datum>(
     messages: &Messages<'_>,
     data: &mut [T],
     op: &Reduction<'_, T>,
-    root: u32,
+    root: usize,
 ) -> Result<(), Error> {
-    let root = root as usize;
     let mut sum = data.to_vec();
     if let Some(blocks) = parts(messages, data, op) {
         reduce_scatter(messages, &mut sum, op, &blocks)?;
-        let own = blocks.get(messages.rank).copied().unwrap_or_default();
-        return super::rooted::gatherv(messages, part(&sum, own), data, &blocks, root as u32);
+        let own = part(&sum, blocks[messages.rank]);
+        return exchange::gatherv(messages, own, data, &blocks, root);
     }
     // A tree over neighbours with rank 0 on top: whoever hears has the ranks just below those it
     // hears of.
@@ -73,19 +71,9 @@ fn reduce_scatter<T: Datum>(
     let longest = blocks.iter().map(|block| block.count).max().unwrap_or(0);
     let mut came = vec![T::default(); longest];
     for step in 0..size - 1 {
-        let (out, into) = ring_step(
-            data,
-            blocks,
-            rank + 2 * size - step - 1,
-            rank + 2 * size - step - 2,
-        );
-        let came = part_mut(
-            &mut came,
-            Block {
-                offset: 0,
-                count: into.len(),
-            },
-        );
+        let (out, into) = (rank + 2 * size - step - 1, rank + 2 * size - step - 2);
+        let (out, into) = two(data, blocks[out % size], blocks[into % size]);
+        let came = &mut came[..into.len()];
         messages.sendrecv(out, rank + 1, came, rank + size - 1)?;
         (op.combine)(came, into);
     }
