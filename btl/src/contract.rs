@@ -98,7 +98,7 @@ pub struct Capabilities {
 
 /// Properties of a peer that a transport reaches: figures for choosing among transports and
 /// protocols.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeerInfo {
     /// One-way latency of a short message, in nanoseconds. Measured where that is cheap, otherwise
     /// typical of the transport.
@@ -216,8 +216,10 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// Returns the transport's name in options and reports: `eth`, `shm`, `ib`, `loopback`.
     fn name(&self) -> &'static str;
 
-    /// Returns what the transport supports.
-    fn capabilities(&self) -> Capabilities;
+    /// Returns what the transport supports; by default nothing but messages.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
 
     /// Returns the address of this process, at most [`MAX_ADDRESS`] bytes. Empty: it reaches no
     /// peer.

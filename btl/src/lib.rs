@@ -38,8 +38,8 @@
 //! [`NoticedPuts`] and [`PendingPeers`]. [`SharedTransport`] lets several threads use a transport.
 //!
 //! # Writing a transport
-//! `dev/conformance/examples/minimal_transport.rs` is a whole transport between processes of one
-//! node. These steps lead to another one:
+//! `dev/conformance/examples/minimal_transport.rs` is a whole transport within one process. These
+//! steps lead to another one:
 //!
 //! 1. Write a test that runs the conformance suite (crate `btl-conformance`) over a constructor
 //!    that does nothing yet. A transport whose ranks can be threads implements `suite::Harness`,

@@ -1,174 +1,54 @@
-//! A whole transport: messages between processes of one node, over Unix sockets that keep packets.
-//!
-//! Every rank listens at a name of the abstract namespace. It connects to each peer and sends on
-//! its own connections only; what it has accepted it only reads. The kernel does the rest: it keeps
-//! the order, bounds the queues, and reports the end of a process. `tests/processes` runs the whole
-//! conformance suite over this file.
-//!
-//! `cargo run -p btl-conformance --example minimal_transport` sends a message between two ranks.
+//! A whole transport: messages between ranks within one process, over queues, and no optional
+//! operations. `tests/minimal.rs` runs the suite over it; `cargo run -p btl-conformance --example
+//! minimal_transport` sends a message.
 
-use std::collections::BTreeMap;
-use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::ExitCode;
-
-use btl::{
-    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
-    PendingPeers, PostedReceives, Rank, SendError, Tx, Unreachable, gathered_len,
-};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix,
-    SocketFlags, SocketType, accept_with, bind, connect, listen, recv, send, sendmsg, shutdown,
-    socket_with,
-};
+use btl::*;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Longest message, header and body, in bytes.
 const MAX_SEND: usize = 32 << 10;
-/// Packets that one `progress` reads from one connection.
-const BURST: usize = 16;
-/// A packet of this byte alone says that the peer closes its transport. In all others the first
-/// byte is the length of the header.
-const LEAVING: u8 = u8::MAX;
+/// Messages that wait from one rank to another.
+const ROOM: usize = 64;
 
-/// The transport of one rank.
-#[derive(Debug)]
-pub struct MinimalBtl {
-    rank: Rank,
-    job: String,
-    /// Contains `listener` and every accepted connection.
-    epoll: OwnedFd,
-    listener: OwnedFd,
-    /// Own connections, to the peers that were added.
-    outgoing: BTreeMap<Rank, OwnedFd>,
-    accepted: Vec<Accepted>,
-    /// Why peers cannot be sent to any more.
-    failed: BTreeMap<Rank, PeerError>,
-    closed: bool,
-}
-
-/// A connection that a peer has made.
-#[derive(Debug)]
-struct Accepted {
-    socket: OwnedFd,
-    /// Known from its first packet.
-    peer: Option<Rank>,
-    /// Set at its end.
+/// What one rank has sent to another: messages, then perhaps its end.
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<(Vec<u8>, Vec<u8>)>,
     end: Option<PeerError>,
 }
 
-fn address(job: &str, rank: Rank) -> io::Result<SocketAddrUnix> {
-    let name = format!("minimal-btl-{job}-{rank}");
-    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
+#[derive(Debug)]
+pub struct MinimalBtl {
+    rank: Rank,
+    /// From each rank to each.
+    queues: Arc<BTreeMap<(Rank, Rank), Mutex<Queue>>>,
+    /// Peers that were added, why they cannot be used any more, and whether that was reported.
+    peers: BTreeMap<Rank, (Option<PeerError>, bool)>,
+    closed: bool,
 }
 
-fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | flags;
-    Ok(socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        flags,
-        None,
-    )?)
+/// Returns the transports of all ranks of a job.
+pub fn job(size: u32) -> Vec<MinimalBtl> {
+    let pairs = (0..size).flat_map(|from| (0..size).map(move |to| (from, to)));
+    let queues = Arc::new(pairs.map(|pair| (pair, Mutex::default())).collect());
+    let transport = |rank| MinimalBtl {
+        rank,
+        queues: Arc::clone(&queues),
+        peers: BTreeMap::new(),
+        closed: false,
+    };
+    (0..size).map(transport).collect()
 }
 
 impl MinimalBtl {
-    /// Starts to listen.
-    pub fn new(rank: Rank, job: &str) -> io::Result<MinimalBtl> {
-        let listener = new_socket(SocketFlags::NONBLOCK)?;
-        bind(&listener, &address(job, rank)?)?;
-        listen(&listener, 128)?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let data = epoll::EventData::new_u64(0);
-        epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
-        Ok(MinimalBtl {
-            rank,
-            job: job.into(),
-            epoll,
-            listener,
-            outgoing: BTreeMap::new(),
-            accepted: Vec::new(),
-            failed: BTreeMap::new(),
-            closed: false,
-        })
+    fn queue(&self, from: Rank, to: Rank) -> MutexGuard<'_, Queue> {
+        self.queues[&(from, to)].lock().unwrap()
     }
 
-    /// Connects and says who this is.
-    fn connect(&self, peer: Rank) -> io::Result<OwnedFd> {
-        let socket = new_socket(SocketFlags::empty())?;
-        connect(&socket, &address(&self.job, peer)?)?;
-        send(&socket, &self.rank.to_le_bytes(), SendFlags::NOSIGNAL)?;
-        Ok(socket)
-    }
-
-    fn accept(&mut self) -> usize {
-        let before = self.accepted.len();
-        while let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            let data = epoll::EventData::new_u64(0);
-            if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
-                self.accepted.push(Accepted {
-                    socket,
-                    peer: None,
-                    end: None,
-                });
-            }
-        }
-        self.accepted.len() - before
-    }
-
-    /// Reads one packet of a connection and delivers it. Returns whether there was one.
-    fn read(&mut self, index: usize, events: &mut dyn Events) -> bool {
-        let mut packet = [0; 1 + MAX_SEND];
-        // A callback may have closed the transport.
-        let Some(from) = self
-            .accepted
-            .get_mut(index)
-            .filter(|from| from.end.is_none())
-        else {
-            return false;
-        };
-        let length = match recv(&from.socket, &mut packet[..], RecvFlags::DONTWAIT) {
-            Ok((length, _)) => length,
-            Err(rustix::io::Errno::AGAIN) => return false,
-            Err(_) => 0,
-        };
-        match (packet.get(..length).unwrap_or_default(), from.peer) {
-            ([], _) => from.end = Some(PeerError::Died),
-            (&[a, b, c, d], None) => from.peer = Some(Rank::from_le_bytes([a, b, c, d])),
-            (&[LEAVING], Some(_)) => from.end = Some(PeerError::Left),
-            (&[header, ref rest @ ..], Some(peer)) if usize::from(header) <= rest.len() => {
-                let (header, body) = rest.split_at(usize::from(header));
-                events.message(self, peer, header, body);
-            }
-            _ => from.end = Some(PeerError::Violation("a malformed packet".into())),
-        }
-        true
-    }
-
-    /// Reports the peers whose connections have ended.
-    fn report_ends(&mut self, events: &mut dyn Events) -> usize {
-        let mut reports = 0;
-        for index in 0..self.accepted.len() {
-            let Some(Accepted {
-                socket,
-                peer,
-                end: Some(error),
-            }) = self.accepted.get(index)
-            else {
-                continue;
-            };
-            let _ = epoll::delete(&self.epoll, socket);
-            if let Some(peer) = *peer
-                && self.outgoing.contains_key(&peer)
-                && !self.failed.contains_key(&peer)
-            {
-                let error = error.clone();
-                self.failed.insert(peer, error.clone());
-                events.failed(self, peer, error);
-                reports += 1;
-            }
-        }
-        reports
+    fn address_of(&self, rank: Rank) -> Vec<u8> {
+        format!("minimal {:p} {rank}", Arc::as_ptr(&self.queues)).into_bytes()
     }
 }
 
@@ -177,8 +57,8 @@ impl Tx for MinimalBtl {
         if self.closed {
             return Err(SendError::Closed);
         }
-        let socket = self.outgoing.get(&peer).ok_or(SendError::NoPeer(peer))?;
-        if let Some(error) = self.failed.get(&peer).cloned() {
+        let (error, _) = self.peers.get(&peer).ok_or(SendError::NoPeer(peer))?;
+        if let Some(error) = error.clone() {
             return Err(SendError::Failed { peer, error });
         }
         let length = header.len() + gathered_len(body);
@@ -187,23 +67,20 @@ impl Tx for MinimalBtl {
                 return Err(SendError::TooLong { length, limit });
             }
         }
-        let first = [header.len() as u8];
-        let mut parts = vec![IoSlice::new(&first), IoSlice::new(header)];
-        parts.extend_from_slice(body);
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        // What is wrong with a connection that takes nothing, its other direction reports.
-        sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)
-            .map(|_| ())
-            .map_err(|_| SendError::Busy)
+        let mut queue = self.queue(self.rank, peer);
+        if queue.messages.len() == ROOM {
+            return Err(SendError::Busy);
+        }
+        queue
+            .messages
+            .push_back((header.to_vec(), contiguous(body).into_owned()));
+        Ok(())
     }
 }
 
 impl PostedReceives for MinimalBtl {}
-
 impl HeldSends for MinimalBtl {}
-
 impl NoticedPuts for MinimalBtl {}
-
 impl PendingPeers for MinimalBtl {}
 
 impl Btl for MinimalBtl {
@@ -211,152 +88,93 @@ impl Btl for MinimalBtl {
         "minimal"
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            blocking: true,
-            detects_death: true,
-            ..Capabilities::default()
-        }
-    }
-
     fn address(&self) -> Vec<u8> {
-        format!("minimal {} {}", self.job, self.rank).into_bytes()
+        self.address_of(self.rank)
     }
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
-        let unreachable = |reason: String| Unreachable { reason };
-        if self.closed || address != format!("minimal {} {peer}", self.job).as_bytes() {
-            return Err(unreachable(
-                "closed, or the address of another job or rank".into(),
-            ));
+        let known = self.queues.contains_key(&(self.rank, peer));
+        if self.closed || !known || address != self.address_of(peer) {
+            let reason = "closed, or the address of another job or rank".to_owned();
+            return Err(Unreachable { reason });
         }
-        if !self.outgoing.contains_key(&peer) {
-            let socket = self
-                .connect(peer)
-                .map_err(|error| unreachable(error.to_string()))?;
-            self.outgoing.insert(peer, socket);
-        }
+        self.peers.entry(peer).or_default();
         Ok(PeerInfo {
-            latency_ns: 5000,
+            latency_ns: 100,
             bandwidth: 1000,
-            exclusivity: 1,
             eager: 4096,
-            eager_skewed: 4096,
             max_send: MAX_SEND,
-            one_sided: false,
-            one_sided_from: usize::MAX,
-            reason: "a socket of this node".into(),
+            reason: "a queue within the process".to_owned(),
+            ..PeerInfo::default()
         })
     }
 
     fn progress(&mut self, events: &mut dyn Events) -> usize {
-        if self.closed {
-            return 0;
+        let mut done = 0;
+        for peer in self.peers.keys().copied().collect::<Vec<_>>() {
+            let (error, reported) = self.peers[&peer].clone();
+            if self.closed || reported {
+                continue;
+            }
+            // Out of the queue and unlocked first: the handler may send.
+            let mut queue = self.queue(peer, self.rank);
+            let (message, end) = (queue.messages.pop_front(), queue.end.clone());
+            drop(queue);
+            match (error, message, end) {
+                (None, Some((header, body)), _) => events.message(self, peer, &header, &body),
+                (Some(error), ..) | (None, None, Some(error)) => {
+                    self.peers.insert(peer, (Some(error.clone()), true));
+                    events.failed(self, peer, error);
+                }
+                (None, None, None) => continue,
+            }
+            done += 1;
         }
-        let mut done = self.accept();
-        for index in 0..self.accepted.len() {
-            done += (0..BURST).take_while(|_| self.read(index, events)).count();
-        }
-        done + self.report_ends(events)
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.as_fd())
-    }
-
-    /// The descriptor is readable as long as something is there, so it may always be slept on.
-    fn arm(&mut self) -> bool {
-        true
+        done
     }
 
     fn drop_peer(&mut self, peer: Rank) -> bool {
-        if let Some(socket) = self.outgoing.get(&peer)
-            && !self.failed.contains_key(&peer)
-        {
-            let _ = shutdown(socket, Shutdown::Both);
-            for from in self
-                .accepted
-                .iter_mut()
-                .filter(|from| from.peer == Some(peer))
-            {
-                from.end = Some(PeerError::Lost("this process dropped the peer".into()));
-            }
+        if let Some((state @ None, _)) = self.peers.get_mut(&peer) {
+            let error = PeerError::Lost("the peer was dropped".to_owned());
+            *state = Some(error.clone());
+            self.queue(self.rank, peer).end.get_or_insert(error);
         }
         true
     }
 
-    /// The kernel has every message. The last one, which `close` sends, needs room.
     fn flush(&mut self) -> bool {
-        self.outgoing.iter().all(|(peer, socket)| {
-            let mut fds = [PollFd::new(socket, PollFlags::OUT)];
-            self.failed.contains_key(peer)
-                || poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-        })
+        true
     }
 
     fn close(&mut self) {
         self.closed = true;
-        for socket in std::mem::take(&mut self.outgoing).values() {
-            let _ = send(
-                socket,
-                &[LEAVING],
-                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-            );
+        for (_, to) in self.queues.keys().filter(|pair| pair.0 == self.rank) {
+            let mut queue = self.queue(self.rank, *to);
+            queue.end.get_or_insert(PeerError::Left);
         }
-        self.accepted.clear();
     }
 }
 
 impl Drop for MinimalBtl {
     fn drop(&mut self) {
-        if !self.closed {
-            self.close();
-        }
+        self.close();
     }
 }
 
-/// Prints what comes.
 struct Print;
-
 impl Events for Print {
-    fn message(&mut self, _: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
-        let text = String::from_utf8_lossy(body);
-        println!(
-            "from rank {peer}: {} bytes of header, then `{text}`",
-            header.len()
-        );
+    fn message(&mut self, _: &mut dyn Tx, peer: Rank, _: &[u8], body: &[u8]) {
+        println!("from rank {peer}: {}", body.escape_ascii());
     }
-
     fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
-
-    fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
-        println!("rank {peer}: {error}");
-    }
+    fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
 }
 
-#[allow(dead_code)] // The tests use the transport only.
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("minimal_transport: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let job = std::process::id().to_string();
-    let (mut zero, mut one) = (MinimalBtl::new(0, &job)?, MinimalBtl::new(1, &job)?);
-    zero.add_peer(1, &one.address())?;
-    one.add_peer(0, &zero.address())?;
-    zero.send(
-        1,
-        b"greeting",
-        &[IoSlice::new(b"hello, "), IoSlice::new(b"rank 1")],
-    )?;
-    while !zero.flush() {}
-    zero.close();
-    while one.progress(&mut Print) > 0 {}
-    Ok(())
+#[allow(dead_code)] // The test uses the transport only.
+fn main() {
+    let mut btl = job(1).remove(0);
+    let address = btl.address();
+    btl.add_peer(0, &address).unwrap();
+    btl.send(0, b"", &[IoSlice::new(b"hello")]).unwrap();
+    btl.progress(&mut Print);
 }

@@ -1,9 +1,7 @@
-//! The suite with ranks as processes, over `examples/minimal_transport.rs`: processes are started,
-//! meet, die, exit right after `close`, and an error in one of them is reported.
+//! The suite with ranks as processes, over `sockets.rs`: processes are started, meet, die, exit
+//! right after `close`, and an error in one of them is reported.
 
-#[allow(unreachable_pub)] // It is an example, too.
-#[path = "../../examples/minimal_transport.rs"]
-mod minimal_transport;
+mod sockets;
 mod unflushed;
 
 use std::path::Path;
@@ -13,7 +11,7 @@ use std::time::Duration;
 use btl::Btl;
 use btl_conformance::suite::{self, Options, Outcome, Place, ProcessHarness};
 
-use minimal_transport::MinimalBtl;
+use sockets::SocketBtl;
 use unflushed::Unflushed;
 
 struct Sockets {
@@ -63,7 +61,7 @@ fn make(place: &Place) -> Result<Box<dyn Btl>, String> {
         "hangs" if place.rank == 1 => std::thread::sleep(Duration::from_secs(3600)),
         _ => {}
     }
-    let inner = MinimalBtl::new(place.rank, &place.job).map_err(|error| error.to_string())?;
+    let inner = SocketBtl::new(place.rank, &place.job).map_err(|error| error.to_string())?;
     Ok(match fault.as_str() {
         "loses at exit" => Box::new(Unflushed::new(inner)),
         _ => Box::new(inner),

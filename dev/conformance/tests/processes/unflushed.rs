@@ -7,11 +7,11 @@ use btl::{
 };
 use btl_conformance::forward;
 
-use crate::minimal_transport::MinimalBtl;
+use crate::sockets::SocketBtl;
 
 #[derive(Debug)]
 pub(crate) struct Unflushed {
-    inner: MinimalBtl,
+    inner: SocketBtl,
     /// A message was sent.
     used: bool,
     /// Sent before the next message.
@@ -19,7 +19,7 @@ pub(crate) struct Unflushed {
 }
 
 impl Unflushed {
-    pub(crate) fn new(inner: MinimalBtl) -> Unflushed {
+    pub(crate) fn new(inner: SocketBtl) -> Unflushed {
         Unflushed {
             inner,
             used: false,
