@@ -6,10 +6,9 @@ use std::sync::Arc;
 use btl::Rank;
 
 use crate::engine::{Engine, Request, State};
-use crate::envelope::{Destination, Selector};
 use crate::error::Error;
 use crate::group::Group;
-use crate::ids::PeerId;
+use crate::ids::{Destination, PeerId, Selector};
 use crate::memory::Memory;
 use crate::owned::OwnedRequest;
 use crate::p2p::P2p;

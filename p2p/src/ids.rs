@@ -1,4 +1,4 @@
-//! Checked numbers of peers and transports.
+//! Checked numbers of peers and transports, and what selects messages by them.
 
 use btl::Rank;
 
@@ -36,5 +36,31 @@ impl TransportId {
     #[inline]
     pub(crate) fn place(self) -> usize {
         usize::from(self.0)
+    }
+}
+
+/// Destination of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Destination {
+    pub(crate) context: u32,
+    pub(crate) peer: PeerId,
+    pub(crate) tag: i32,
+}
+
+/// Messages that a receive or probe matches. `None` is a wildcard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Selector {
+    pub(crate) context: u32,
+    pub(crate) source: Option<PeerId>,
+    pub(crate) tag: Option<i32>,
+}
+
+impl Selector {
+    /// Returns true if a message of this context, source and tag matches.
+    #[inline]
+    pub(crate) fn matches(&self, context: u32, source: PeerId, tag: i32) -> bool {
+        self.context == context
+            && self.source.is_none_or(|wanted| wanted == source)
+            && self.tag.is_none_or(|wanted| wanted == tag)
     }
 }

@@ -62,7 +62,6 @@ mod collectives;
 mod comm;
 mod config;
 mod engine;
-mod envelope;
 mod error;
 mod group;
 mod ids;

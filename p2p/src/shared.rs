@@ -175,7 +175,9 @@ impl Shared {
     ) -> Result<Shared, String> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| format!("no event descriptor: {error}"))?;
-        let world = Group::world(engine.protocol.peers.size(), engine.protocol.own);
+        let protocol = &engine.protocol;
+        let world = Group::of(protocol.peers.ids().collect(), protocol.own);
+        let world = world.ok_or("the own rank is not one of the job")?;
         let inner = Inner {
             engine,
             sleeper: false,

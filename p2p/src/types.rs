@@ -93,16 +93,8 @@ pub struct Stats {
     pub eager_sent: u64,
     /// Eager messages sent from the program's memory, without a copy.
     pub held_sent: u64,
-    /// RTS sent.
-    pub rts_sent: u64,
-    /// Messages copied into a receive that the peer had published.
-    pub posted_sent: u64,
     /// Messages to the own rank.
     pub self_sent: u64,
-    /// Eager messages received.
-    pub eager_received: u64,
-    /// RTS received.
-    pub rts_received: u64,
     /// Messages that a peer copied into a published receive.
     pub posted_received: u64,
     /// Rendezvous messages received by `get`.
@@ -133,8 +125,6 @@ pub struct Stats {
     pub skew_off: u64,
     /// Times that a peer reported to be late.
     pub skewed_peers: u64,
-    /// Messages for a communicator that was freed here.
-    pub discarded: u64,
     /// Peers that failed.
     pub failed_peers: u64,
     /// Times that a waiting thread slept.

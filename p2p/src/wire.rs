@@ -119,37 +119,45 @@ pub enum Malformed {
 #[derive(Clone, Copy, Debug)]
 pub struct Encoded {
     bytes: [u8; MAX_HEADER],
-    length: u8,
+    length: usize,
 }
 
 impl Encoded {
+    /// Writes kind, flags and the 16-bit field.
+    fn new(kind: u8, flags: u8, sequence: u16) -> Encoded {
+        let mut out = Encoded {
+            bytes: [0; MAX_HEADER],
+            length: 0,
+        };
+        let [low, high] = sequence.to_le_bytes();
+        out.put(&[kind, flags, low, high]);
+        out
+    }
+
     /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        self.bytes
-            .get(..usize::from(self.length))
-            .unwrap_or_default()
+        &self.bytes[..self.length]
     }
 
     fn put(&mut self, bytes: &[u8]) {
-        let start = usize::from(self.length);
-        if let Some(room) = self.bytes.get_mut(start..start + bytes.len()) {
-            room.copy_from_slice(bytes);
-            self.length += bytes.len() as u8;
-        }
+        self.bytes[self.length..][..bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
     }
 
-    fn put_numbers(&mut self, numbers: &[u64]) {
+    fn put_numbers(mut self, numbers: &[u64]) -> Encoded {
         for number in numbers {
             self.put(&number.to_le_bytes());
         }
+        self
     }
 
-    fn put_sequenced(&mut self, kind: u8, flags: u8, sequenced: Sequenced) {
-        let [low, high] = sequenced.sequence.to_le_bytes();
-        self.put(&[kind, flags | sequenced.flags & ASK, low, high]);
-        self.put(&sequenced.context.to_le_bytes());
-        self.put(&sequenced.tag.to_le_bytes());
+    fn of_sequenced(kind: u8, flags: u8, sequenced: Sequenced) -> Encoded {
+        let flags = flags | sequenced.flags & ASK;
+        let mut out = Encoded::new(kind, flags, sequenced.sequence);
+        out.put(&sequenced.context.to_le_bytes());
+        out.put(&sequenced.tag.to_le_bytes());
+        out
     }
 }
 
@@ -168,45 +176,35 @@ impl Header {
     /// Returns the bytes of the header.
     #[must_use]
     pub fn encode(&self) -> Encoded {
-        let mut out = Encoded {
-            bytes: [0; MAX_HEADER],
-            length: 0,
-        };
         let flag = |set: bool, flag: u8| if set { flag } else { 0 };
         match *self {
             Header::Eager(sequenced, sync) => {
-                out.put_sequenced(EAGER, flag(sync.is_some(), SYNC), sequenced);
-                out.put_numbers(sync.as_slice());
+                Encoded::of_sequenced(EAGER, flag(sync.is_some(), SYNC), sequenced)
+                    .put_numbers(sync.as_slice())
             }
             Header::Rts(sequenced, length, request) => {
-                out.put_sequenced(RTS, 0, sequenced);
-                out.put_numbers(&[length, request]);
+                Encoded::of_sequenced(RTS, 0, sequenced).put_numbers(&[length, request])
             }
             Header::Cts {
                 request,
                 target,
                 length,
                 put,
-            } => {
-                out.put(&[CTS, flag(put, PUT), 0, 0]);
-                out.put_numbers(&[request, target, length]);
-            }
+            } => Encoded::new(CTS, flag(put, PUT), 0).put_numbers(&[request, target, length]),
             Header::Fragment { target, offset } => {
-                out.put(&[FRAGMENT, 0, 0, 0]);
-                out.put_numbers(&[target, offset]);
+                Encoded::new(FRAGMENT, 0, 0).put_numbers(&[target, offset])
             }
             Header::Fin { request, written } => {
-                out.put(&[FIN, flag(written, WRITTEN), 0, 0]);
-                out.put_numbers(&[request]);
+                Encoded::new(FIN, flag(written, WRITTEN), 0).put_numbers(&[request])
             }
             Header::Credit { amount, rts_only } => {
-                out.put(&[CREDIT, flag(rts_only, RTS_ONLY), 0, 0]);
+                let mut out = Encoded::new(CREDIT, flag(rts_only, RTS_ONLY), 0);
                 out.put(&amount.to_le_bytes());
+                out
             }
-            Header::Skew { late } => out.put(&[SKEW, flag(late, LATE), 0, 0]),
-            Header::Bye => out.put(&[BYE, 0, 0, 0]),
+            Header::Skew { late } => Encoded::new(SKEW, flag(late, LATE), 0),
+            Header::Bye => Encoded::new(BYE, 0, 0),
         }
-        out
     }
 
     /// Decodes a header.

@@ -1,6 +1,5 @@
-//! A whole transport: messages between ranks within one process, over queues, and no optional
-//! operations. `tests/minimal.rs` runs the suite over it; `cargo run -p btl-conformance --example
-//! minimal_transport` sends a message.
+//! A whole transport: messages between ranks within one process, over queues. `tests/minimal.rs`
+//! runs the suite over it; `cargo run -p btl-conformance --example minimal_transport` a message.
 
 use btl::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -19,6 +18,7 @@ struct Queue {
     end: Option<PeerError>,
 }
 
+/// The transport of one rank.
 #[derive(Debug)]
 pub struct MinimalBtl {
     rank: Rank,

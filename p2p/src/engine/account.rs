@@ -48,7 +48,7 @@ pub(crate) fn limit(configured: usize, size: u32) -> usize {
 }
 
 /// Credit in both directions of one peer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Account {
     window: u32,
     /// Outgoing: what may still be spent.
@@ -72,12 +72,7 @@ impl Account {
         Account {
             window,
             credit: window * 2,
-            spent: 0,
-            heard: 0,
-            owed: 0,
-            held: 0,
-            waiting: 0,
-            pressed: false,
+            ..Account::default()
         }
     }
 

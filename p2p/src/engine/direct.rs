@@ -7,9 +7,8 @@
 
 use super::protocol::Protocol;
 use super::request::Request;
-use crate::envelope::Selector;
 use crate::error::Error;
-use crate::ids::PeerId;
+use crate::ids::{PeerId, Selector};
 use crate::memory::Memory;
 use crate::slab::place_of;
 use crate::types::Status;
@@ -72,7 +71,6 @@ impl Protocol {
         if matches {
             direct.memory.fill(0, body);
             direct.over = Some((peer, tag, body.len()));
-            self.stats.eager_received += 1;
         }
         matches
     }

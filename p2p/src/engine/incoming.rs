@@ -243,14 +243,12 @@ impl Protocol {
         state.next_in = state.next_in.wrapping_add(1);
         match header {
             Header::Eager(_, sync) if gone => {
-                self.stats.discarded += 1;
                 self.send_fin(from.peer, sync);
             }
             Header::Eager(_, sync) => self.eager(tx, from, (context, tag), body, sync),
             Header::Rts(_, length, remote) => {
                 let key = key_of(body)?;
                 if gone {
-                    self.stats.discarded += 1;
                     self.send_fin(from.peer, Some(remote));
                 } else {
                     let length =
@@ -276,7 +274,6 @@ impl Protocol {
         body: &[u8],
         sync: Option<u64>,
     ) {
-        self.stats.eager_received += 1;
         let peer = from.peer;
         let tx = Some((tx, from.transport));
         if let Some(key) = self.match_posted(tx, peer, context, tag) {
@@ -298,7 +295,6 @@ impl Protocol {
         (context, tag): (u32, i32),
         (length, remote, key): (usize, u64, RegionKey),
     ) {
-        self.stats.rts_received += 1;
         match self.match_posted(Some((tx, from.transport)), from.peer, context, tag) {
             Some(receive) => self.start_receive(receive, from, tag, (length, remote, key)),
             None => {

@@ -1,7 +1,6 @@
 //! Sending: envelopes in order over the primary rail, control messages, fragments over all rails.
 
-use crate::envelope::Destination;
-use crate::ids::PeerId;
+use crate::ids::{Destination, PeerId};
 use std::io::IoSlice;
 
 use btl::{Btl, PeerError, SendError, Started};

@@ -54,7 +54,7 @@ pub(crate) struct Control {
     pub(crate) key: RegionKey,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Peer {
     /// Alive, not the own rank, and nothing queued: a send needs only credit.
     pub(crate) fast: bool,
@@ -105,10 +105,13 @@ fn is_much_faster(rail: &PeerInfo, than: &PeerInfo) -> bool {
 }
 
 impl Peer {
+    /// Makes the entry of the own rank.
     pub(crate) fn own() -> Peer {
         Peer {
             own: true,
-            ..Peer::new(Vec::new(), &Config::default(), 0, 2)
+            alive: true,
+            one_sided_from: usize::MAX,
+            ..Peer::default()
         }
     }
 
@@ -131,14 +134,8 @@ impl Peer {
         let skewed = info.map_or(0, |info| body(info.eager_skewed)).min(cap);
         let one_sided = info.filter(|info| info.one_sided);
         let mut peer = Peer {
-            fast: false,
             alive: true,
-            own: false,
-            eager_now: 0,
-            copied_now: 0,
             held_from: usize::MAX,
-            next_out: 0,
-            next_in: 0,
             account: Account::new(window),
             eager,
             eager_skewed: skewed.max(eager),
@@ -146,17 +143,7 @@ impl Peer {
                 config.one_sided_from.unwrap_or(info.one_sided_from)
             }),
             rails,
-            rts_only: false,
-            late: false,
-            knows_late: false,
-            failed: None,
-            quiet: false,
-            doomed: Vec::new(),
-            control: VecDeque::new(),
-            queue: VecDeque::new(),
-            streams: VecDeque::new(),
-            active: false,
-            next_rail: 0,
+            ..Peer::default()
         };
         peer.refresh();
         peer

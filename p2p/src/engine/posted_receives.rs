@@ -8,8 +8,7 @@ use btl::{PostedDelivery, PostedReceive, SendError};
 use super::outgoing::Attempt;
 use super::request::{Request, RequestOutcome};
 use super::transports::Engine;
-use crate::envelope::Selector;
-use crate::ids::PeerId;
+use crate::ids::{PeerId, Selector};
 use crate::memory::Memory;
 
 impl Engine {
@@ -31,7 +30,6 @@ impl Engine {
         // SAFETY: the memory is readable until the request is over, and it is not over.
         match unsafe { btl.send_to_posted(peer.rank(), envelope, at, request.length) } {
             Ok(PostedDelivery::Delivered) => {
-                self.protocol.stats.posted_sent += 1;
                 self.protocol.end(key, RequestOutcome::Done);
                 Attempt::Sent
             }

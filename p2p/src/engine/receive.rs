@@ -1,7 +1,6 @@
 //! Receives, probes, cancelling, and messages to the own rank.
 
-use crate::envelope::Selector;
-use crate::ids::PeerId;
+use crate::ids::{PeerId, Selector};
 use btl::{Tx, Withdrawn};
 
 use super::incoming::Origin;
@@ -206,7 +205,6 @@ impl Protocol {
             Arrival::Rts { remote, .. } => self.send_fin(source, Some(remote)),
             Arrival::Own { send, .. } => self.end(send, RequestOutcome::Done),
         }
-        self.stats.discarded += 1;
         self.release(source, arrived.cost);
         self.check_skew();
     }

@@ -35,7 +35,6 @@ impl Engine {
             btl.send(peer.rank(), header, &[IoSlice::new(region.bytes())])
         });
         if attempt == Attempt::Sent {
-            self.protocol.stats.rts_sent += 1;
             self.protocol.requests[key].state = State::Waiting;
         }
         attempt

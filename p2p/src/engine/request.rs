@@ -2,8 +2,7 @@
 
 use btl::PostId;
 
-use crate::envelope::{Destination, Selector};
-use crate::ids::{PeerId, TransportId};
+use crate::ids::{Destination, PeerId, Selector, TransportId};
 use crate::memory::Memory;
 
 /// Progress of a request.
@@ -61,19 +60,16 @@ pub(crate) struct Request {
 impl Request {
     #[inline]
     pub(crate) fn send(memory: Memory, to: Destination, sync: bool) -> Request {
-        Request {
-            memory,
-            state: State::Queued,
-            outcome: RequestOutcome::Done,
-            sync,
-            detached: false,
-            lent: false,
-            peer: Some(to.peer),
+        let selector = Selector {
             context: to.context,
-            tag: to.tag,
+            source: Some(to.peer),
+            tag: Some(to.tag),
+        };
+        Request {
+            state: State::Queued,
+            sync,
             length: memory.len(),
-            post: None,
-            transfer: 0,
+            ..Request::receive(memory, &selector, false)
         }
     }
 

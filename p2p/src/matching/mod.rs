@@ -13,8 +13,7 @@ mod tests;
 
 use lists::Key;
 
-use crate::envelope::Selector;
-use crate::ids::PeerId;
+use crate::ids::{PeerId, Selector};
 
 /// Kinds of receives: bit 0 any source, bit 1 any tag.
 pub(crate) const CLASSES: usize = 4;

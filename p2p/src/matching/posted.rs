@@ -2,8 +2,7 @@
 
 use super::lists::Lists;
 use super::{CLASSES, class, key_in, key_of};
-use crate::envelope::Selector;
-use crate::ids::PeerId;
+use crate::ids::{PeerId, Selector};
 
 #[derive(Debug)]
 pub(crate) struct Posted {

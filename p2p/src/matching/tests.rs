@@ -2,8 +2,7 @@
 
 use super::posted::Posted;
 use super::unexpected::{Arrival, Unexpected};
-use crate::envelope::Selector;
-use crate::ids::PeerId;
+use crate::ids::{PeerId, Selector};
 use crate::testing::Random;
 
 #[derive(Default)]

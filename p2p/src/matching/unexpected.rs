@@ -2,8 +2,7 @@
 
 use super::lists::Lists;
 use super::{CLASSES, class, key_in, key_of};
-use crate::envelope::Selector;
-use crate::ids::{PeerId, TransportId};
+use crate::ids::{PeerId, Selector, TransportId};
 use crate::slab::{Slab, place_of};
 
 /// Key of a region.

@@ -76,10 +76,7 @@ unsafe extern "C" fn esp_irecv(
 
 /// Sets a completed request to 0. An unknown one stays as it is.
 fn settle(request: &mut u64, result: Result<p2p::Status, Error>) -> Result<p2p::Status, Fault> {
-    if !matches!(
-        result,
-        Err(Error::UnknownRequest | Error::Closed)
-    ) {
+    if !matches!(result, Err(Error::UnknownRequest | Error::Closed)) {
         *request = 0;
     }
     result.map_err(Fault::from)
