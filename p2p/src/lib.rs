@@ -44,8 +44,8 @@
 //!   (`cargo run --release -p p2p --example matchbench`).
 //! - *Memory* for messages without a receive is bounded by [`Config::unexpected_bytes`]: senders
 //!   spend credit, then send RTS only, then wait. A peer that sends without credit is closed.
-//! - *Progress* is made inside calls of any thread ([`P2p::progress`]). A waiting thread spins, then
-//!   yields, then sleeps on the transports' descriptors.
+//! - *Progress* is made inside calls of any thread ([`P2p::progress`]). A waiting thread spins,
+//!   then yields, then sleeps on the transports' descriptors.
 //! - *Failure*: a peer fails with any of its rails. Requests that name it end with
 //!   [`Error::PeerFailed`]; posted any-source receives do so once, unless the peer left in order. A
 //!   peer that violates the protocol is closed and gets the reason.
