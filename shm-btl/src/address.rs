@@ -1,17 +1,16 @@
 //! The address of a process, by which peers find its memory and check that they found the right
 //! one. Untrusted.
 
-use crate::layout::Layout;
 use crate::process::NodeView;
 
 const MAGIC: [u8; 8] = *b"btl.shm\0";
-/// Version of the address format; the memory has its own.
-pub(crate) const VERSION: u16 = 1;
+/// Version of this format and of the memory.
+const VERSION: u64 = 2;
 
 /// The address of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShmAddress {
-    /// Hash of the job's name.
+    /// Hash of the job's name and number of ranks.
     pub(crate) job: u64,
     pub(crate) rank: u32,
     pub(crate) node: NodeView,
@@ -22,7 +21,6 @@ pub(crate) struct ShmAddress {
     pub(crate) data: u32,
     pub(crate) claims: u32,
     pub(crate) bell: u32,
-    pub(crate) layout: Layout,
     /// Number that is also in its shared and private memory: a peer that reads it there has found
     /// the right process.
     pub(crate) nonce: [u64; 2],
@@ -42,132 +40,96 @@ pub(crate) enum AddressError {
     #[error(
         "the address is of version {0}, this program speaks version {VERSION}: use one build in the whole job"
     )]
-    Version(u16),
+    Version(u64),
     #[error("the address is cut off or damaged")]
     Damaged,
 }
 
 impl ShmAddress {
-    /// Encodes the address.
+    /// Encodes the address: the magic number, words in little-endian order, and their hash.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(192);
-        bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
-        bytes.extend(u16::from(self.no_heavy_fence).to_le_bytes());
-        bytes.extend(self.node.boot);
-        let (node, layout) = (&self.node, &self.layout);
-        for word in [
+        let node = &self.node;
+        let words = [
+            VERSION,
             self.job,
+            self.rank.into(),
+            node.boot,
             node.pid_ns,
             node.net_ns,
             node.user_ns,
+            node.uid.into(),
+            self.pid.into(),
             self.started,
-        ] {
-            bytes.extend(word.to_le_bytes());
-        }
-        for word in [self.nonce[0], self.nonce[1], self.probe] {
-            bytes.extend(word.to_le_bytes());
-        }
-        for word in [
-            self.rank,
-            node.uid,
-            self.pid,
-            self.data,
-            self.claims,
-            self.bell,
-        ] {
-            bytes.extend(word.to_le_bytes());
-        }
-        for word in [
-            layout.size,
-            layout.slots,
-            layout.ring,
-            layout.chunk,
-            layout.chunks,
-        ] {
-            bytes.extend(word.to_le_bytes());
-        }
+            self.data.into(),
+            self.claims.into(),
+            self.bell.into(),
+            self.nonce[0],
+            self.nonce[1],
+            self.probe,
+            self.no_heavy_fence.into(),
+        ];
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(words.map(u64::to_le_bytes).as_flattened());
         bytes.extend(sum(&bytes).to_le_bytes());
         bytes
     }
 
     /// Decodes an address.
     pub(crate) fn decode(bytes: &[u8]) -> Result<ShmAddress, AddressError> {
-        let mut reader = Reader(bytes);
-        if reader.take::<8>() != Ok(MAGIC) {
-            return Err(AddressError::Foreign);
-        }
-        let version = reader.u16()?;
+        let damaged = AddressError::Damaged;
+        let rest = bytes.strip_prefix(&MAGIC).ok_or(AddressError::Foreign)?;
+        let (words, tail) = rest.as_chunks::<8>();
+        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let version = *words.first().ok_or(damaged)?;
         if version != VERSION {
             return Err(AddressError::Version(version));
         }
-        let flags = reader.u16()?;
-        let boot = reader.take()?;
-        let [job, pid_ns, net_ns, user_ns, started] = reader.u64s()?;
-        let [nonce0, nonce1, probe] = reader.u64s()?;
-        let [rank, uid, pid, data, claims, bell] = reader.u32s()?;
-        let [size, slots, ring, chunk, chunks] = reader.u32s()?;
-        let body = bytes.len() - reader.0.len();
-        let [checksum] = reader.u64s()?;
-        if !reader.0.is_empty() || flags > 1 || checksum != sum(&bytes[..body]) {
-            return Err(AddressError::Damaged);
-        }
-        Ok(ShmAddress {
+        let &[
+            _,
             job,
             rank,
-            node: NodeView {
-                boot,
-                pid_ns,
-                net_ns,
-                user_ns,
-                uid,
-            },
+            boot,
+            pid_ns,
+            net_ns,
+            user_ns,
+            uid,
             pid,
             started,
             data,
             claims,
             bell,
-            layout: Layout {
-                size,
-                slots,
-                ring,
-                chunk,
-                chunks,
+            nonce0,
+            nonce1,
+            probe,
+            no_heavy_fence @ 0..=1,
+            checksum,
+        ] = &words[..]
+        else {
+            return Err(damaged);
+        };
+        if !tail.is_empty() || checksum != sum(&bytes[..bytes.len() - 8]) {
+            return Err(damaged);
+        }
+        let half = |word| u32::try_from(word).map_err(|_| damaged);
+        Ok(ShmAddress {
+            job,
+            rank: half(rank)?,
+            node: NodeView {
+                boot,
+                pid_ns,
+                net_ns,
+                user_ns,
+                uid: half(uid)?,
             },
+            pid: half(pid)?,
+            started,
+            data: half(data)?,
+            claims: half(claims)?,
+            bell: half(bell)?,
             nonce: [nonce0, nonce1],
             probe,
-            no_heavy_fence: flags == 1,
+            no_heavy_fence: no_heavy_fence == 1,
         })
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], AddressError> {
-        let (head, tail) = self.0.split_first_chunk().ok_or(AddressError::Damaged)?;
-        self.0 = tail;
-        Ok(*head)
-    }
-
-    fn u16(&mut self) -> Result<u16, AddressError> {
-        self.take().map(u16::from_le_bytes)
-    }
-
-    fn u64s<const N: usize>(&mut self) -> Result<[u64; N], AddressError> {
-        let mut words = [0; N];
-        for word in &mut words {
-            *word = self.take().map(u64::from_le_bytes)?;
-        }
-        Ok(words)
-    }
-
-    fn u32s<const N: usize>(&mut self) -> Result<[u32; N], AddressError> {
-        let mut words = [0; N];
-        for word in &mut words {
-            *word = self.take().map(u32::from_le_bytes)?;
-        }
-        Ok(words)
     }
 }
 
@@ -188,7 +150,7 @@ mod tests {
             job: 1,
             rank: 2,
             node: NodeView {
-                boot: [3; 16],
+                boot: 3,
                 pid_ns: 4,
                 net_ns: 5,
                 user_ns: 6,
@@ -199,13 +161,6 @@ mod tests {
             data: 10,
             claims: 11,
             bell: 12,
-            layout: Layout {
-                size: 13,
-                slots: 14,
-                ring: 15,
-                chunk: 16,
-                chunks: 17,
-            },
             nonce: [18, 19],
             probe: 20,
             no_heavy_fence: true,

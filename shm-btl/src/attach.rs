@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
@@ -11,11 +10,11 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::address::ShmAddress;
 use crate::cma::{CmaError, Probe};
-use crate::config::{Copies, ShmConfig};
-use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, Layout, PairHead, Slot, VERSION};
+use crate::config::Copies;
+use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, Slot};
 use crate::process::{NodeView, start_time, yama_scope};
 use shmem::sync::{AtomicU64, Ordering};
-use shmem::{Access, Bytes, LINE, Line, Mapping, Shared, SharedFile, SharedSlice};
+use shmem::{Access, Bytes, LINE, Shared, SharedFile, SharedSlice};
 
 /// A peer's memory and descriptors.
 #[derive(Debug)]
@@ -43,15 +42,10 @@ pub(crate) fn eligible(
     rank: u32,
     job: u64,
     node: &NodeView,
-    layout: &Layout,
-    config: &ShmConfig,
 ) -> Result<(), String> {
     let their = &address.node;
     if address.job != job {
-        return Err(format!(
-            "the address is of another job than \"{}\"",
-            config.job
-        ));
+        return Err("the address is of another job".into());
     }
     if address.rank != rank {
         return Err(format!("the address is rank {}'s", address.rank));
@@ -59,13 +53,17 @@ pub(crate) fn eligible(
     if their.boot != node.boot {
         return Err("it runs on another node".into());
     }
-    if their.net_ns != node.net_ns && !config.across_net_namespaces {
-        return Err("it runs in another network namespace, which counts as another node (unless across_net_namespaces)".into());
+    if their.net_ns != node.net_ns {
+        return Err(
+            "it runs in another network namespace, which counts as another node: virtual clusters \
+             want it so"
+                .into(),
+        );
     }
     if their.pid_ns != node.pid_ns {
         return Err(
-            "it runs in another PID namespace (container), so its memory cannot be found through /proc; \
-                    let the containers of a job share one"
+            "it runs in another PID namespace (container), so its memory cannot be found through \
+             /proc; let the containers of a job share one"
                 .into(),
         );
     }
@@ -75,14 +73,15 @@ pub(crate) fn eligible(
             their.uid, node.uid
         ));
     }
-    if address.layout != *layout {
-        return Err("its sizes (slots, ring, chunk, chunks) are configured differently".into());
-    }
     Ok(())
 }
 
 /// Opens the files that the address names and checks that they are the peer's.
-pub(crate) fn attach(address: &ShmAddress, own_rank: u32) -> Result<Attached, String> {
+pub(crate) fn attach(
+    address: &ShmAddress,
+    layout: &Layout,
+    own_rank: u32,
+) -> Result<Attached, String> {
     let pid = i32::try_from(address.pid)
         .ok()
         .and_then(Pid::from_raw)
@@ -101,56 +100,35 @@ pub(crate) fn attach(address: &ShmAddress, own_rank: u32) -> Result<Attached, St
             address.pid
         ));
     }
-    let layout = &address.layout;
-    let data = open(
-        address,
-        address.data,
-        "memory",
-        FileType::RegularFile,
-        OFlags::RDONLY,
-    )?;
-    let data = SharedFile::open(data, layout.data_bytes())
-        .map_err(|what| format!("its memory is refused: {what}"))?;
-    let claims = open(
-        address,
-        address.claims,
-        "claims",
-        FileType::RegularFile,
-        OFlags::RDWR,
-    )?;
-    let claims = SharedFile::open(claims, layout.claims_bytes())
-        .map_err(|what| format!("its claims are refused: {what}"))?;
-    let bell = open(
-        address,
-        address.bell,
-        "pipe",
-        FileType::Fifo,
-        OFlags::RDWR | OFlags::NONBLOCK,
-    )?;
-
-    let map = |file: &SharedFile, offset, len, access| {
-        let map: io::Result<Arc<Mapping>> = file.map(offset, len, access);
-        map.map_err(|error| format!("mapping its memory: {error}"))
+    let file = |fd, what, flags, bytes| {
+        let fd = open(address.pid, fd, what, FileType::RegularFile, flags)?;
+        SharedFile::open(fd, bytes).map_err(|why| format!("its {what} is refused: {why}"))
     };
-    let shared = map(&data, 0, layout.shared_bytes(), Access::Read)?;
-    let pair_at = layout.pair_at(own_rank);
-    let pair = map(&data, pair_at, layout.pair_bytes(), Access::Read)?;
-    let claims = map(&claims, 0, layout.claims_bytes(), Access::Write)?;
+    let data = file(address.data, "memory", OFlags::RDONLY, layout.data_bytes())?;
+    let claims = Layout::claims_bytes();
+    let claims = file(address.claims, "claims file", OFlags::RDWR, claims)?;
+    let (pipe, flags) = (FileType::Fifo, OFlags::RDWR | OFlags::NONBLOCK);
+    let bell = open(address.pid, address.bell, "pipe", pipe, flags)?;
+
+    let failed = |error: io::Error| format!("mapping its memory: {error}");
+    let map = |offset, len| data.map(offset, len, Access::Read).map_err(failed);
+    let shared = map(0, layout.shared_bytes())?;
+    let pair = map(layout.pair_at(own_rank), layout.pair_bytes())?;
+    let claims = claims.map(0, claims.len(), Access::Write).map_err(failed)?;
     // SAFETY: the words of a peer's data file are only loaded.
     let (common, head, slots) = unsafe {
-        let slots = layout.slots as usize;
         (
             Shared::<Common>::read_only(&shared, 0),
             Shared::<PairHead>::read_only(&pair, 0),
-            SharedSlice::<Slot>::read_only_slice(&pair, Layout::SLOTS_AT, slots),
+            SharedSlice::<Slot>::read_only_slice(&pair, Layout::SLOTS_AT, layout.slots),
         )
     };
-    check_about(&common.about.0, DATA_MAGIC, address.nonce)?;
-    check_about(
-        &Shared::<Line<About>>::new(&claims, 0).0,
-        CLAIMS_MAGIC,
-        address.nonce,
-    )?;
+    for about in [&common.about.0, &Shared::<About>::new(&claims, 0)] {
+        let nonce = about.nonce.each_ref();
+        if nonce.map(|word| word.load(Ordering::Acquire)) != address.nonce {
+            return Err("its memory is another process's: the nonce differs".into());
+        }
+    }
     if has_ended(&pidfd) {
         return Err(format!("process {} has ended", address.pid));
     }
@@ -159,47 +137,18 @@ pub(crate) fn attach(address: &ShmAddress, own_rank: u32) -> Result<Attached, St
         common,
         pair: head,
         slots,
-        ring: Bytes::new(&pair, layout.ring_at(), layout.ring as usize),
-        pool: Bytes::new(&shared, layout.chunks_at(), layout.chunks_bytes()),
-        claims: SharedSlice::slice(&claims, LINE, layout.claims()),
+        ring: Bytes::new(&pair, layout.ring_at(), layout.ring),
+        pool: Bytes::new(&shared, layout.chunks_at(), layout.chunks * CHUNK_STRIDE),
+        claims: SharedSlice::slice(&claims, LINE, POST_PLACES),
         bell,
         pidfd,
     })
 }
 
-/// Writes what identifies the owner's file.
-pub(crate) fn write_about(about: &About, magic: u64, nonce: [u64; 2]) {
-    for (word, value) in about.nonce.iter().zip(nonce) {
-        word.store(value, Ordering::Relaxed);
-    }
-    about.version.store(VERSION, Ordering::Relaxed);
-    about.magic.store(magic, Ordering::Release);
-}
-
-fn check_about(about: &About, magic: u64, nonce: [u64; 2]) -> Result<(), String> {
-    let found = about
-        .nonce
-        .each_ref()
-        .map(|word| word.load(Ordering::Relaxed));
-    if about.magic.load(Ordering::Acquire) != magic || found != nonce {
-        return Err("its memory is another process's: the nonce differs".into());
-    }
-    if about.version.load(Ordering::Relaxed) != VERSION {
-        return Err("its memory is of another version: use one build in the whole job".into());
-    }
-    Ok(())
-}
-
 /// Opens a descriptor of the peer. The type is checked before the file itself is opened, because
 /// opening, say, a device may have effects.
-fn open(
-    address: &ShmAddress,
-    fd: u32,
-    what: &str,
-    kind: FileType,
-    flags: OFlags,
-) -> Result<OwnedFd, String> {
-    let path = format!("/proc/{}/fd/{fd}", address.pid);
+fn open(pid: u32, fd: u32, what: &str, kind: FileType, flags: OFlags) -> Result<OwnedFd, String> {
+    let path = format!("/proc/{pid}/fd/{fd}");
     let failed = |error: Errno| match error {
         Errno::ACCESS | Errno::PERM => format!(
             "the system does not let us open {path} ({what}): both processes must be of one user and neither may be \

@@ -21,11 +21,15 @@ pub(crate) enum CmaError {
     Other(i32),
 }
 
-#[derive(Clone, Copy)]
-enum Way {
-    Read,
-    Write,
-}
+/// process_vm_readv(2) or process_vm_writev(2).
+type Call = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> libc::ssize_t;
 
 /// Copies `length` bytes at `remote` of process `pid` to `local`. Some of them may have been copied
 /// on error.
@@ -39,7 +43,7 @@ pub(crate) unsafe fn read(
     length: usize,
 ) -> Result<(), CmaError> {
     // SAFETY: as promised to us.
-    unsafe { copy(Way::Read, pid, local, remote, length) }
+    unsafe { copy(libc::process_vm_readv, pid, local, remote, length) }
 }
 
 /// Copies `length` bytes at `local` to `remote` of process `pid`.
@@ -52,49 +56,43 @@ pub(crate) unsafe fn write(
     remote: u64,
     length: usize,
 ) -> Result<(), CmaError> {
-    // SAFETY: as promised to us; this way only reads `local`.
-    unsafe { copy(Way::Write, pid, local.cast_mut(), remote, length) }
+    // SAFETY: as promised to us; this call only reads `local`.
+    unsafe {
+        copy(
+            libc::process_vm_writev,
+            pid,
+            local.cast_mut(),
+            remote,
+            length,
+        )
+    }
 }
 
 /// # Safety
-/// `local` is valid for `length` bytes in the direction of `way`.
+/// `local` is valid for `length` bytes in the direction of `call`.
 unsafe fn copy(
-    way: Way,
+    call: Call,
     pid: u32,
     local: *mut u8,
     remote: u64,
     length: usize,
 ) -> Result<(), CmaError> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| CmaError::Gone)?;
+    let remote = usize::try_from(remote).map_err(|_| CmaError::Fault)?;
     let mut done = 0;
     while done < length {
-        let at = usize::try_from(remote)
-            .ok()
-            .and_then(|at| at.checked_add(done))
-            .ok_or(CmaError::Fault)?;
-        let left = length - done;
+        let at = remote.checked_add(done).ok_or(CmaError::Fault)?;
+        let iov_len = length - done;
         let there = libc::iovec {
             iov_base: core::ptr::without_provenance_mut(at),
-            iov_len: left,
+            iov_len,
         };
         // SAFETY: done < length, inside the memory that the caller promised.
-        let start = unsafe { local.add(done) };
-        let here = libc::iovec {
-            iov_base: start.cast(),
-            iov_len: left,
-        };
+        let iov_base = unsafe { local.add(done) }.cast();
+        let here = libc::iovec { iov_base, iov_len };
         // SAFETY: one vector each; the kernel checks the remote one, the local one is the caller's
         // promise.
-        let n = unsafe {
-            match way {
-                Way::Read => {
-                    libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0)
-                }
-                Way::Write => {
-                    libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0)
-                }
-            }
-        };
+        let n = unsafe { call(pid, &raw const here, 1, &raw const there, 1, 0) };
         match usize::try_from(n) {
             // Partial: more than the kernel copies at once, or a hole, which the next call reports.
             Ok(n) if n > 0 => done += n,

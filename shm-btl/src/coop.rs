@@ -105,23 +105,29 @@ impl Offer {
         Ok((claimed.into(), done.into()))
     }
 
+    /// Returns what the sender has settled: all is copied, or it copies the rest. `None`: there is a
+    /// chunk for the receiver.
+    fn settled(&self, theirs: &AtomicU64) -> Result<Option<Next>, Corruption> {
+        let (claimed, done) = self.share(theirs)?;
+        let missing = self.chunks - self.front + u32::from(self.contested);
+        Ok(match missing {
+            _ if done >= missing => Some(Next::Over),
+            _ if claimed >= missing => Some(Next::Wait),
+            _ => None,
+        })
+    }
+
     /// Returns the next step. A chunk that it names must be copied before the next call.
     pub(crate) fn next(
         &mut self,
         mine: &AtomicU64,
         theirs: &AtomicU64,
     ) -> Result<Next, Corruption> {
-        let (claimed, done) = self.share(theirs)?;
-        // Progress of the sender that completes this receive.
-        let missing = self.chunks - self.front + u32::from(self.contested);
-        if done >= missing {
-            return Ok(Next::Over);
-        }
-        if claimed >= missing {
-            return Ok(Next::Wait);
+        if let Some(next) = self.settled(theirs)? {
+            return Ok(next);
         }
         if self.contested {
-            // The other side claimed it first.
+            // The other side claimed it first, and has taken that back.
             self.contested = false;
             return Ok(Next::Copy(self.front - 1));
         }
@@ -147,9 +153,7 @@ impl Offer {
 
     /// Returns true if the receiver has to wait for the sender now.
     pub(crate) fn waits(&self, theirs: &AtomicU64) -> bool {
-        let missing = self.chunks - self.front + u32::from(self.contested);
-        self.share(theirs)
-            .is_ok_and(|(claimed, done)| done < missing && claimed >= missing)
+        matches!(self.settled(theirs), Ok(Some(Next::Wait)))
     }
 
     /// Returns true if the sender writes nothing more, after [`Offer::stop`].

@@ -8,28 +8,13 @@
 //! ([`Bytes::store_uncached`](shmem::Bytes::store_uncached)). Without that, two copies of 64 KiB
 //! fell from 60 to 16 Gbit/s whenever a virtual machine's two processors were far apart.
 
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use shmem::cache::{memory_latency, wait_for_loads};
+use shmem::cache::wait_for_loads;
 
-/// Latency up to which a line has come from a near core. (A machine with 80 to 105 ns, and 140 ns
-/// from memory, is 1.7 times as fast through the caches; one with 110 ns and more is twice as fast
-/// past them: docs/performance.md.)
-const NEAR: Duration = Duration::from_nanos(100);
-
-/// Part of the memory latency up to which a line has come from a near core: 4 of 5.
-const OF_MEMORY: (u32, u32) = (4, 5);
-
-/// Returns the latency above which a core is far.
-fn bound() -> Duration {
-    static BOUND: OnceLock<Duration> = OnceLock::new();
-    *BOUND.get_or_init(|| bound_for(memory_latency()))
-}
-
-fn bound_for(memory: Option<Duration>) -> Duration {
-    memory.map_or(NEAR, |memory| NEAR.max(memory * OF_MEMORY.0 / OF_MEMORY.1))
-}
+/// Latency up to which a line has come from a near core. Measured: cores 80 to 105 ns apart are
+/// 1.7 times as fast through the caches, cores 110 ns and more apart are twice as fast past them.
+const NEAR: Duration = Duration::from_nanos(107);
 
 /// One line of this many is timed: reading the clock three times costs as much as copying 2 KiB.
 const EVERY: u8 = 8;
@@ -40,7 +25,6 @@ pub(crate) struct Distance {
     /// One bit for each of the last eight lines: 1 if it was slow. Single ones are slow because of
     /// interrupts.
     slow: u8,
-    far: bool,
     /// Lines since one was timed.
     passed: u8,
 }
@@ -51,7 +35,6 @@ impl Distance {
     pub(crate) fn far() -> Distance {
         Distance {
             slow: u8::MAX,
-            far: true,
             passed: 0,
         }
     }
@@ -64,7 +47,7 @@ impl Distance {
 
     /// Times `fetch`, which fetches the peer's line and returns true if the line had changed, so
     /// that it came from the peer.
-    pub(crate) fn watch<E>(&mut self, fetch: impl FnOnce() -> Result<bool, E>) -> Result<(), E> {
+    pub(crate) fn time<E>(&mut self, fetch: impl FnOnce() -> Result<bool, E>) -> Result<(), E> {
         let empty = Instant::now();
         let begin = Instant::now();
         wait_for_loads();
@@ -72,23 +55,18 @@ impl Distance {
         let whole = begin.elapsed();
         if fetched {
             // Cost of reading the clock.
-            self.note(whole.saturating_sub(begin - empty), bound());
+            self.note(whole.saturating_sub(begin - empty));
         }
         Ok(())
     }
 
-    fn note(&mut self, took: Duration, bound: Duration) {
-        self.slow = self.slow << 1 | u8::from(took > bound);
-        self.far = match self.slow.count_ones() {
-            0..=2 => false,
-            6.. => true,
-            _ => self.far,
-        };
+    fn note(&mut self, took: Duration) {
+        self.slow = self.slow << 1 | u8::from(took > NEAR);
     }
 
-    /// Returns true if the peer is far away, as far as is known.
+    /// Returns true if the peer is far away: most lines were slow.
     pub(crate) fn is_far(self) -> bool {
-        self.far
+        self.slow.count_ones() > 4
     }
 }
 
@@ -100,30 +78,19 @@ mod tests {
         let mut distance = Distance::default();
         nanos
             .iter()
-            .for_each(|nanos| distance.note(Duration::from_nanos(*nanos), NEAR));
+            .for_each(|nanos| distance.note(Duration::from_nanos(*nanos)));
         distance
-    }
-
-    #[test]
-    fn slow_memory_makes_cores_nearer() {
-        let bound = |nanos| bound_for(Some(Duration::from_nanos(nanos))).as_nanos();
-        assert_eq!(
-            [bound(0), bound(90), bound(125), bound(140)],
-            [100, 100, 100, 112]
-        );
-        assert_eq!(bound_for(None), NEAR);
-        assert_eq!(memory_latency().is_some(), cfg!(target_arch = "x86_64"));
     }
 
     #[test]
     fn distance_follows_most_lines_and_not_single_ones() {
         assert!(!after(&[]).is_far(), "near until shown otherwise");
-        assert!(!after(&[110; 5]).is_far());
+        assert!(!after(&[110; 4]).is_far());
         assert!(
-            !after(&[95; 8]).is_far(),
+            !after(&[105; 8]).is_far(),
             "not so far that its caches are slower than memory"
         );
-        assert!(after(&[110; 6]).is_far());
+        assert!(after(&[110; 5]).is_far());
         assert!(
             !after(&[35, 900, 35, 35, 35, 35, 2000, 35]).is_far(),
             "interrupts"
@@ -153,8 +120,8 @@ mod tests {
                 std::thread::sleep(Duration::from_micros(10));
                 Ok::<_, ()>(false)
             };
-            assert_eq!(distance.watch(slow), Ok(()));
-            assert_eq!(distance.watch(|| Err(7)), Err(7));
+            assert_eq!(distance.time(slow), Ok(()));
+            assert_eq!(distance.time(|| Err(7)), Err(7));
         }
         assert!(!distance.is_far());
         for _ in 0..8 {
@@ -162,7 +129,7 @@ mod tests {
                 std::thread::sleep(Duration::from_micros(10));
                 Ok::<_, ()>(true)
             };
-            assert_eq!(distance.watch(slow), Ok(()));
+            assert_eq!(distance.time(slow), Ok(()));
         }
         assert!(distance.is_far());
     }

@@ -5,17 +5,16 @@
 //! only.
 //!
 //! ```text
-//! Common      about: magic, version, nonce, closed      read when a peer opens the file, and for liveness
+//! Common      about: nonce, closed                      read when a peer opens the file, and for liveness
 //!             sleep: odd while the owner sleeps         read by each process that sends to it
 //!             posted: receives posted so far
-//!             receives posted for any source
+//!             posted receives
 //! chunks      pool for long messages, of all peers
 //! pair[rank]  one for each rank of the job:
 //!   PairHead    consumed: messages from `rank` that the owner has consumed
 //!               writing: state of the owner as sender to `rank`
 //!               offers: messages from `rank` that both copy (`coop.rs`)
 //!               shares: what the owner has copied of messages to `rank`
-//!               receives posted for `rank` alone
 //!   slots       messages to `rank`: one line each
 //!   ring        bytes of messages to `rank` that do not fit into a line
 //! ```
@@ -27,28 +26,23 @@
 
 use crate::coop::PLACES;
 use shmem::sync::AtomicU64;
-use shmem::{LINE, Line, Words};
+use shmem::{LINE, Words};
 
-/// Number of places for receives from any source.
-pub(crate) const ANY_PLACES: usize = if cfg!(loom) { 2 } else { 64 };
-/// Number of places for receives from one source.
-pub(crate) const SOURCE_PLACES: usize = if cfg!(loom) { 2 } else { 16 };
+/// Number of places for posted receives.
+pub(crate) const POST_PLACES: usize = if cfg!(loom) { 3 } else { 64 };
 /// Alignment of slot and ring offsets in bytes. The ring of a model has only a few bytes.
 pub(crate) const ALIGN: usize = if cfg!(loom) { 1 } else { LINE };
 
-/// First word of a data file.
-pub(crate) const DATA_MAGIC: u64 = u64::from_le_bytes(*b"btl.shm.");
-/// First word of a claims file.
-pub(crate) const CLAIMS_MAGIC: u64 = u64::from_le_bytes(*b"btl.clm.");
-/// Version of the layout; another one is refused.
-pub(crate) const VERSION: u64 = 2;
+/// Two lines for words that one process writes: processors fetch lines in pairs.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub(crate) struct Apart<T>(pub(crate) T);
 
 /// Identifies the file. Written before another process has it.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct About {
-    pub(crate) magic: AtomicU64,
-    pub(crate) version: AtomicU64,
+    /// As in the owner's address.
     pub(crate) nonce: [AtomicU64; 2],
     /// 1 after the owner has closed. It writes nothing any more, whatever its other words say.
     pub(crate) left: AtomicU64,
@@ -66,6 +60,8 @@ pub(crate) struct PostLine {
     pub(crate) envelope: AtomicU64,
     /// 1 if every tag that is not negative matches.
     pub(crate) any_tag: AtomicU64,
+    /// Rank of the sender, plus one; 0: any.
+    pub(crate) source: AtomicU64,
     /// The owner's name for the receive, returned when it is filled.
     pub(crate) id: AtomicU64,
 }
@@ -74,12 +70,10 @@ pub(crate) struct PostLine {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Common {
-    pub(crate) about: Line<About>,
-    _pair: [u64; 8],
-    pub(crate) sleep: Line<AtomicU64>,
-    _pair2: [u64; 8],
-    pub(crate) posted: Line<AtomicU64>,
-    pub(crate) any: [PostLine; ANY_PLACES],
+    pub(crate) about: Apart<About>,
+    pub(crate) sleep: Apart<AtomicU64>,
+    pub(crate) posted: Apart<AtomicU64>,
+    pub(crate) posts: [PostLine; POST_PLACES],
 }
 
 /// State of the owner as sender to one rank.
@@ -112,15 +106,10 @@ pub(crate) const END_REFUSED: u64 = 3;
 #[derive(Debug)]
 pub(crate) struct PairHead {
     /// Number of messages consumed: their callbacks have returned.
-    pub(crate) consumed: Line<AtomicU64>,
-    _pair: [u64; 8],
-    pub(crate) writing: Line<Writing>,
-    _pair2: [u64; 8],
-    pub(crate) offers: Line<[AtomicU64; PLACES]>,
-    _pair3: [u64; 8],
-    pub(crate) shares: Line<[AtomicU64; PLACES]>,
-    _pair4: [u64; 8],
-    pub(crate) posts: [PostLine; SOURCE_PLACES],
+    pub(crate) consumed: Apart<AtomicU64>,
+    pub(crate) writing: Apart<Writing>,
+    pub(crate) offers: Apart<[AtomicU64; PLACES]>,
+    pub(crate) shares: Apart<[AtomicU64; PLACES]>,
 }
 
 /// One message, or the description of a longer one. `fifo/` defines the words.
@@ -139,14 +128,8 @@ unsafe impl Words for Slot {}
 
 #[cfg(not(loom))]
 const _: () = {
-    assert!(size_of::<Slot>() == LINE);
-    assert!(size_of::<PostLine>() == LINE);
-    assert!(size_of::<Common>() == (5 + ANY_PLACES) * LINE && size_of::<Common>() <= COMMON_BYTES);
-    assert!(size_of::<PairHead>() == (8 + SOURCE_PLACES) * LINE && size_of::<PairHead>() <= PAGE);
-    assert!(
-        core::mem::offset_of!(Common, sleep) == 128 && core::mem::offset_of!(Common, posted) == 256
-    );
-    assert!(core::mem::offset_of!(PairHead, writing) == 128);
+    assert!(size_of::<Slot>() == LINE && size_of::<PostLine>() == LINE);
+    assert!(size_of::<Common>() <= COMMON_BYTES && size_of::<PairHead>() <= PAGE);
 };
 
 /// Alignment of the parts of a file in bytes, on machines of every page size up to 64 KiB.
@@ -160,33 +143,47 @@ const COMMON_BYTES: usize = 2 * PAGE;
 #[cfg(not(loom))]
 const HALF: usize = PAGE / 2;
 
-/// Sizes of a process's files. They must be equal in all processes of a job.
+/// Bytes of body that fit into a chunk with every header. A caller that cuts long messages into
+/// bodies of this length keeps their alignment.
 #[cfg(not(loom))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+const CHUNK: usize = 32 << 10;
+/// Distance of two chunks: the body and, if it is a long one, the header in a line of its own.
+#[cfg(not(loom))]
+pub(crate) const CHUNK_STRIDE: usize = (CHUNK + 2 * LINE).next_multiple_of(PAGE);
+/// Length of the longest message, in bytes.
+#[cfg(not(loom))]
+pub(crate) const LONGEST: usize = CHUNK + btl::MAX_HEADER;
+
+/// Sizes of a process's files. They follow from the number of ranks.
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
-    /// Number of ranks of the job.
-    pub(crate) size: u32,
-    /// Number of slots of a pair, a power of two.
-    pub(crate) slots: u32,
-    /// Bytes of a pair's ring, a power of two.
-    pub(crate) ring: u32,
-    /// Bytes of body that fit into a chunk with every header.
-    pub(crate) chunk: u32,
+    size: usize,
+    /// Number of slots of a pair, a power of two: the messages under way.
+    pub(crate) slots: usize,
+    /// Bytes of a pair's ring for messages of medium length, a power of two.
+    pub(crate) ring: usize,
     /// Number of chunks of the pool.
-    pub(crate) chunks: u32,
+    pub(crate) chunks: usize,
 }
 
 #[cfg(not(loom))]
 impl Layout {
-    /// Returns the distance of two chunks: a chunk holds a message's body and, if it is a long one,
-    /// the header in a line of its own. Whole pages, see [`HALF`].
-    pub(crate) fn chunk_stride(&self) -> usize {
-        (self.chunk as usize + 2 * LINE).next_multiple_of(PAGE)
-    }
-
-    /// Returns the length of the longest message: [`Layout::chunk`] and a header.
-    pub(crate) fn longest(&self) -> usize {
-        self.chunk as usize + btl::MAX_HEADER
+    /// Returns the sizes in a job of this many ranks, at most [`MAX_RANKS`](crate::posted::MAX_RANKS).
+    pub(crate) fn of(size: u32) -> Layout {
+        let size = size as usize;
+        let (slots, ring) = if size > 64 {
+            (64, 16 << 10)
+        } else {
+            (256, 64 << 10)
+        };
+        Layout {
+            size,
+            slots,
+            ring,
+            // Address space only: a chunk becomes memory when it is used.
+            chunks: (size * 64).clamp(128, 512).max(size * 2).min(65_536),
+        }
     }
 
     /// Returns the offset of the chunks.
@@ -194,19 +191,14 @@ impl Layout {
         COMMON_BYTES + HALF
     }
 
-    /// Returns the bytes of all chunks.
-    pub(crate) fn chunks_bytes(&self) -> usize {
-        self.chunks as usize * self.chunk_stride()
-    }
-
     /// Returns the bytes that every peer maps: common words and chunks.
     pub(crate) fn shared_bytes(&self) -> usize {
-        (self.chunks_at() + self.chunks_bytes()).next_multiple_of(page_size())
+        (self.chunks_at() + self.chunks * CHUNK_STRIDE).next_multiple_of(page_size())
     }
 
     /// Returns the bytes of a pair.
     pub(crate) fn pair_bytes(&self) -> usize {
-        (self.ring_at() + self.ring as usize).next_multiple_of(page_size())
+        (self.ring_at() + self.ring).next_multiple_of(page_size())
     }
 
     /// Returns the offset of a rank's pair.
@@ -219,72 +211,21 @@ impl Layout {
 
     /// Returns the offset of the ring in a pair.
     pub(crate) fn ring_at(&self) -> usize {
-        Self::SLOTS_AT + self.slots as usize * LINE + HALF
+        Self::SLOTS_AT + self.slots * LINE + HALF
     }
 
     /// Returns the bytes of a data file.
     pub(crate) fn data_bytes(&self) -> usize {
-        self.pair_at(self.size)
+        self.shared_bytes() + self.pair_bytes() * self.size
     }
 
     /// Returns the bytes of a claims file: one line that identifies it, then the words.
-    pub(crate) fn claims_bytes(&self) -> usize {
-        (LINE + 8 * self.claims()).next_multiple_of(page_size())
-    }
-
-    /// Returns the number of words of a claims file.
-    pub(crate) fn claims(&self) -> usize {
-        ANY_PLACES + SOURCE_PLACES * self.size as usize
+    pub(crate) fn claims_bytes() -> usize {
+        (LINE + 8 * POST_PLACES).next_multiple_of(page_size())
     }
 }
 
 #[cfg(not(loom))]
 fn page_size() -> usize {
     shmem::page_size().max(PAGE)
-}
-
-/// Returns the index of the first claim word of receives from one rank.
-pub(crate) fn claims_of(rank: u32) -> usize {
-    ANY_PLACES + SOURCE_PLACES * rank as usize
-}
-
-#[cfg(all(test, loom))]
-impl Common {
-    pub(crate) fn model(
-        about: Line<About>,
-        sleep: Line<AtomicU64>,
-        posted: Line<AtomicU64>,
-        any: [PostLine; ANY_PLACES],
-    ) -> Self {
-        Common {
-            about,
-            _pair: [0; 8],
-            sleep,
-            _pair2: [0; 8],
-            posted,
-            any,
-        }
-    }
-}
-
-#[cfg(all(test, loom))]
-impl PairHead {
-    pub(crate) fn model(
-        consumed: Line<AtomicU64>,
-        writing: Line<Writing>,
-        posts: [PostLine; SOURCE_PLACES],
-    ) -> Self {
-        let words = || Line(core::array::from_fn(|_| AtomicU64::new(0)));
-        PairHead {
-            consumed,
-            _pair: [0; 8],
-            writing,
-            _pair2: [0; 8],
-            offers: words(),
-            _pair3: [0; 8],
-            shares: words(),
-            _pair4: [0; 8],
-            posts,
-        }
-    }
 }

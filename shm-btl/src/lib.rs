@@ -25,9 +25,8 @@
 //! | `posted.rs` | posted receives that senders fill by themselves (LiMIC, sections 4.3–4.5) |
 //! | `coop.rs` | cooperative copy: both sides copy parts of one long message |
 //! | `distance.rs` | how far away a peer's core is, measured; chooses stores past the caches |
-//! | `topology.rs`, `thresholds.rs` | which CPUs share a cache, and the size from which one copy is faster than two |
+//! | `topology.rs` | which CPUs share a cache, and the size from which one copy is faster than two |
 //! | `address.rs`, `process.rs`, `attach.rs` | what identifies a process, and opening a peer's files through `/proc` |
-//! | `regions.rs` | memory that peers have keys for |
 //! | `cma.rs` | the system calls of cross-memory attach |
 //! | `transport/` | [`ShmBtl`]: peers, messages in and out, one-sided copies, ending a peer |
 //!
@@ -71,10 +70,6 @@ mod config;
 #[cfg(not(loom))]
 mod process;
 #[cfg(not(loom))]
-mod regions;
-#[cfg(not(loom))]
-mod thresholds;
-#[cfg(not(loom))]
 pub mod topology;
 #[cfg(not(loom))]
 mod transport;
@@ -85,7 +80,7 @@ mod model;
 #[cfg(not(loom))]
 pub use config::{Copies, ShmConfig, ShmError};
 #[cfg(not(loom))]
-pub use thresholds::Thresholds;
+pub use topology::Thresholds;
 #[cfg(not(loom))]
 pub use transport::ShmBtl;
 

@@ -16,13 +16,11 @@ use loom::thread;
 
 use crate::coop::{Next, Offer, help};
 use crate::fifo::{Consumer, Found, Producer};
-use crate::layout::{
-    ANY_PLACES, About, Common, PairHead, PostLine, SOURCE_PLACES, Slot, Writing, claims_of,
-};
+use crate::layout::{About, Apart, Common, POST_PLACES, PairHead, PostLine, Slot, Writing};
 use crate::pool::Pool;
 use crate::posted::{PostedQueue, Wanted, claim, confirms, end_copy, envelope};
 use shmem::sync::{AtomicU64, Ordering, fence};
-use shmem::{Bytes, Fence, Line, PeerSleep, Shared, SharedSlice, SleepEpoch};
+use shmem::{Bytes, Fence, PeerSleep, Shared, SharedSlice, SleepEpoch};
 
 /// Runs one model and reports its executions. `preemptions` bounds the switches away from a thread
 /// that could continue.
@@ -46,37 +44,38 @@ fn zero() -> AtomicU64 {
     AtomicU64::new(0)
 }
 
-fn post_line() -> PostLine {
-    PostLine {
-        address: zero(),
-        length: zero(),
-        envelope: zero(),
-        any_tag: zero(),
-        id: zero(),
-    }
-}
-
 fn pair_head() -> Shared<PairHead> {
-    Arc::new(PairHead::model(
-        Line(zero()),
-        Line(Writing {
+    let words = || Apart(std::array::from_fn(|_| zero()));
+    Arc::new(PairHead {
+        consumed: Apart(zero()),
+        writing: Apart(Writing {
             copying: zero(),
             wants_room: zero(),
             end: zero(),
         }),
-        std::array::from_fn::<_, SOURCE_PLACES, _>(|_| post_line()),
-    ))
+        offers: words(),
+        shares: words(),
+    })
 }
 
 fn common() -> Shared<Common> {
-    let about = About {
-        magic: zero(),
-        version: zero(),
-        nonce: [zero(), zero()],
-        left: zero(),
+    let post = |_| PostLine {
+        address: zero(),
+        length: zero(),
+        envelope: zero(),
+        any_tag: zero(),
+        source: zero(),
+        id: zero(),
     };
-    let any = std::array::from_fn::<_, ANY_PLACES, _>(|_| post_line());
-    Arc::new(Common::model(Line(about), Line(zero()), Line(zero()), any))
+    Arc::new(Common {
+        about: Apart(About {
+            nonce: [zero(), zero()],
+            left: zero(),
+        }),
+        sleep: Apart(zero()),
+        posted: Apart(zero()),
+        posts: std::array::from_fn(post),
+    })
 }
 
 fn slots(n: usize) -> SharedSlice<Slot> {
@@ -117,23 +116,29 @@ fn long_queue(count: usize, ring: usize, chunks: usize) -> (Producer, Consumer, 
 fn next(consumer: &mut Consumer) -> (Vec<u8>, Vec<u8>) {
     loop {
         match consumer.poll().expect("an honest sender") {
-            Some(word) => match consumer.take(word).expect("an honest sender") {
-                Found::Message(taken) => {
-                    let message = (taken.header().to_vec(), consumer.body(&taken).to_vec());
+            Some(word) => {
+                if let Some((bytes, header, end)) = consumer.take_short(word) {
                     consumer.done();
-                    return message;
+                    return (bytes[..header].to_vec(), bytes[header..end].to_vec());
                 }
-                Found::Filled { .. } | Found::Help(_) => {
-                    panic!("no receive was posted and nothing is copied")
+                match consumer.take(word).expect("an honest sender") {
+                    Found::Message(taken) => {
+                        let message = (taken.header().to_vec(), consumer.body(&taken).to_vec());
+                        consumer.done();
+                        return message;
+                    }
+                    Found::Filled { .. } | Found::Help(_) => {
+                        panic!("no receive was posted and nothing is copied")
+                    }
                 }
-            },
+            }
             None => thread::yield_now(),
         }
     }
 }
 
 fn free_slot(producer: &mut Producer) {
-    while !producer.slot_free().expect("an honest receiver") {
+    while !producer.has_room(1).expect("an honest receiver") {
         thread::yield_now();
     }
 }
@@ -168,7 +173,7 @@ fn loom_both_slots_of_a_pair_are_there_when_the_first_is() {
             let (mut producer, mut consumer, _) = long_queue(4, 0, 0);
             let sender = thread::spawn(move || {
                 for i in 0..2u8 {
-                    while !producer.two_slots_free().expect("an honest receiver") {
+                    while !producer.has_room(2).expect("an honest receiver") {
                         thread::yield_now();
                     }
                     producer.push_pair(&[i], &[i + 10; 60]);
@@ -226,7 +231,7 @@ fn loom_a_chunk_is_used_again_only_when_it_was_read() {
                 free_slot(&mut producer);
                 loop {
                     producer.refresh().expect("an honest receiver");
-                    while let Some(chunk) = producer.take_back() {
+                    while let Some(chunk) = producer.take_back(false) {
                         pool.give_back(chunk);
                     }
                     if let Some((chunk, bytes)) = pool.take() {
@@ -256,10 +261,10 @@ struct Sides {
 }
 
 impl Sides {
-    fn new(ranks: u32) -> (Sides, PostedQueue) {
+    fn new() -> (Sides, PostedQueue) {
         let sides = Sides {
             common: common(),
-            claims: Arc::new((0..claims_of(ranks)).map(|_| zero()).collect()),
+            claims: Arc::new((0..POST_PLACES).map(|_| zero()).collect()),
         };
         let board = PostedQueue::new(sides.common.clone(), sides.claims.clone());
         (sides, board)
@@ -298,8 +303,8 @@ fn loom_a_receive_is_taken_once_or_withdrawn() {
         "board: two senders and the owner want one receive of any source",
         3,
         || {
-            let (sides, mut board) = Sides::new(3);
-            let id = board.post(&wanted(None, None, 7), None).expect("a place");
+            let (sides, mut board) = Sides::new();
+            let id = board.post(&wanted(None, None, 7)).expect("a place");
             let senders = [1, 2].map(|me| {
                 let sides = sides.clone();
                 thread::spawn(move || {
@@ -325,25 +330,20 @@ fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
         "board: a sender looks while two receives are posted and one is posted again",
         3,
         || {
-            let (sides, mut board) = Sides::new(2);
-            let theirs = pair_head();
-            let (s, words) = (sides.clone(), theirs.clone());
+            let (sides, mut board) = Sides::new();
+            let s = sides.clone();
             let sender = thread::spawn(move || {
-                let mine = pair_head();
-                let first = fill(1, 3, &s, &mine, &words);
+                let (mine, theirs) = (pair_head(), pair_head());
+                let first = fill(1, 3, &s, &mine, &theirs);
                 end_copy(&mine);
-                let second = first.and_then(|_| fill(1, 3, &s, &mine, &words));
+                let second = first.and_then(|_| fill(1, 3, &s, &mine, &theirs));
                 (first, second)
             });
             // The first place is used twice: the second receive there is another one.
-            let id = board
-                .post(&wanted(Some(1), Some(3), 10), Some(&*theirs))
-                .expect("a place");
+            let id = board.post(&wanted(Some(1), Some(3), 10)).expect("a place");
             let back = board.withdraw(id, |_, _| true).expect("it is on the board");
-            board.post(&wanted(None, None, 20), None).expect("a place");
-            board
-                .post(&wanted(Some(1), Some(3), 30), Some(&*theirs))
-                .expect("a place");
+            board.post(&wanted(None, None, 20)).expect("a place");
+            board.post(&wanted(Some(1), Some(3), 30)).expect("a place");
             let (first, second) = sender.join().expect("the sender");
             // A younger receive follows the older ones that stay.
             let order: &[u64] = if back { &[20, 30] } else { &[10, 20, 30] };
@@ -361,10 +361,8 @@ fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
         3,
         || {
             let (mut producer, mut consumer, _) = queue(2, 0);
-            let (sides, mut board) = Sides::new(2);
-            let id = board
-                .post(&wanted(None, Some(3), 5), None)
-                .expect("a place");
+            let (sides, mut board) = Sides::new();
+            let id = board.post(&wanted(None, Some(3), 5)).expect("a place");
             let s = sides.clone();
             let sender = thread::spawn(move || {
                 producer.push_inline(&[1], &[]);
@@ -382,7 +380,7 @@ fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
                     None => thread::yield_now(),
                 }
             };
-            consumer.take(word).expect("an honest sender");
+            consumer.take_short(word).expect("an honest sender");
             assert_eq!(
                 board.withdraw(id, |_, _| true),
                 Some(true),
@@ -401,7 +399,7 @@ fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
 fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
     check("board: seen, then posted", 3, || {
         let (mut producer, mut consumer, _) = queue(2, 0);
-        let (sides, mut board) = Sides::new(2);
+        let (sides, mut board) = Sides::new();
         let s = sides.clone();
         let sender = thread::spawn(move || {
             producer.push_inline(&[1], &[]);
@@ -416,9 +414,7 @@ fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
             }
         });
         next(&mut consumer);
-        board
-            .post(&wanted(None, Some(3), 9), None)
-            .expect("a place");
+        board.post(&wanted(None, Some(3), 9)).expect("a place");
         sender.join().expect("the sender");
     });
 }
@@ -427,8 +423,8 @@ fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
 fn loom_a_report_is_in_the_queue_once_the_claim_is_not_confirmed() {
     check("board: the owner asks whether a claim is real", 3, || {
         let (mut producer, consumer, _) = queue(2, 0);
-        let (sides, mut board) = Sides::new(2);
-        board.post(&wanted(None, None, 5), None).expect("a place");
+        let (sides, mut board) = Sides::new();
+        board.post(&wanted(None, None, 5)).expect("a place");
         let mine = pair_head();
         let words = mine.clone();
         let owner = thread::spawn(move || {
@@ -602,7 +598,7 @@ fn loom_room_wakes_a_waiting_sender() {
             }
         });
         let mut epoch = SleepEpoch::default();
-        if !producer.slot_free().expect("an honest receiver") {
+        if !producer.has_room(1).expect("an honest receiver") {
             producer.set_wants_room(true);
             epoch.sleep(&common.sleep.0);
             fence(Ordering::SeqCst);
@@ -613,7 +609,7 @@ fn loom_room_wakes_a_waiting_sender() {
                 }
             }
             epoch.wake(&common.sleep.0);
-            assert!(producer.slot_free().expect("an honest receiver"));
+            assert!(producer.has_room(1).expect("an honest receiver"));
         }
         receiver.join().expect("the receiver");
     });

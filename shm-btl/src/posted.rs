@@ -15,9 +15,8 @@
 //!     61..42  rank that took it
 //!     41..0   number of the post: how many were posted before (modulo 2^42)
 //! ```
-//! A receiver has places for any source and for each source; a sender sees both kinds and takes the
-//! matching receive with the lowest number, which is the oldest, as MPI's matching requires
-//! (section 4.5).
+//! A sender takes the matching receive with the lowest number, which is the oldest, as MPI's
+//! matching requires (section 4.5).
 //!
 //! # Order of matching
 //! - *No message overtakes an older one.* A sender claims only when the receiver's count of
@@ -41,7 +40,7 @@
 //! the owner's check ([`PostedQueue::lost_claim`]) undoes it. When the rank dies, the owner ends
 //! the receive with an error.
 
-use crate::layout::{ANY_PLACES, Common, END_BROKEN, PairHead, PostLine, SOURCE_PLACES, claims_of};
+use crate::layout::{Common, END_BROKEN, POST_PLACES, PairHead, PostLine};
 use shmem::sync::{AtomicU64, Ordering, fence};
 use shmem::{Shared, SharedSlice};
 
@@ -52,13 +51,11 @@ const TAKEN: u64 = 2 << 62;
 const STATE: u64 = 3 << 62;
 /// Number of ranks that a claim word can name.
 pub(crate) const MAX_RANKS: u32 = 1 << 20;
-/// Maximum number of receives that a process has posted at a time.
-const RECORDS: usize = if cfg!(loom) { 4 } else { 256 };
-/// Bits of a post's id that are the index of its record.
-const RECORD_BITS: u32 = 8;
+/// Bits of a post's id that are its place; the others are its number.
+const PLACE_BITS: u32 = POST_PLACES.next_power_of_two().trailing_zeros();
 
-fn taken_by(rank: u32) -> u64 {
-    TAKEN | u64::from(rank) << NUMBER_BITS
+fn id_of(number: u64, place: usize) -> u64 {
+    number << PLACE_BITS | place as u64
 }
 
 /// A posted receive in the owner's private memory.
@@ -69,7 +66,13 @@ pub(crate) struct Record {
     /// Withdrawing it failed: the owner's program waits for the event.
     promised: bool,
     number: u64,
-    claim: usize,
+    place: usize,
+}
+
+impl Record {
+    fn id(&self) -> u64 {
+        id_of(self.number, self.place)
+    }
 }
 
 /// A receive to post.
@@ -89,10 +92,8 @@ pub(crate) struct PostedQueue {
     common: Shared<Common>,
     claims: SharedSlice<AtomicU64>,
     posted: u64,
-    records: Vec<Option<Record>>,
-    free: Vec<u16>,
-    /// Places that have a record, by claim word.
-    used: Vec<bool>,
+    /// By place.
+    records: [Option<Record>; POST_PLACES],
 }
 
 /// Meaning of a claim word that is not as it was posted.
@@ -101,91 +102,76 @@ enum Claim {
     /// This rank has taken the receive.
     By(u32),
     /// Impossible value. The word is free now; the claimant, if any, is found by its `copying`.
-    Nonsense,
+    Void,
 }
 
 impl PostedQueue {
     /// Returns the end with the process's own words.
     pub(crate) fn new(common: Shared<Common>, claims: SharedSlice<AtomicU64>) -> Self {
         PostedQueue {
-            used: vec![false; claims.len()],
             common,
             claims,
             posted: 0,
-            records: vec![None; RECORDS],
-            free: (0..RECORDS as u16).rev().collect(),
+            records: [None; POST_PLACES],
         }
     }
 
-    /// Posts a receive and returns its id, or `None` if there is no place. `pair` is the process's
-    /// own words for the source, if the receive names one.
-    pub(crate) fn post(&mut self, wanted: &Wanted, pair: Option<&PairHead>) -> Option<u64> {
-        let (lines, first): (&[PostLine], usize) = match (wanted.source, pair) {
-            (Some(rank), Some(pair)) => (&pair.posts, claims_of(rank)),
-            (None, None) => (&self.common.any, 0),
-            _ => return None,
-        };
-        let claims = self.claims.get(first..first + lines.len())?;
-        // A place is free when no record has it; what its word says is not asked.
-        let place = self
-            .used
-            .get(first..first + lines.len())?
-            .iter()
-            .position(|used| !used)?;
-        let record = self.free.pop()?;
+    /// Posts a receive and returns its id, or `None` if there is no place.
+    pub(crate) fn post(&mut self, wanted: &Wanted) -> Option<u64> {
+        // A place is free when it has no record; what its word says is not asked.
+        let place = self.records.iter().position(Option::is_none)?;
         let number = self.posted & NUMBER;
-        let id = number << RECORD_BITS | u64::from(record);
-        let line = &lines[place];
-        line.address.store(wanted.address, Ordering::Relaxed);
-        line.length.store(wanted.length as u64, Ordering::Relaxed);
-        line.envelope.store(
-            envelope(wanted.context, wanted.tag.unwrap_or(0)),
-            Ordering::Relaxed,
-        );
-        line.any_tag
-            .store(u64::from(wanted.tag.is_none()), Ordering::Relaxed);
-        line.id.store(id, Ordering::Relaxed);
+        let id = id_of(number, place);
+        let line = &self.common.posts[place];
+        for (word, value) in [
+            (&line.address, wanted.address),
+            (&line.length, wanted.length as u64),
+            (
+                &line.envelope,
+                envelope(wanted.context, wanted.tag.unwrap_or(0)),
+            ),
+            (&line.any_tag, wanted.tag.is_none().into()),
+            (&line.source, wanted.source.map_or(0, by_source)),
+            (&line.id, id),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
         // SYNC POINT claim: a sender that reads the number reads the descriptor.
-        claims[place].store(POSTED | number, Ordering::Release);
-        self.used[first + place] = true;
+        self.claims[place].store(POSTED | number, Ordering::Release);
         self.posted = self.posted.wrapping_add(1);
         // SYNC POINT posted: a sender that reads the count finds every earlier receive.
         self.common.posted.0.store(self.posted, Ordering::Release);
-        self.records[usize::from(record)] = Some(Record {
+        self.records[place] = Some(Record {
             source: wanted.source,
             token: wanted.token,
             promised: false,
             number,
-            claim: first + place,
+            place,
         });
         Some(id)
     }
 
-    fn index(id: u64) -> usize {
-        (id & ((1 << RECORD_BITS) - 1)) as usize
+    fn place(id: u64) -> usize {
+        (id & ((1 << PLACE_BITS) - 1)) as usize
     }
 
     /// Returns the receive of this id, if it is posted.
-    pub(crate) fn record(&self, id: u64) -> Option<Record> {
-        (*self.records.get(Self::index(id))?).filter(|r| r.number == id >> RECORD_BITS)
+    fn record(&self, id: u64) -> Option<Record> {
+        (*self.records.get(Self::place(id))?).filter(|record| record.id() == id)
     }
 
     /// Returns true if a receive of this id was ever posted.
-    pub(crate) fn was_posted(&self, id: u64) -> bool {
-        let back = self.posted.wrapping_sub(1).wrapping_sub(id >> RECORD_BITS) & NUMBER;
-        Self::index(id) < RECORDS && self.posted > 0 && back <= NUMBER / 2
+    fn was_posted(&self, id: u64) -> bool {
+        let back = self.posted.wrapping_sub(1).wrapping_sub(id >> PLACE_BITS) & NUMBER;
+        Self::place(id) < POST_PLACES && self.posted > 0 && back <= NUMBER / 2
     }
 
     /// Removes a receive, whatever its claim word says.
-    pub(crate) fn remove(&mut self, id: u64) -> Option<Record> {
-        let record = self.record(id)?;
+    fn remove(&mut self, record: Record) -> Record {
         // SYNC POINT claim: after this no swap succeeds any more.
-        self.claims[record.claim].swap(0, Ordering::AcqRel);
-        self.records[Self::index(id)] = None;
-        self.used[record.claim] = false;
-        #[allow(clippy::cast_possible_truncation)] // 8 bits
-        self.free.push(Self::index(id) as u16);
-        Some(record)
+        self.claims[record.place].swap(0, Ordering::AcqRel);
+        self.records[record.place] = None;
+        record
     }
 
     /// Withdraws a receive. Returns `None` for an unknown id, `Some(true)` if the receive is the
@@ -197,10 +183,10 @@ impl PostedQueue {
         confirms: impl Fn(Option<u32>, u64) -> bool,
     ) -> Option<bool> {
         let record = self.record(id)?;
-        let word = &self.claims[record.claim];
+        let posted = POSTED | record.number;
         // SYNC POINT claim
-        let free = match word.compare_exchange(
-            POSTED | record.number,
+        let free = match self.claims[record.place].compare_exchange(
+            posted,
             0,
             Ordering::AcqRel,
             Ordering::Acquire,
@@ -209,12 +195,12 @@ impl PostedQueue {
             Err(found) => match self.judge(&record, found) {
                 // Its `FILLED` may be in the queue already. If it is not, `lost_claim` finds out.
                 Claim::By(_) => false,
-                Claim::Nonsense => !confirms(None, id),
+                Claim::Void => !confirms(None, id),
             },
         };
         if free {
-            self.remove(id);
-        } else if let Some(Some(record)) = self.records.get_mut(Self::index(id)) {
+            self.remove(record);
+        } else if let Some(record) = &mut self.records[record.place] {
             record.promised = true;
         }
         Some(free)
@@ -229,14 +215,14 @@ impl PostedQueue {
         }
         // SYNC POINT claim: a sender that swaps after this fails; one that swapped before shows in
         // its `copying`.
-        self.claims[record.claim].swap(0, Ordering::SeqCst);
-        Claim::Nonsense
+        self.claims[record.place].swap(0, Ordering::SeqCst);
+        Claim::Void
     }
 
     /// Returns the claim on a receive, or `None` if there is none.
     fn claimant(&self, record: &Record) -> Option<Claim> {
         // SYNC POINT claim
-        let word = self.claims[record.claim].load(Ordering::Acquire);
+        let word = self.claims[record.place].load(Ordering::Acquire);
         (word != POSTED | record.number).then(|| self.judge(record, word))
     }
 
@@ -263,15 +249,8 @@ impl PostedQueue {
             Some(Claim::By(other)) if other != by && confirms(Some(other), id) => {
                 Err("it filled a receive that another process has taken")
             }
-            _ => Ok(self.remove(id)),
+            _ => Ok(Some(self.remove(record))),
         }
-    }
-
-    fn ids(&self) -> impl Iterator<Item = (u64, Record)> + '_ {
-        let number = |(index, record): (usize, &Option<Record>)| {
-            record.map(|record| (record.number << RECORD_BITS | index as u64, record))
-        };
-        self.records.iter().enumerate().filter_map(number)
     }
 
     /// Removes and returns a receive that rank `dead` has taken and will not fill. To be called
@@ -281,14 +260,13 @@ impl PostedQueue {
         dead: u32,
         confirmed: impl Fn(u64) -> bool,
     ) -> Option<Record> {
-        let (id, _) = self
-            .ids()
-            .find(|(id, record)| match self.claimant(record) {
-                None => false,
-                Some(Claim::By(by)) => by == dead,
-                Some(Claim::Nonsense) => confirmed(*id),
-            })?;
-        self.remove(id)
+        let taken = |record: &&Record| match self.claimant(record) {
+            None => false,
+            Some(Claim::By(by)) => by == dead,
+            Some(Claim::Void) => confirmed(record.id()),
+        };
+        let record = *self.records.iter().flatten().find(taken)?;
+        Some(self.remove(record))
     }
 
     /// Undoes claims that no rank confirms: posts the receive again or, if the program waits for it
@@ -299,39 +277,40 @@ impl PostedQueue {
         &mut self,
         at_work: impl Fn(Option<u32>, u64) -> bool,
     ) -> Option<Record> {
-        let lost = |(id, record): &(u64, Record)| match self.claimant(record) {
-            None => false,
-            Some(Claim::By(by)) => !at_work(Some(by), *id),
-            Some(Claim::Nonsense) => !at_work(None, *id),
-        };
-        let lost: Vec<(u64, Record)> = self.ids().filter(lost).collect();
-        let mut promised = None;
-        for (id, record) in lost {
-            if record.promised {
-                promised = Some(id);
-            } else {
-                self.claims[record.claim].store(POSTED | record.number, Ordering::Release);
+        for place in 0..POST_PLACES {
+            let Some(record) = self.records[place] else {
+                continue;
+            };
+            let claimant = match self.claimant(&record) {
+                None => continue,
+                Some(Claim::By(by)) => Some(by),
+                Some(Claim::Void) => None,
+            };
+            if at_work(claimant, record.id()) {
+                continue;
             }
+            if record.promised {
+                return Some(self.remove(record));
+            }
+            self.claims[place].store(POSTED | record.number, Ordering::Release);
         }
-        self.remove(promised?)
+        None
     }
 
     /// Removes all receives. Returns the ids of those that senders may still be filling.
     pub(crate) fn clear(&mut self) -> Vec<u64> {
-        let all: Vec<(u64, Record)> = self.ids().collect();
-        let claimed = all.into_iter().filter_map(|(id, record)| {
+        let records = std::mem::replace(&mut self.records, [None; POST_PLACES]);
+        let claimed = |record: &Record| {
             // SYNC POINT claim: after this no swap succeeds any more.
-            let word = self.claims[record.claim].swap(0, Ordering::SeqCst);
-            (word != POSTED | record.number).then_some(id)
-        });
-        let claimed = claimed.collect();
-        self.records.fill(None);
-        claimed
+            let word = self.claims[record.place].swap(0, Ordering::SeqCst);
+            (word != POSTED | record.number).then(|| record.id())
+        };
+        records.iter().flatten().filter_map(claimed).collect()
     }
 
-    /// Returns the number of posted receives.
-    pub(crate) fn len(&self) -> usize {
-        self.records.len() - self.free.len()
+    /// Returns true if no receive is posted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records.iter().all(Option::is_none)
     }
 }
 
@@ -347,12 +326,20 @@ pub(crate) fn open_envelope(word: u64) -> (u32, i32) {
     (context, tag.cast_signed())
 }
 
-fn fits(line: &PostLine, message: u64) -> bool {
+/// Encodes a source, so that 0 means any.
+fn by_source(rank: u32) -> u64 {
+    u64::from(rank) + 1
+}
+
+fn fits(line: &PostLine, me: u32, message: u64) -> bool {
+    let source = line.source.load(Ordering::Relaxed);
     let wanted = line.envelope.load(Ordering::Relaxed);
-    if line.any_tag.load(Ordering::Relaxed) == 0 {
-        return wanted == message;
-    }
-    wanted >> 32 == message >> 32 && open_envelope(message).1 >= 0
+    let envelope = if line.any_tag.load(Ordering::Relaxed) == 0 {
+        wanted == message
+    } else {
+        wanted >> 32 == message >> 32 && open_envelope(message).1 >= 0
+    };
+    envelope && (source == 0 || source == by_source(me))
 }
 
 /// A receive that a sender has claimed, and must fill and report.
@@ -376,30 +363,23 @@ pub(crate) fn claim(
 ) -> Option<Claimed> {
     // SYNC POINT posted
     let posted = common.posted.0.load(Ordering::Acquire);
-    let own = claims_of(me);
-    let places = || {
-        let any = claims.iter().take(ANY_PLACES).zip(&common.any);
-        any.chain(
-            claims
-                .iter()
-                .skip(own)
-                .take(SOURCE_PLACES)
-                .zip(&theirs.posts),
-        )
-    };
     // An honest owner gives each place once at most; a corrupt one must not keep us here.
-    for _ in 0..ANY_PLACES + SOURCE_PLACES {
-        let mut best: Option<(u64, &AtomicU64, &PostLine, u64)> = None;
-        for (claim, line) in places() {
+    for _ in 0..POST_PLACES {
+        let mut best: Option<(usize, u64, u64)> = None;
+        for (place, (claim, line)) in claims.iter().zip(&common.posts).enumerate() {
             // SYNC POINT claim
             let word = claim.load(Ordering::Acquire);
             let age = posted.wrapping_sub(1).wrapping_sub(word) & NUMBER;
             let visible = word & STATE == POSTED && age <= NUMBER / 2;
-            if visible && best.is_none_or(|(_, _, _, oldest)| age > oldest) && fits(line, message) {
-                best = Some((word, claim, line, age));
+            if visible && best.is_none_or(|(_, _, oldest)| age > oldest) && fits(line, me, message)
+            {
+                best = Some((place, word, age));
             }
         }
-        let (word, claim, line, _) = best?;
+        let Some((place, word, _)) = best else {
+            break;
+        };
+        let line = &common.posts[place];
         let claimed = Claimed {
             id: line.id.load(Ordering::Relaxed),
             address: line.address.load(Ordering::Relaxed),
@@ -410,19 +390,18 @@ pub(crate) fn claim(
             .copying
             .store(claimed.id.wrapping_add(1), Ordering::Release);
         if is_revoked(theirs) {
-            end_copy(mine);
-            return None;
+            break;
         }
-        let taken = taken_by(me) | word & NUMBER;
+        let taken = TAKEN | u64::from(me) << NUMBER_BITS | word & NUMBER;
         // SYNC POINT claim
-        if claim
+        if claims[place]
             .compare_exchange(word, taken, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
         {
             return Some(claimed);
         }
-        end_copy(mine);
     }
+    end_copy(mine);
     None
 }
 

@@ -1,5 +1,5 @@
-//! Which CPUs share a cache or a socket, from sysfs, and the relation of two processes by the CPUs
-//! they may run on.
+//! Which CPUs share a cache or a socket, from sysfs, the relation of two processes by the CPUs they
+//! may run on, and the sizes from which one copy is faster than two (hybrid paper, section 4.1).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -30,6 +30,45 @@ impl fmt::Display for Relation {
     }
 }
 
+/// Bytes from which on a message is copied once by the kernel instead of twice through shared
+/// memory. Below, the system call costs more than the second copy.
+///
+/// The defaults lie far above the paper's: a call with its page look-ups costs one to two
+/// microseconds, and its copy reaches half the bandwidth with today's mitigations, while two copies
+/// within a shared cache cost little more than one (docs/performance.md). `esplab tune` measures
+/// the values of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// For CPUs that share a cache (second level or further out).
+    pub shared_cache: usize,
+    /// For CPUs of one socket without a shared cache.
+    pub same_socket: usize,
+    /// For CPUs of two sockets.
+    pub other_socket: usize,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Thresholds {
+            shared_cache: 128 * 1024,
+            same_socket: 32 * 1024,
+            other_socket: 16 * 1024,
+        }
+    }
+}
+
+impl Thresholds {
+    /// Returns the threshold of a relation. An unknown relation counts as one socket.
+    #[must_use]
+    pub fn of(&self, relation: Relation) -> usize {
+        match relation {
+            Relation::SharedCache => self.shared_cache,
+            Relation::SameSocket | Relation::Unknown => self.same_socket,
+            Relation::OtherSocket => self.other_socket,
+        }
+    }
+}
+
 /// CPUs a process may run on.
 pub type CpuSet = BTreeSet<u32>;
 
@@ -40,7 +79,6 @@ pub struct Topology {
 }
 
 /// One CPU: the CPUs that share its largest shared cache, and its socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
 struct Cpu {
     cache: Option<CpuSet>,
     package: Option<i64>,
@@ -58,35 +96,21 @@ impl Default for Topology {
 const MAX_CPU: u32 = 65_535;
 
 impl Topology {
-    /// Returns a reader of `cpuN` folders in `root`.
-    pub fn at(root: impl Into<PathBuf>) -> Self {
-        Topology { root: root.into() }
-    }
-
     /// Returns the worst relation between any CPU of one set and any of the other.
     #[must_use]
     pub fn relation(&self, one: &CpuSet, other: &CpuSet) -> Relation {
-        let all: Vec<Cpu> = one.union(other).map(|cpu| self.cpu(*cpu)).collect();
-        let Some(first) = all.first() else {
-            return Relation::Unknown;
-        };
         if one.is_empty() || other.is_empty() {
             return Relation::Unknown;
         }
-        // One CPU shares everything with itself, whatever the files say.
         let both: CpuSet = one.union(other).copied().collect();
-        if both.len() == 1
-            || first
-                .cache
-                .as_ref()
-                .is_some_and(|cache| both.is_subset(cache))
-        {
-            return Relation::SharedCache;
-        }
-        if all.iter().any(|cpu| cpu.package.is_none()) {
-            return Relation::Unknown;
-        }
-        if all.iter().all(|cpu| cpu.package == first.package) {
+        let all: Vec<Cpu> = both.iter().map(|cpu| self.cpu(*cpu)).collect();
+        let (cache, package) = (&all[0].cache, all[0].package);
+        // One CPU shares everything with itself, whatever the files say.
+        if both.len() == 1 || cache.as_ref().is_some_and(|cache| both.is_subset(cache)) {
+            Relation::SharedCache
+        } else if all.iter().any(|cpu| cpu.package.is_none()) {
+            Relation::Unknown
+        } else if all.iter().all(|cpu| cpu.package == package) {
             Relation::SameSocket
         } else {
             Relation::OtherSocket
@@ -113,12 +137,11 @@ impl Topology {
 
     fn cpu(&self, cpu: u32) -> Cpu {
         let dir = self.root.join(format!("cpu{cpu}"));
-        let package =
-            read(&dir.join("topology/physical_package_id")).and_then(|id| id.parse().ok());
-        // -1: the firmware does not say.
+        let package = read(&dir.join("topology/physical_package_id"));
         Cpu {
             cache: largest_cache(&dir.join("cache"), cpu),
-            package: package.filter(|id| *id >= 0),
+            // -1: the firmware does not say.
+            package: package.and_then(|id| id.parse().ok()).filter(|id| *id >= 0),
         }
     }
 }
@@ -168,17 +191,15 @@ fn parse_list(text: &str) -> Option<CpuSet> {
 /// does not say.
 #[must_use]
 pub fn allowed(pid: Option<u32>) -> CpuSet {
-    let pid = match pid {
-        None => None,
-        Some(pid) => match i32::try_from(pid)
+    let of = pid.map(|pid| {
+        i32::try_from(pid)
             .ok()
             .and_then(rustix::process::Pid::from_raw)
-        {
-            None => return CpuSet::new(),
-            pid => pid,
-        },
-    };
-    let Ok(set) = rustix::thread::sched_getaffinity(pid) else {
+    });
+    if of == Some(None) {
+        return CpuSet::new();
+    }
+    let Ok(set) = rustix::thread::sched_getaffinity(of.flatten()) else {
         return CpuSet::new();
     };
     (0..rustix::thread::CpuSet::MAX_CPU)
@@ -237,8 +258,14 @@ mod tests {
             self
         }
 
+        fn topology(&self) -> Topology {
+            Topology {
+                root: self.0.clone(),
+            }
+        }
+
         fn relation(&self, one: &[u32], other: &[u32]) -> Relation {
-            Topology::at(&self.0).relation(
+            self.topology().relation(
                 &one.iter().copied().collect(),
                 &other.iter().copied().collect(),
             )
@@ -273,7 +300,7 @@ mod tests {
         assert_eq!(fake.relation(&[0], &[2]), Relation::SameSocket);
         assert_eq!(fake.relation(&[0], &[5]), Relation::OtherSocket);
         assert_eq!(fake.relation(&[3], &[3]), Relation::SharedCache);
-        let pairs = Topology::at(&fake.0).pairs(&(0..8).collect());
+        let pairs = fake.topology().pairs(&(0..8).collect());
         assert_eq!(
             pairs,
             [

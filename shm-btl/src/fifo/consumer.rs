@@ -162,47 +162,33 @@ impl Consumer {
         Some((bytes, header, header + body))
     }
 
-    /// Takes the message whose word 0 [`Consumer::poll`] has just returned. Everything in it is
-    /// checked.
+    /// Takes what [`Consumer::take_short`] has left, by the same word 0. Everything in it is checked.
     pub(crate) fn take(&mut self, word: u64) -> Result<Found, Corruption> {
         let (kind, header, body) = open_word0(word);
-        let mut bytes = [0u8; PAIR_BYTES];
-        bytes[..INLINE_BYTES].copy_from_slice(&load_message(self.slot()));
-        self.taken += 1;
-        if kind == PAIR && header <= INLINE_BYTES && header + body <= PAIR_BYTES {
-            bytes[INLINE_BYTES..].copy_from_slice(&self.take_rest()?);
-            return Ok(Found::Message(Taken {
-                bytes,
-                header,
-                body,
-                place: Place::Inline,
-            }));
-        }
-        if kind == INLINE && header + body <= INLINE_BYTES {
-            return Ok(Found::Message(Taken {
-                bytes,
-                header,
-                body,
-                place: Place::Inline,
-            }));
-        }
-        self.take_other(word, kind, (header, body), bytes)
-    }
-
-    fn take_other(
-        &mut self,
-        word: u64,
-        kind: u8,
-        (header, body): (usize, usize),
-        bytes: [u8; PAIR_BYTES],
-    ) -> Result<Found, Corruption> {
         let bad = |what| Err(Corruption { what, value: word });
-        let first = eight(&bytes, 0);
-        let line = header_line(header);
         if header > btl::MAX_HEADER {
             return bad("a header is too long");
         }
+        let mut bytes = [0u8; PAIR_BYTES];
+        bytes[..INLINE_BYTES].copy_from_slice(&load_message(self.slot()));
+        self.taken += 1;
+        let eight = |index: usize| {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(&bytes[index * 8..][..8]);
+            u64::from_ne_bytes(eight)
+        };
+        let first = eight(0);
+        let line = header_line(header);
         let (place, at, whole) = match kind {
+            PAIR if header <= INLINE_BYTES && header + body <= PAIR_BYTES => {
+                bytes[INLINE_BYTES..].copy_from_slice(&self.take_rest()?);
+                return Ok(Found::Message(Taken {
+                    bytes,
+                    header,
+                    body,
+                    place: Place::Inline,
+                }));
+            }
             RING => {
                 let size = self.ring.len();
                 if line + body > size / 2 {
@@ -223,38 +209,28 @@ impl Consumer {
                 if line + body > self.stride {
                     return bad("a message is longer than a chunk");
                 }
-                (
-                    Place::Pool(chunk * self.stride + line),
-                    chunk * self.stride,
-                    &self.pool,
-                )
+                let at = chunk * self.stride;
+                (Place::Pool(at + line), at, &self.pool)
             }
             FILLED => {
                 return Ok(Found::Filled {
                     id: first,
-                    length: eight(&bytes, 1),
-                    envelope: eight(&bytes, 2),
+                    length: eight(1),
+                    envelope: eight(2),
                 });
             }
             HELP => {
                 let Ok(id) = u32::try_from(first) else {
                     return bad("a request for help has no offer");
                 };
-                let (from, to, length) = (eight(&bytes, 1), eight(&bytes, 2), eight(&bytes, 3));
                 return Ok(Found::Help(Help {
                     id,
-                    from,
-                    to,
-                    length,
+                    from: eight(1),
+                    to: eight(2),
+                    length: eight(3),
                 }));
             }
-            _ => return bad("a slot has an unknown kind"),
-        };
-        let mut taken = Taken {
-            bytes: [0; PAIR_BYTES],
-            header,
-            body,
-            place,
+            _ => return bad("a slot has an unknown kind or length"),
         };
         if line > 0 {
             // SAFETY: the message is ours until `done`: an honest sender does not write it, and
@@ -263,11 +239,16 @@ impl Consumer {
                 return bad("a header is outside of the ring or chunk");
             };
             #[allow(clippy::needless_borrow)] // a copy in the models
-            taken.bytes[..header].copy_from_slice(&view);
+            bytes[..header].copy_from_slice(&view);
         } else {
-            taken.bytes[..header].copy_from_slice(&bytes[8..8 + header]);
+            bytes.copy_within(8..8 + header, 0);
         }
-        Ok(Found::Message(taken))
+        Ok(Found::Message(Taken {
+            bytes,
+            header,
+            body,
+            place,
+        }))
     }
 
     /// Returns the body, in place.
@@ -276,7 +257,7 @@ impl Consumer {
         let view = match taken.place {
             #[allow(clippy::useless_conversion)] // a copy in the models
             Place::Inline => return taken.bytes[taken.header..taken.header + taken.body].into(),
-            // SAFETY: as in `take_other`.
+            // SAFETY: as in `take`.
             Place::Ring(at) => unsafe { self.ring.view(at, taken.body) },
             // SAFETY: as above.
             Place::Pool(at) => unsafe { self.pool.view(at, taken.body) },
@@ -303,10 +284,4 @@ impl Consumer {
     pub(crate) fn sender_waits(&self) -> bool {
         self.theirs.writing.0.wants_room.load(Ordering::Relaxed) != 0
     }
-}
-
-fn eight(bytes: &[u8; PAIR_BYTES], index: usize) -> u64 {
-    let mut eight = [0; 8];
-    eight.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
-    u64::from_ne_bytes(eight)
 }

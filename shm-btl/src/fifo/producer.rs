@@ -96,15 +96,16 @@ impl Producer {
     /// Does what [`Producer::refresh`] does, and times one call in eight to learn how far away the
     /// peer is.
     pub(crate) fn refresh_timed(&mut self) -> Result<(), Corruption> {
-        if !self.distance.is_due() {
-            return self.refresh();
-        }
         let mut distance = self.distance;
-        distance.watch(|| {
+        if distance.is_due() {
             let before = self.consumed;
+            distance.time(|| {
+                self.refresh()?;
+                Ok(self.consumed != before)
+            })?;
+        } else {
             self.refresh()?;
-            Ok(self.consumed != before)
-        })?;
+        }
         self.distance = distance;
         Ok(())
     }
@@ -115,34 +116,21 @@ impl Producer {
         &mut self.distance
     }
 
-    /// Returns true if a slot is free.
+    /// Returns true if this many slots are free.
     #[inline]
-    pub(crate) fn slot_free(&mut self) -> Result<bool, Corruption> {
-        if self.sent - self.consumed < self.slots.len() as u64 {
-            return Ok(true);
+    pub(crate) fn has_room(&mut self, slots: usize) -> Result<bool, Corruption> {
+        let all = self.slots.len() as u64;
+        let fits = |this: &Self| this.sent - this.consumed + slots as u64 <= all;
+        if !fits(self) {
+            self.refresh()?;
         }
-        self.refresh()?;
-        Ok(self.sent - self.consumed < self.slots.len() as u64)
+        Ok(fits(self))
     }
 
     /// Returns true if half of the queue is free. Requests that may be left out leave the rest to
     /// messages.
     pub(crate) fn is_half_free(&mut self) -> Result<bool, Corruption> {
-        let free = |this: &Self| (this.sent - this.consumed) * 2 <= this.slots.len() as u64;
-        if !free(self) {
-            self.refresh()?;
-        }
-        Ok(free(self))
-    }
-
-    /// Returns true if two slots are free.
-    #[inline]
-    pub(crate) fn two_slots_free(&mut self) -> Result<bool, Corruption> {
-        let free = |this: &Self| this.sent - this.consumed + 2 <= this.slots.len() as u64;
-        if !free(self) {
-            self.refresh()?;
-        }
-        Ok(free(self))
+        self.has_room(self.slots.len() / 2)
     }
 
     /// Returns true if the peer has consumed every message: their callbacks have returned (see
@@ -158,18 +146,32 @@ impl Producer {
         self.consumed == self.sent
     }
 
-    /// Publishes the next slot, with `first` and `second` one after the other.
+    /// Writes the slot of message `count`, with `first` and `second` one after the other. Word 0 is
+    /// stored in this order.
     #[inline]
-    fn publish(&mut self, kind: u8, (header, body): (usize, usize), first: &[u8], second: &[u8]) {
-        let index = self.index(self.sent);
+    fn write_slot(
+        &mut self,
+        count: u64,
+        (kind, header, body): (u8, usize, usize),
+        (first, second): (&[u8], &[u8]),
+        order: Ordering,
+    ) {
+        let index = self.index(count);
         let slot = &self.slots[index];
         // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped
         // writable.
         unsafe { store_message(slot, first, second) };
-        let word = word0(lap(self.start + self.sent, self.shift), kind, header, body);
-        // SYNC POINT slot
-        slot.0[0].store(word, Ordering::Release);
+        let word = word0(lap(self.start + count, self.shift), kind, header, body);
+        slot.0[0].store(word, order);
         self.ring_ends[index] = self.ring_head;
+    }
+
+    /// Publishes the next slot.
+    #[inline]
+    fn publish(&mut self, kind: u8, (header, body): (usize, usize), first: &[u8], second: &[u8]) {
+        let lengths = (kind, header, body);
+        // SYNC POINT slot
+        self.write_slot(self.sent, lengths, (first, second), Ordering::Release);
         self.sent += 1;
         if !matches!(kind, FILLED | HELP) {
             self.last_message = self.sent;
@@ -180,45 +182,24 @@ impl Producer {
     }
 
     /// Sends a message of at most [`INLINE_BYTES`] bytes. The caller has checked
-    /// [`Producer::slot_free`].
+    /// [`Producer::has_room`].
     #[inline]
     pub(crate) fn push_inline(&mut self, header: &[u8], body: &[u8]) {
         self.publish(INLINE, (header.len(), body.len()), header, body);
     }
 
     /// Sends a message of more than [`INLINE_BYTES`] and at most [`PAIR_BYTES`](super::PAIR_BYTES)
-    /// bytes, whose header fits into one slot. The caller has checked [`Producer::two_slots_free`].
+    /// bytes, whose header fits into one slot. The caller has checked that two slots are free.
     #[inline]
     pub(crate) fn push_pair(&mut self, header: &[u8], body: &[u8]) {
         let (front, rest) =
             body.split_at(INLINE_BYTES.saturating_sub(header.len()).min(body.len()));
-        let second = self.index(self.sent + 1);
-        let slot = &self.slots[second];
-        // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped
-        // writable.
-        unsafe { store_message(slot, rest, &[]) };
         // Relaxed: the receiver reads it after the first slot only.
-        let word = word0(lap(self.start + self.sent + 1, self.shift), REST, 0, 0);
-        slot.0[0].store(word, Ordering::Relaxed);
-        let index = self.index(self.sent);
-        let slot = &self.slots[index];
-        // SAFETY: as above.
-        unsafe { store_message(slot, header, front) };
-        let word = word0(
-            lap(self.start + self.sent, self.shift),
-            PAIR,
-            header.len(),
-            body.len(),
-        );
-        // SYNC POINT slot
-        slot.0[0].store(word, Ordering::Release);
-        self.ring_ends[index] = self.ring_head;
-        self.ring_ends[second] = self.ring_head;
-        self.sent += 2;
+        let next = self.sent + 1;
+        self.write_slot(next, (REST, 0, 0), (rest, &[]), Ordering::Relaxed);
+        self.publish(PAIR, (header.len(), body.len()), header, front);
+        self.sent = next + 1;
         self.last_message = self.sent;
-        if self.wants_room {
-            self.set_wants_room(false);
-        }
     }
 
     /// Publishes a slot whose body is elsewhere.
@@ -243,7 +224,7 @@ impl Producer {
     }
 
     /// Sends a message through the ring; returns false if there is no room. The caller has checked
-    /// [`Producer::slot_free`] and keeps the message shorter than half the ring.
+    /// [`Producer::has_room`] and keeps the message shorter than half the ring.
     pub(crate) fn push_ring(&mut self, header: &[u8], body: &[u8]) -> Result<bool, Corruption> {
         let size = self.ring.len();
         let (begin, end) = place(self.ring_head, header_line(header.len()) + body.len(), size);
@@ -282,47 +263,32 @@ impl Producer {
         self.lent.len()
     }
 
-    /// Returns the next chunk that came back, as of the last [`Producer::refresh`].
-    pub(crate) fn take_back(&mut self) -> Option<u32> {
+    /// Returns the next chunk that came back, as of the last [`Producer::refresh`]. `all`: whether it
+    /// came back or not, because the peer is gone.
+    pub(crate) fn take_back(&mut self, all: bool) -> Option<u32> {
         let (due, chunk) = *self.lent.front()?;
-        if due > self.consumed {
-            return None;
-        }
-        self.lent.pop_front();
-        Some(chunk)
-    }
-
-    /// Returns the next chunk, whether it came back or not: the peer is gone.
-    pub(crate) fn take_all_back(&mut self) -> Option<u32> {
-        self.lent.pop_front().map(|(_, chunk)| chunk)
+        (all || due <= self.consumed).then(|| {
+            self.lent.pop_front();
+            chunk
+        })
     }
 
     /// Reports that the posted receive `id` was filled by a message of `length` bytes. The caller
-    /// has checked [`Producer::slot_free`].
+    /// has checked [`Producer::has_room`].
     pub(crate) fn push_filled(&mut self, id: u64, length: u64, envelope: u64) {
         self.publish_words(FILLED, [id, length, envelope, 0]);
     }
 
     /// Asks the peer to help with copying one of its messages. The caller has checked
-    /// [`Producer::slot_free`].
-    pub(crate) fn push_help(
-        &mut self,
-        Help {
-            id,
-            from,
-            to,
-            length,
-        }: Help,
-    ) {
-        self.publish_words(HELP, [id.into(), from, to, length]);
+    /// [`Producer::has_room`].
+    pub(crate) fn push_help(&mut self, help: Help) {
+        let words = [help.id.into(), help.from, help.to, help.length];
+        self.publish_words(HELP, words);
     }
 
     fn publish_words(&mut self, kind: u8, words: [u64; 4]) {
-        let mut bytes = [0; 32];
-        for (eight, word) in bytes.chunks_exact_mut(8).zip(words) {
-            eight.copy_from_slice(&word.to_ne_bytes());
-        }
-        self.publish(kind, (0, 0), &bytes, &[]);
+        let bytes = words.map(u64::to_ne_bytes);
+        self.publish(kind, (0, 0), bytes.as_flattened(), &[]);
     }
 
     /// Publishes whether this process waits for room.

@@ -1,114 +1,19 @@
-//! [`ShmBtl`] as a [`Btl`], and its extension for posted receives.
+//! [`ShmBtl`] as a [`Btl`].
 
-use std::io::IoSlice;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostId,
-    PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError, Started,
-    Tx, Unreachable, Withdrawn,
-};
+use btl::{Btl, Capabilities, Events, PeerInfo, Rank, Region, RegisterError, Unreachable};
 
 use super::ShmBtl;
 use super::one_sided::key;
 use super::peer::PeerState;
 use crate::layout::END_OPEN;
-use crate::posted::Wanted;
 use shmem::sync::{Ordering, fence};
 
 /// Maximum time that [`Btl::close`] waits for peers that are copying into this process's memory.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
-
-impl Tx for ShmBtl {
-    #[inline]
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
-        self.send_message(peer, header, &btl::contiguous(body))
-    }
-
-    unsafe fn get(
-        &mut self,
-        peer: Rank,
-        local: *mut u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the same promise.
-        unsafe { self.get_now(peer, local, length, (key, offset), token) }
-    }
-
-    unsafe fn put(
-        &mut self,
-        peer: Rank,
-        local: *const u8,
-        length: usize,
-        key: &[u8],
-        offset: usize,
-        _token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the same promise.
-        unsafe { self.put_now(peer, local, length, key, offset) }
-    }
-}
-
-impl PostedReceives for ShmBtl {
-    unsafe fn send_to_posted(
-        &mut self,
-        peer: Rank,
-        envelope: Envelope,
-        local: *const u8,
-        length: usize,
-    ) -> Result<PostedDelivery, SendError> {
-        // SAFETY: the same promise.
-        unsafe { self.send_into_posted(peer, envelope, local, length) }
-    }
-
-    fn withdraw(&mut self, post: PostId) -> Withdrawn {
-        let Some(own) = &mut self.own else {
-            return Withdrawn::Yes;
-        };
-        let peers = &self.peers;
-        match own
-            .posted
-            .withdraw(post.0, |rank, id| Self::confirms(peers, rank, id))
-        {
-            Some(true) | None => Withdrawn::Yes,
-            Some(false) => Withdrawn::Taken,
-        }
-    }
-
-    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        if !self.one_copy {
-            return None;
-        }
-        let own = self.own.as_mut()?;
-        let pair = match receive.source {
-            None => None,
-            Some(rank) => match self.peers.get(rank as usize)? {
-                PeerState::Connected(peer) if peer.ending.is_none() => Some(peer.producer.mine()),
-                _ => return None,
-            },
-        };
-        let wanted = Wanted {
-            source: receive.source,
-            context: receive.context,
-            tag: receive.tag,
-            address: receive.buffer.expose_provenance() as u64,
-            length: receive.length,
-            token: receive.token,
-        };
-        own.posted.post(&wanted, pair).map(PostId)
-    }
-}
-
-impl HeldSends for ShmBtl {}
-
-impl NoticedPuts for ShmBtl {}
-
-impl PendingPeers for ShmBtl {}
 
 impl Btl for ShmBtl {
     fn name(&self) -> &'static str {
@@ -124,12 +29,8 @@ impl Btl for ShmBtl {
             blocking: true,
             detects_death: true,
             // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the
-            // pipe.
-            tick: Some(if self.awaits_stop() {
-                super::LIVENESS_INTERVAL
-            } else {
-                Duration::from_millis(500)
-            }),
+            // pipe, and one that stops writing to this process's memory.
+            tick: Some(2 * super::LIVENESS_INTERVAL),
         }
     }
 
@@ -159,14 +60,16 @@ impl Btl for ShmBtl {
         }
         // Nothing to pin: the kernel looks the pages up with each copy.
         let (address, length) = (memory.expose_provenance() as u64, length as u64);
+        self.last_region += 1;
+        self.regions.insert(self.last_region, (address, length));
         Ok(Region {
-            handle: self.regions.add(address, length),
+            handle: self.last_region,
             key: key(self.nonce[0], address, length),
         })
     }
 
     fn deregister(&mut self, handle: u64) {
-        self.regions.remove(handle);
+        self.regions.remove(&handle);
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -185,7 +88,7 @@ impl Btl for ShmBtl {
     /// that outlives the process.
     fn flush(&mut self) -> bool {
         self.peers.iter_mut().all(|entry| {
-            let PeerState::Connected(peer) = entry else {
+            let PeerState::Added(peer) = entry else {
                 return true;
             };
             // A peer that writes nonsense is not waited for.
@@ -209,7 +112,7 @@ impl Btl for ShmBtl {
         // process has left.
         fence(Ordering::SeqCst);
         let begin = Instant::now();
-        let mut stopped = Self::stop_coop(&mut self.peers, true);
+        let mut stopped = self.stop_coop(true);
         while (!stopped
             || claimed
                 .iter()
@@ -217,17 +120,17 @@ impl Btl for ShmBtl {
             && begin.elapsed() < CLOSE_TIMEOUT
         {
             std::thread::yield_now();
-            stopped = Self::stop_coop(&mut self.peers, false);
+            stopped = self.stop_coop(false);
         }
         self.inbound.clear();
         self.closing.clear();
         for mut entry in mem::take(&mut self.peers) {
-            if let PeerState::Connected(peer) = &mut entry {
+            if let PeerState::Added(peer) = &mut entry {
                 peer.ring();
             }
         }
         self.live = 0;
-        self.coop = 0;
-        self.helping = 0;
+        self.gets.clear();
+        self.helping.clear();
     }
 }

@@ -7,8 +7,8 @@ use super::peer::{Peer, PeerState};
 use crate::cma::{self, CmaError};
 use crate::coop::{MOST, Next, Offer, PLACES, help, place};
 use crate::fifo::Help;
-use crate::layout::{PUTTING, PairHead};
-use shmem::sync::Ordering;
+use crate::layout::PUTTING;
+use shmem::sync::{AtomicU64, Ordering};
 
 /// Length from which help is asked for: a shorter message is copied before the other side has
 /// begun.
@@ -45,8 +45,9 @@ fn part(index: u32, chunk: usize, length: usize) -> (usize, usize) {
 /// A `get` that the peer may help with.
 #[derive(Debug)]
 pub(super) struct CoopGet {
+    pub(super) rank: Rank,
+    pub(super) token: u64,
     offer: Offer,
-    token: u64,
     /// Address of the memory here, lent until completion.
     to: usize,
     from: u64,
@@ -56,57 +57,60 @@ pub(super) struct CoopGet {
     again: Option<u32>,
     /// The copy failed; no further chunk is copied.
     failed: Option<CmaError>,
+    /// Result, if it is complete.
+    over: Option<Result<(), CmaError>>,
 }
 
 /// A message of this process that a peer copies with its help.
 #[derive(Debug)]
-struct Helping {
+pub(super) struct Helping {
+    pub(super) rank: Rank,
     asked: Help,
+    /// Number of chunks done.
     done: u32,
 }
 
-/// Cooperative copies with one peer.
-#[derive(Debug, Default)]
-pub(super) struct CoopGets {
-    last: u32,
-    pub(super) open: Vec<CoopGet>,
-    /// Complete, and not reported yet.
-    over: Vec<(u64, Result<(), CmaError>)>,
-    /// Messages of this process that the peer copies; one for each place.
-    helping: Vec<Helping>,
-}
-
 impl CoopGet {
-    /// Copies until the sender has the rest. Returns the result if all is complete.
-    fn advance(&mut self, peer: &Peer) -> Result<Option<Result<(), CmaError>>, crate::Corruption> {
+    /// Returns the word of the offer, and the sender's.
+    fn words<'a>(&self, peer: &'a Peer) -> (&'a AtomicU64, &'a AtomicU64) {
         let at = place(self.offer.id());
-        let (mine, theirs) = (
-            &peer.producer.mine().offers.0[at],
-            &peer.producer.theirs().shares.0[at],
-        );
-        loop {
+        let producer = &peer.producer;
+        (
+            &producer.mine().offers.0[at],
+            &producer.theirs().shares.0[at],
+        )
+    }
+
+    /// Copies until the sender has the rest or all is complete.
+    fn advance(&mut self, peer: &Peer) -> Result<(), crate::Corruption> {
+        let (mine, theirs) = self.words(peer);
+        while self.over.is_none() {
             if let Some(error) = self.failed {
-                return Ok(self.offer.stopped(theirs).then_some(Err(error)));
+                self.over = self.offer.stopped(theirs).then_some(Err(error));
+                break;
             }
             let next = match self.again.take() {
                 Some(chunk) => Next::Copy(chunk),
                 None => self.offer.next(mine, theirs)?,
             };
             let chunk = match next {
-                Next::Over => return Ok(Some(Ok(()))),
-                Next::Wait => return Ok(None),
+                Next::Over => {
+                    self.over = Some(Ok(()));
+                    break;
+                }
+                Next::Wait => break,
                 Next::Copy(chunk) => chunk,
             };
             let (offset, length) = part(chunk, self.chunk, self.length);
             let to = core::ptr::with_exposed_provenance_mut::<u8>(self.to.wrapping_add(offset));
+            let from = self.from.wrapping_add(offset as u64);
             // SAFETY: inside the memory of the `get`, which is ours until completion; that is when
             // no side copies any more.
-            match unsafe { cma::read(peer.pid, to, self.from.wrapping_add(offset as u64), length) }
-            {
+            match unsafe { cma::read(peer.pid, to, from, length) } {
                 Ok(()) => {}
                 Err(CmaError::Other(libc::ENOMEM | libc::EAGAIN)) => {
                     self.again = Some(chunk);
-                    return Ok(None);
+                    break;
                 }
                 Err(error) => {
                     self.failed = Some(error);
@@ -114,47 +118,19 @@ impl CoopGet {
                 }
             }
         }
-    }
-
-    /// Returns true if only the sender can continue; it wakes this process then.
-    fn waits(&self, theirs: &PairHead) -> bool {
-        let word = &theirs.shares.0[place(self.offer.id())];
-        match (self.again, self.failed) {
-            (Some(_), None) => false,
-            (_, Some(_)) => !self.offer.stopped(word),
-            (None, None) => self.offer.waits(word),
-        }
+        Ok(())
     }
 
     /// Forbids both sides to copy further chunks.
-    pub(super) fn stop(&mut self, mine: &PairHead) {
-        self.offer.stop(&mine.offers.0[place(self.offer.id())]);
+    pub(super) fn stop(&mut self, peer: &Peer) {
+        let (mine, _) = self.words(peer);
+        self.offer.stop(mine);
     }
 
-    /// Returns true if the sender writes nothing more, after [`CoopGet::stop`].
-    pub(super) fn is_stopped(&self, theirs: &PairHead) -> bool {
-        self.offer.stopped(&theirs.shares.0[place(self.offer.id())])
-    }
-}
-
-impl Peer {
-    /// Advances all open copies as far as possible now.
-    fn advance_coop(&mut self) -> Result<(), crate::Corruption> {
-        let mut open = std::mem::take(&mut self.coop.open);
-        let mut result = Ok(());
-        open.retain_mut(|shared| match shared.advance(self) {
-            Ok(None) => true,
-            Ok(Some(ended)) => {
-                self.coop.over.push((shared.token, ended));
-                false
-            }
-            Err(corruption) => {
-                result = Err(corruption);
-                true
-            }
-        });
-        self.coop.open = open;
-        result
+    /// Returns true if the sender writes nothing more: it has completed, or after
+    /// [`CoopGet::stop`].
+    pub(super) fn is_stopped(&self, peer: &Peer) -> bool {
+        self.over.is_some() || self.offer.stopped(self.words(peer).1)
     }
 }
 
@@ -169,7 +145,7 @@ pub(super) enum CoopStart {
 
 impl ShmBtl {
     /// Starts to copy, and asks the peer to help. The memory at `to` is lent until completion.
-    pub(super) fn share(
+    pub(super) fn start_coop(
         &mut self,
         rank: Rank,
         to: *mut u8,
@@ -177,24 +153,42 @@ impl ShmBtl {
         length: usize,
         token: u64,
     ) -> CoopStart {
-        let Some((chunk, chunks)) =
-            cut(length).filter(|_| length >= FROM && rank != self.config.rank)
-        else {
+        let wanted = length >= FROM && rank != self.config.rank;
+        let Some((chunk, chunks)) = cut(length).filter(|_| wanted) else {
             return CoopStart::Alone;
         };
+        // Gets that completed meanwhile make room, although they are reported later.
+        self.advance_gets();
+        let Some(peer) = self.added(rank) else {
+            return CoopStart::Alone;
+        };
+        let id = peer.last_offer.wrapping_add(1);
+        let in_place = |get: &CoopGet| {
+            get.rank == rank && get.over.is_none() && place(get.offer.id()) == place(id)
+        };
+        if self.gets.iter().any(in_place) {
+            return CoopStart::Alone;
+        }
         let Ok((_, peer)) = self.peer(rank) else {
             return CoopStart::Alone;
         };
-        // Receives that completed meanwhile make room, although they are reported later.
-        let mut result = peer.advance_coop();
-        let id = peer.coop.last.wrapping_add(1);
-        let taken = |open: &CoopGet| place(open.offer.id()) == place(id);
-        if peer.coop.open.iter().any(taken) || !matches!(peer.producer.is_half_free(), Ok(true)) {
+        if !matches!(peer.producer.is_half_free(), Ok(true)) {
             return CoopStart::Alone;
         }
-        peer.coop.last = id;
-        let offer = Offer::open(&peer.producer.mine().offers.0[place(id)], id, chunks);
+        peer.last_offer = id;
         let to = to.expose_provenance();
+        let mut get = CoopGet {
+            rank,
+            token,
+            offer: Offer::open(&peer.producer.mine().offers.0[place(id)], id, chunks),
+            to,
+            from,
+            length,
+            chunk,
+            again: None,
+            failed: None,
+            over: None,
+        };
         // The peer is not woken for that: while it sleeps, this side copies all.
         peer.producer.push_help(Help {
             id,
@@ -202,199 +196,160 @@ impl ShmBtl {
             to: to as u64,
             length: length as u64,
         });
-        let mut shared = CoopGet {
-            offer,
-            token,
-            to,
-            from,
-            length,
-            chunk,
-            again: None,
-            failed: None,
-        };
-        if result.is_ok() {
-            match shared.advance(peer) {
-                Ok(Some(result)) => return CoopStart::Over(result),
-                Ok(None) => {}
-                Err(corruption) => result = Err(corruption),
-            }
+        let advanced = get.advance(peer);
+        if let Some(result) = get.over {
+            return CoopStart::Over(result);
         }
-        peer.coop.open.push(shared);
-        self.coop += 1;
-        if let Err(corruption) = result {
-            // All of them end with the peer.
+        self.gets.push(get);
+        if let Err(corruption) = advanced {
+            // It ends with the peer.
             self.broke(rank, corruption);
         }
         CoopStart::Pending
     }
 
+    /// Advances all open copies as far as possible now.
+    fn advance_gets(&mut self) {
+        let mut gets = std::mem::take(&mut self.gets);
+        for get in &mut gets {
+            // Those of a peer that has ended are completed by its end.
+            if let Ok((_, peer)) = self.peer(get.rank)
+                && let Err(corruption) = get.advance(peer)
+            {
+                self.broke(get.rank, corruption);
+            }
+        }
+        self.gets = gets;
+    }
+
     /// Advances open copies, and reports the complete ones.
-    pub(super) fn advance_coop(&mut self, events: &mut dyn Events) -> usize {
+    pub(super) fn report_gets(&mut self, events: &mut dyn Events) -> usize {
+        self.advance_gets();
         let mut count = 0;
-        for rank in 0..self.config.size {
-            let Some(PeerState::Connected(peer)) = self.peers.get_mut(rank as usize) else {
-                continue;
-            };
-            if peer.ending.is_some() {
-                continue;
-            }
-            let result = peer.advance_coop();
-            let over = std::mem::take(&mut peer.coop.over);
-            if let Err(corruption) = result {
-                self.broke(rank, corruption);
-            }
-            self.coop -= over.len();
-            count += over.len();
-            for (token, result) in over {
-                let result = result.map_err(|error| match error {
-                    // The peer is no worse for that.
-                    CmaError::Refused(_) => {
-                        PeerError::Lost(format!("cross-memory attach: {error}"))
-                    }
-                    error => self.copy_failed(rank, error),
-                });
-                events.completed(self, token, result);
-            }
+        while let Some(at) = self.gets.iter().position(|get| get.over.is_some()) {
+            let get = self.gets.remove(at);
+            let result = get.over.unwrap_or(Ok(())).map_err(|error| match error {
+                // The peer is no worse for that.
+                CmaError::Refused(_) => PeerError::Lost(format!("cross-memory attach: {error}")),
+                error => self.copy_failed(get.rank, error),
+            });
+            events.completed(self, get.token, result);
+            count += 1;
         }
         count
     }
 
-    /// Returns the tokens of the copies that an ended peer leaves open, and the number of messages
-    /// that it copied with help.
-    pub(super) fn end_coop(peer: &mut Peer) -> (Vec<u64>, usize) {
-        let CoopGets {
-            open,
-            over,
-            helping,
-            ..
-        } = std::mem::take(&mut peer.coop);
-        let tokens = open
-            .into_iter()
-            .map(|shared| shared.token)
-            .chain(over.into_iter().map(|(token, _)| token));
-        (tokens.collect(), helping.len())
+    /// Returns true if only the sender can continue this copy; it wakes this process then.
+    pub(super) fn waits(&self, get: &CoopGet) -> bool {
+        let Some(peer) = self.added(get.rank) else {
+            return true;
+        };
+        let (_, theirs) = get.words(peer);
+        get.over.is_none()
+            && match (get.again, get.failed) {
+                (Some(_), None) => false,
+                (_, Some(_)) => !get.offer.stopped(theirs),
+                (None, None) => get.offer.waits(theirs),
+            }
     }
 
     /// Handles a request for help with one of our messages. Returns true if there was something to
     /// do.
     pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> bool {
-        let Ok((_, peer)) = self.peer(rank) else {
-            return false;
-        };
         // The next request in this place means that the previous copy is complete.
-        let before = peer.coop.helping.len();
-        peer.coop
-            .helping
-            .retain(|helping| place(helping.asked.id) != place(asked.id));
-        self.helping -= before - peer.coop.helping.len();
-        let Some(done) = self.help_on(rank, &asked, 0) else {
-            return false;
-        };
-        if let (done, true) = done
-            && let Ok((_, peer)) = self.peer(rank)
-        {
-            peer.coop.helping.push(Helping { asked, done });
-            self.helping += 1;
-        }
-        done != (0, false)
+        self.helping
+            .retain(|old| old.rank != rank || place(old.asked.id) != place(asked.id));
+        let done = 0;
+        self.help_on(Helping { rank, asked, done })
     }
 
-    /// Continues one copy of each peer: bounded work in each call.
+    /// Continues one copy: bounded work in each call.
     pub(super) fn help_more(&mut self) -> usize {
-        let mut count = 0;
-        for rank in 0..self.config.size {
-            let Some(PeerState::Connected(peer)) = self.peers.get_mut(rank as usize) else {
-                continue;
-            };
-            if peer.coop.helping.is_empty() {
-                continue;
-            }
-            let Helping { asked, done } = peer.coop.helping.remove(0);
-            self.helping -= 1;
-            count += 1;
-            if let Some((done, true)) = self.help_on(rank, &asked, done)
-                && let Ok((_, peer)) = self.peer(rank)
-            {
-                peer.coop.helping.push(Helping { asked, done });
-                self.helping += 1;
-            }
+        let Some(next) = self.helping.pop_front() else {
+            return 0;
+        };
+        self.help_on(next);
+        1
+    }
+
+    /// Copies some chunks, and keeps the request if there may be more to do. Returns true if there
+    /// was something to do.
+    fn help_on(&mut self, mut helping: Helping) -> bool {
+        let before = helping.done;
+        let Some((done, more)) = self.copy_for(&helping) else {
+            return false;
+        };
+        helping.done = done;
+        if more {
+            self.helping.push_back(helping);
         }
-        count
+        more || done > before
     }
 
     /// Copies some chunks. Returns the number done and whether there may be more, or `None` for an
     /// invalid request.
-    fn help_on(&mut self, rank: Rank, asked: &Help, done: u32) -> Option<(u32, bool)> {
+    fn copy_for(&mut self, helping: &Helping) -> Option<(u32, bool)> {
+        let (rank, asked) = (helping.rank, &helping.asked);
         let length = usize::try_from(asked.length).ok()?;
+        let from = usize::try_from(asked.from).ok()?;
+        let end = asked.from.checked_add(asked.length)?;
         // An unregistered receive is complete or belongs to another peer.
-        if length == 0
-            || !self.regions.holds(asked.from, asked.length)
-            || self.still_itself(rank).is_err()
-        {
+        let holds = |(address, size): &(u64, u64)| {
+            *address <= asked.from && address.checked_add(*size).is_some_and(|limit| end <= limit)
+        };
+        if length == 0 || !self.regions.values().any(holds) || self.still_itself(rank).is_err() {
             return None;
         }
         let ((chunk, chunks), (_, peer)) = (cut(length)?, self.peer(rank).ok()?);
         if !peer.one_sided {
             return None;
         }
-        let at = place(asked.id);
+        let (at, pid) = (place(asked.id), peer.pid);
         let (mine, theirs) = (
             &peer.producer.mine().shares.0[at],
             &peer.producer.theirs().offers.0[at],
         );
-        let pid = peer.pid;
         let most = u32::try_from(AT_ONCE / chunk).unwrap_or(1).max(1);
-        let helped = help((asked.id, chunks), (done, most), mine, theirs, |index| {
+        let offer = (asked.id, chunks);
+        let helped = help(offer, (helping.done, most), mine, theirs, |index| {
             let (offset, length) = part(index, chunk, length);
             let Some(to) = asked.to.checked_add(offset as u64) else {
                 return false;
             };
-            let Some(from) = usize::try_from(asked.from)
-                .ok()
-                .and_then(|from| from.checked_add(offset))
-            else {
-                return false;
-            };
-            // SAFETY: inside a region that is registered (checked_at up above), so readable until
-            // it is deregistered, which cannot be during this call. The other address is the peer's
-            // own matter: the kernel checks it.
-            unsafe { cma::write(pid, core::ptr::with_exposed_provenance(from), to, length) }.is_ok()
+            let from = core::ptr::with_exposed_provenance(from + offset);
+            // SAFETY: inside a region that is registered, as checked, so readable until it is
+            // deregistered, which cannot be during this call. The other address is the peer's own
+            // matter: the kernel checks it.
+            unsafe { cma::write(pid, from, to, length) }.is_ok()
         });
         // It may have gone to sleep over the last chunk.
         peer.ring();
         Some(helped)
     }
 
-    /// Returns true if there is something to copy or to report, so that the process must not sleep.
-    pub(super) fn has_coop_work(&self) -> bool {
-        let busy = |entry: &PeerState| {
-            let PeerState::Connected(peer) = entry else {
-                return false;
-            };
-            let theirs = peer.producer.theirs();
-            !peer.coop.over.is_empty() || peer.coop.open.iter().any(|shared| !shared.waits(theirs))
-        };
-        self.helping != 0 || self.coop != 0 && self.peers.iter().any(busy)
-    }
-
     /// Returns true if no peer writes into this process's memory any more, before closing. The
     /// first call forbids further copies.
-    pub(super) fn stop_coop(peers: &mut [PeerState], first: bool) -> bool {
+    pub(super) fn stop_coop(&mut self, first: bool) -> bool {
+        let mut gets = std::mem::take(&mut self.gets);
         let mut stopped = true;
-        for entry in peers {
-            let (PeerState::Connected(peer) | PeerState::Closing(peer)) = entry else {
+        for get in &mut gets {
+            let Some(peer) = self.added(get.rank) else {
                 continue;
             };
-            let (mine, theirs) = (peer.producer.mine(), peer.producer.theirs());
-            for shared in &mut peer.coop.open {
-                if first {
-                    shared.stop(mine);
-                }
-                stopped &= peer.ending.is_some() && !peer.closed_here || shared.is_stopped(theirs);
+            if first {
+                get.stop(peer);
             }
-            stopped &= theirs.writing.0.copying.load(Ordering::Acquire) != PUTTING;
+            stopped &= peer.ending.is_some() && !peer.closed_here || get.is_stopped(peer);
         }
-        stopped
+        self.gets = gets;
+        let puts = |entry: &PeerState| {
+            let PeerState::Added(peer) = entry else {
+                return false;
+            };
+            let copying = &peer.producer.theirs().writing.0.copying;
+            copying.load(Ordering::Acquire) == PUTTING
+        };
+        stopped && !self.peers.iter().any(puts)
     }
 }
 

@@ -5,12 +5,16 @@ use std::mem;
 use btl::{Envelope, Events, PeerError, Rank};
 use rustix::event::epoll;
 
+use super::one_sided::BROKEN;
 use super::peer::{Inbound, PeerState};
-use super::{BATCH, BUSY_GAP, LIVENESS_INTERVAL, PIPE, ShmBtl, coarse_now};
+use super::{BATCH, LIVENESS_INTERVAL, PIPE, ShmBtl, coarse_now};
 use crate::fifo::Found;
 use crate::layout::{END_BROKEN, END_REFUSED};
 use crate::posted::open_envelope;
 use shmem::sync::Ordering;
+
+/// Envelope of a receive that failed.
+pub(super) const NO_ENVELOPE: Envelope = Envelope { context: 0, tag: 0 };
 
 impl ShmBtl {
     pub(super) fn deliver(&mut self, events: &mut dyn Events) -> usize {
@@ -19,20 +23,16 @@ impl ShmBtl {
             Some(own) if own.sleep.is_asleep() => self.wake_up(),
             Some(_) => {}
         }
-        let mut done = if self.helping != 0 {
-            self.help_more()
-        } else {
-            0
-        };
+        let mut done = self.help_more();
         let busy = self
             .inbound
             .iter()
             .position(|from| !matches!(from.consumer.poll(), Ok(None)));
         done += busy.map_or(0, |first| self.deliver_from(first, events));
-        if self.coop != 0 {
-            done += self.advance_coop(events);
+        if !self.gets.is_empty() {
+            done += self.report_gets(events);
         }
-        if self.check_now || self.clock_is_due(done) && self.check_is_due() {
+        if self.check_now || self.check_is_due(done) {
             done += self.check_peers(events);
         }
         done
@@ -57,29 +57,16 @@ impl ShmBtl {
         done
     }
 
-    /// Returns true if the clock should be read: that costs as much as polling a few peers. A
-    /// program that calls without pause reads it in each eighth call, one that does something else
-    /// between in each call.
+    /// Reads the clock in every eighth call without an event and every 64th other one, for that
+    /// costs as much as polling a few peers. Returns true if peers should be checked.
     #[inline]
-    fn clock_is_due(&mut self, done: usize) -> bool {
+    fn check_is_due(&mut self, done: usize) -> bool {
         self.calls += if done == 0 { 8 } else { 1 };
-        let due = self.calls >= self.calls_between;
-        if due {
-            self.calls = 0;
+        if self.calls < 64 {
+            return false;
         }
-        due
-    }
-
-    #[inline]
-    fn check_is_due(&mut self) -> bool {
-        let now = coarse_now();
-        self.calls_between = if now.saturating_sub(self.read_clock) < BUSY_GAP {
-            64
-        } else {
-            1
-        };
-        self.read_clock = now;
-        now.saturating_sub(self.checked_at) >= LIVENESS_INTERVAL
+        self.calls = 0;
+        coarse_now().saturating_sub(self.checked_at) >= LIVENESS_INTERVAL
     }
 
     /// Delivers some messages of one peer, starting with `word`.
@@ -146,14 +133,16 @@ impl ShmBtl {
         }
         from.fence.execute();
         if from.consumer.sender_waits()
-            && let Some(PeerState::Connected(peer)) = self.peers.get_mut(from.rank as usize)
+            && let Some(peer) = self.added_mut(from.rank)
         {
             peer.ring();
         }
     }
 
     fn broken(&self, rank: Rank) -> bool {
-        matches!(self.peers.get(rank as usize), Some(PeerState::Connected(peer)) if peer.closed_here || matches!(peer.ending, Some(PeerError::Violation(_))))
+        self.added(rank).is_some_and(|peer| {
+            peer.closed_here || matches!(peer.ending, Some(PeerError::Violation(_)))
+        })
     }
 
     fn receive_filled(
@@ -165,21 +154,13 @@ impl ShmBtl {
         events: &mut dyn Events,
     ) {
         let Some(own) = &mut self.own else { return };
-        let peers = &self.peers;
-        match own
-            .posted
-            .filled(id, rank, |rank, id| Self::confirms(peers, rank, id))
-        {
+        let confirms = |rank, id| Self::confirms(&self.peers, rank, id);
+        match own.posted.filled(id, rank, confirms) {
             Ok(Some(record)) => {
                 let (context, tag) = open_envelope(envelope);
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
-                events.received(
-                    self,
-                    record.token,
-                    rank,
-                    Envelope { context, tag },
-                    Ok(length),
-                );
+                let envelope = Envelope { context, tag };
+                events.received(self, record.token, rank, envelope, Ok(length));
             }
             Ok(None) => {}
             Err(what) => {
@@ -196,19 +177,16 @@ impl ShmBtl {
         self.poll_wait_set();
         let mut over = Vec::new();
         for (index, from) in self.inbound.iter().enumerate() {
-            let Some(PeerState::Connected(peer)) = self.peers.get_mut(from.rank as usize) else {
+            let Some(PeerState::Added(peer)) = self.peers.get_mut(from.rank as usize) else {
                 continue;
             };
-            if peer.common.about.0.left.load(Ordering::Acquire) != 0 {
-                // Said before it ended; what it sent before is there.
+            if peer.has_left() {
                 if matches!(peer.ending, None | Some(PeerError::Died)) {
                     peer.ending = Some(PeerError::Left);
                 }
             } else if peer.ending.is_none() {
                 let lost = match peer.producer.theirs().writing.0.end.load(Ordering::Acquire) {
-                    END_BROKEN => {
-                        Some("it ended the connection because of what this process wrote")
-                    }
+                    END_BROKEN => Some(BROKEN),
                     END_REFUSED => Some(
                         "it cannot reach this process's memory, though this process reached its memory",
                     ),
@@ -216,15 +194,15 @@ impl ShmBtl {
                 };
                 peer.ending = lost.map(|why| PeerError::Lost(why.into()));
             }
-            match &peer.ending {
-                None => {}
-                Some(_) if peer.closed_here => over.push(index),
-                Some(PeerError::Violation(_)) => over.push(index),
-                Some(_) => match from.consumer.poll() {
-                    // Everything that it had sent is delivered first.
-                    Ok(Some(_)) => self.check_now = true,
-                    Ok(None) | Err(_) => over.push(index),
-                },
+            let at_once = peer.closed_here || matches!(peer.ending, Some(PeerError::Violation(_)));
+            if peer.ending.is_none() {
+                continue;
+            }
+            // Everything that it had sent is delivered first.
+            if !at_once && matches!(from.consumer.poll(), Ok(Some(_))) {
+                self.check_now = true;
+            } else {
+                over.push(index);
             }
         }
         for index in over.into_iter().rev() {
@@ -238,17 +216,9 @@ impl ShmBtl {
     fn poll_wait_set(&mut self) {
         let Some(own) = &self.own else { return };
         let mut found = Vec::with_capacity(16);
-        let now = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        if epoll::wait(
-            &own.epoll,
-            rustix::buffer::spare_capacity(&mut found),
-            Some(&now),
-        )
-        .is_err()
-        {
+        let room = rustix::buffer::spare_capacity(&mut found);
+        let now = rustix::event::Timespec::default();
+        if epoll::wait(&own.epoll, room, Some(&now)).is_err() {
             return;
         }
         for event in found {
@@ -262,7 +232,7 @@ impl ShmBtl {
     /// Ends receives whose claim no rank confirms, see `posted.rs`.
     fn end_lost_claims(&mut self, events: &mut dyn Events) -> usize {
         let mut ended = 0;
-        while let Some(own) = self.own.as_mut().filter(|own| own.posted.len() > 0) {
+        while let Some(own) = self.own.as_mut().filter(|own| !own.posted.is_empty()) {
             let (peers, inbound) = (&self.peers, &self.inbound);
             let at_work = |rank: Option<Rank>, id| {
                 let stands = Self::confirms(peers, rank, id);
@@ -278,13 +248,7 @@ impl ShmBtl {
             };
             let rank = record.source.unwrap_or(self.config.rank);
             let error = PeerError::Violation("a receive was claimed and is not filled".into());
-            events.received(
-                self,
-                record.token,
-                rank,
-                Envelope { context: 0, tag: 0 },
-                Err(error),
-            );
+            events.received(self, record.token, rank, NO_ENVELOPE, Err(error));
             ended += 1;
         }
         ended
@@ -302,7 +266,7 @@ impl ShmBtl {
     }
 
     pub(super) fn arm_wait(&mut self) -> bool {
-        if self.check_now || self.helping != 0 {
+        if self.check_now || !self.helping.is_empty() {
             return false;
         }
         let Some(own) = &mut self.own else {
@@ -310,13 +274,13 @@ impl ShmBtl {
         };
         own.sleep.sleep(&own.common.sleep.0);
         shmem::global_fence();
-        let granted = |entry: &PeerState| matches!(entry, PeerState::Connected(peer) if peer.producer.has_room_now());
+        let has_room = |entry: &PeerState| matches!(entry, PeerState::Added(peer) if !peer.closing && peer.producer.has_room_now());
         let something = self
             .inbound
             .iter()
             .any(|from| !matches!(from.consumer.poll(), Ok(None)))
-            || self.peers.iter().any(granted)
-            || self.has_coop_work();
+            || self.peers.iter().any(has_room)
+            || !self.gets.iter().all(|get| self.waits(get));
         if something && let Some(own) = &mut self.own {
             own.sleep.wake(&own.common.sleep.0);
         }

@@ -10,8 +10,11 @@ mod teardown;
 #[cfg(test)]
 mod tests;
 
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use btl::{PeerError, Rank, SendError};
@@ -19,23 +22,21 @@ use rustix::event::epoll;
 use rustix::pipe::PipeFlags;
 
 use crate::address::{ShmAddress, sum};
-use crate::attach::{allow_others, write_about};
+use crate::attach::allow_others;
 use crate::cma::Probe;
 use crate::config::{Copies, ShmConfig, ShmError};
-use crate::layout::{About, CLAIMS_MAGIC, Common, DATA_MAGIC, Layout};
+use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, Slot};
 use crate::pool::Pool;
 use crate::posted::PostedQueue;
 use crate::process::{NodeView, start_time};
-use crate::regions::Regions;
-use shmem::{Access, Bytes, LINE, Line, Mapping, Shared, SharedFile, SharedSlice, SleepEpoch};
+use shmem::sync::Ordering;
+use shmem::{Access, Bytes, LINE, Mapping, Shared, SharedFile, SharedSlice, SleepEpoch};
 
+use coop::{CoopGet, Helping};
 use peer::{Inbound, Peer, PeerState};
 
 /// Minimum time between checks of peers' liveness by `progress`.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(50);
-/// Time between calls of `progress` above which the program does something else between them; about
-/// two ticks of the coarse clock.
-const BUSY_GAP: Duration = Duration::from_millis(10);
 /// Maximum number of messages of one peer in a call of `progress`, for fairness.
 const BATCH: usize = 32;
 
@@ -60,26 +61,25 @@ pub struct ShmBtl {
     /// Global fences of sleepers reach this process.
     registered: bool,
     nonce: [u64; 2],
-    /// Memory that peers have keys for.
-    regions: Regions,
-    /// Number of cooperative copies whose completion is not reported yet.
-    coop: usize,
-    /// Number of messages of this process that peers copy with its help.
-    helping: usize,
+    /// Address and length of the memory that peers have keys for, by handle.
+    regions: HashMap<u64, (u64, u64)>,
+    /// Handle of the last region.
+    last_region: u64,
+    /// Cooperative copies whose completion is not reported yet.
+    gets: Vec<CoopGet>,
+    /// Messages of this process that peers copy with its help.
+    helping: VecDeque<Helping>,
     /// Time of the last liveness check, by the coarse clock.
     checked_at: Duration,
     /// Check at the next call of `progress`, because a peer ended.
     check_now: bool,
-    /// Calls of `progress` since the clock was read, and the number after which it is read again.
+    /// Grows with calls of `progress` since the clock was read.
     calls: u32,
-    calls_between: u32,
-    /// Time when the clock was read last.
-    read_clock: Duration,
 }
 
 /// State of the process until it closes.
 struct Own {
-    data: std::sync::Arc<Mapping>,
+    data: Arc<Mapping>,
     common: Shared<Common>,
     pool: Pool,
     posted: PostedQueue,
@@ -112,29 +112,32 @@ impl ShmBtl {
     /// # Errors
     /// A configuration out of range, or what the system refused.
     pub fn new(config: ShmConfig) -> Result<ShmBtl, ShmError> {
-        let layout = config.layout()?;
+        config.check()?;
+        let layout = Layout::of(config.size);
         let node = NodeView::own().map_err(ShmError::system("reading /proc"))?;
-        let random = || getrandom::u64().map_err(|_| std::io::Error::other("no random numbers"));
-        let nonce = [random(), random()].map(|n| n.map_err(ShmError::system("random numbers")));
-        let [nonce0, nonce1] = nonce;
-        let nonce = [nonce0?, nonce1?];
+        let random = || {
+            let none = |_| io::Error::other("no random numbers");
+            getrandom::u64()
+                .map_err(none)
+                .map_err(ShmError::system("random numbers"))
+        };
+        let nonce = [random()?, random()?];
 
         let memfd = "making shared memory (memfd)";
         let (data_file, data) = SharedFile::create_private("shm-btl", layout.data_bytes())
             .map_err(ShmError::system(memfd))?;
-        let claims_file = SharedFile::create("shm-btl-claims", layout.claims_bytes())
+        let claims_file = SharedFile::create("shm-btl-claims", Layout::claims_bytes())
             .map_err(ShmError::system(memfd))?;
         let claims = claims_file
             .map(0, claims_file.len(), Access::Write)
             .map_err(ShmError::system(memfd))?;
         let (data_fd, claims_fd) = (data_file.into_fd(), claims_file.into_fd());
         let common = Shared::<Common>::new(&data, 0);
-        write_about(&common.about.0, DATA_MAGIC, nonce);
-        write_about(
-            &Shared::<Line<About>>::new(&claims, 0).0,
-            CLAIMS_MAGIC,
-            nonce,
-        );
+        for about in [&common.about.0, &Shared::<About>::new(&claims, 0)] {
+            for (word, value) in about.nonce.iter().zip(nonce) {
+                word.store(value, Ordering::Release);
+            }
+        }
         let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
             .map_err(ShmError::system("making a pipe"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -152,7 +155,7 @@ impl ShmBtl {
         let pid = std::process::id();
         let one_copy = config.copies == Copies::OneIfAllowed
             && Probe::try_on(pid, probe.address(), nonce) == Ok(true);
-        let job = sum(config.job.as_bytes());
+        let job = sum(&[config.job.as_bytes(), &config.size.to_le_bytes()].concat());
         let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
         let address = ShmAddress {
             job,
@@ -163,21 +166,14 @@ impl ShmBtl {
             data: number(&data_fd),
             claims: number(&claims_fd),
             bell: number(&pipe.1),
-            layout,
             nonce,
             probe: if one_copy { probe.address() } else { 0 },
             no_heavy_fence: !shmem::register_global_fence(),
         };
-        let chunk = |i: u32| {
-            let at = layout.chunks_at() + i as usize * layout.chunk_stride();
-            Bytes::new(&data, at, layout.chunk_stride())
-        };
+        let chunk = |i| Bytes::new(&data, layout.chunks_at() + i * CHUNK_STRIDE, CHUNK_STRIDE);
         let own = Own {
             pool: Pool::new((0..layout.chunks).map(chunk).collect()),
-            posted: PostedQueue::new(
-                common.clone(),
-                SharedSlice::slice(&claims, LINE, layout.claims()),
-            ),
+            posted: PostedQueue::new(common.clone(), SharedSlice::slice(&claims, LINE, POST_PLACES)),
             sleep: SleepEpoch::default(),
             common,
             data,
@@ -199,14 +195,13 @@ impl ShmBtl {
             one_copy,
             registered: !address.no_heavy_fence,
             nonce,
-            regions: Regions::default(),
-            coop: 0,
-            helping: 0,
+            regions: HashMap::new(),
+            last_region: 0,
+            gets: Vec::new(),
+            helping: VecDeque::new(),
             checked_at: coarse_now(),
             check_now: false,
             calls: 0,
-            calls_between: 1,
-            read_clock: coarse_now(),
             config,
         })
     }
@@ -217,23 +212,33 @@ impl ShmBtl {
         let Some(own) = &mut self.own else {
             return Err(SendError::Closed);
         };
-        match self.peers.get_mut(rank as usize) {
-            Some(PeerState::Connected(peer)) => match &peer.ending {
-                None => Ok((own, peer)),
-                Some(error) => Err(SendError::Failed {
-                    peer: rank,
-                    error: error.clone(),
-                }),
+        let error = match self.peers.get_mut(rank as usize) {
+            Some(PeerState::Added(peer)) => match &peer.ending {
+                None => return Ok((own, peer)),
+                Some(error) => error,
             },
-            Some(PeerState::Closing(peer)) => {
-                let error = peer.ending.clone().unwrap_or(PeerError::Died);
-                Err(SendError::Failed { peer: rank, error })
-            }
-            Some(PeerState::Closed(error)) => Err(SendError::Failed {
-                peer: rank,
-                error: error.clone(),
-            }),
-            Some(PeerState::NotAdded) | None => Err(SendError::NoPeer(rank)),
+            Some(PeerState::Closed(error)) => error,
+            Some(PeerState::NotAdded) | None => return Err(SendError::NoPeer(rank)),
+        };
+        Err(SendError::Failed {
+            peer: rank,
+            error: error.clone(),
+        })
+    }
+
+    /// Returns a peer that was added and still has memory of this process.
+    fn added(&self, rank: Rank) -> Option<&Peer> {
+        match self.peers.get(rank as usize)? {
+            PeerState::Added(peer) => Some(peer),
+            _ => None,
+        }
+    }
+
+    /// Returns the same for a change.
+    fn added_mut(&mut self, rank: Rank) -> Option<&mut Peer> {
+        match self.peers.get_mut(rank as usize)? {
+            PeerState::Added(peer) => Some(peer),
+            _ => None,
         }
     }
 
@@ -241,7 +246,7 @@ impl ShmBtl {
     /// violation.
     fn end(&mut self, rank: Rank, error: PeerError) -> PeerError {
         self.check_now = true;
-        if let Some(PeerState::Connected(peer)) = self.peers.get_mut(rank as usize) {
+        if let Some(peer) = self.added_mut(rank).filter(|peer| !peer.closing) {
             let worse = matches!(error, PeerError::Violation(_));
             if peer.ending.is_none()
                 || worse && !matches!(peer.ending, Some(PeerError::Violation(_)))
@@ -262,7 +267,12 @@ impl ShmBtl {
     /// Returns true if this rank (or with `None` any rank) confirms that it is filling this
     /// receive.
     fn confirms(peers: &[PeerState], rank: Option<Rank>, id: u64) -> bool {
-        let one = |entry: &PeerState| matches!(entry, PeerState::Connected(peer) | PeerState::Closing(peer) if crate::posted::confirms(peer.producer.theirs(), id));
+        let one = |entry: &PeerState| {
+            let PeerState::Added(peer) = entry else {
+                return false;
+            };
+            crate::posted::confirms(peer.producer.theirs(), id)
+        };
         match rank {
             Some(rank) => peers.get(rank as usize).is_some_and(one),
             None => peers.iter().any(one),
@@ -286,20 +296,14 @@ fn coarse_now() -> Duration {
 }
 
 impl Own {
-    /// Returns the process's own words and memory for a rank.
-    fn pair(&self, layout: &Layout, rank: Rank) -> OwnPair {
-        let at = layout.pair_at(rank);
-        self.data.populate(at, layout.ring_at());
-        OwnPair {
-            head: Shared::new(&self.data, at),
-            slots: SharedSlice::slice(&self.data, at + Layout::SLOTS_AT, layout.slots as usize),
-            ring: Bytes::new(&self.data, at + layout.ring_at(), layout.ring as usize),
-        }
+    /// Returns the process's own words, slots and ring for a rank.
+    fn pair(&self, layout: &Layout, rank: Rank) -> (Shared<PairHead>, SharedSlice<Slot>, Bytes) {
+        let (data, at) = (&self.data, layout.pair_at(rank));
+        data.populate(at, layout.ring_at());
+        (
+            Shared::new(data, at),
+            SharedSlice::slice(data, at + Layout::SLOTS_AT, layout.slots),
+            Bytes::new(data, at + layout.ring_at(), layout.ring),
+        )
     }
-}
-
-struct OwnPair {
-    head: Shared<crate::layout::PairHead>,
-    slots: SharedSlice<crate::layout::Slot>,
-    ring: Bytes,
 }

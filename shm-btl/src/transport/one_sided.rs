@@ -1,18 +1,25 @@
-//! One-sided copies: `get`, `put`, and messages into posted receives.
+//! Messages and one-sided copies: `get`, `put`, and messages into posted receives.
 
-use btl::{Envelope, PeerError, PostedDelivery, Rank, SendError, Started};
+use std::io::IoSlice;
+
+use btl::{
+    Envelope, HeldSends, NoticedPuts, PeerError, PendingPeers, PostId, PostedDelivery,
+    PostedReceive, PostedReceives, Rank, SendError, Started, Tx, Withdrawn,
+};
 
 use super::coop::CoopStart;
+use super::peer::Peer;
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::cma::{self, CmaError};
 use crate::layout::PUTTING;
-use crate::posted::{claim, end_copy, envelope, is_revoked};
+use crate::posted::{Wanted, claim, end_copy, envelope, is_revoked};
 use shmem::sync::Ordering;
 
-/// Bytes of a region's key: nonce of its owner, address, length.
-const KEY_BYTES: usize = 24;
+/// Reason for which a peer is lost that has given this process up.
+pub(super) const BROKEN: &str = "it ended the connection because of what this process wrote";
 
+/// Encodes the key of a region: nonce of its owner, address, length.
 pub(super) fn key(nonce: u64, address: u64, length: u64) -> Vec<u8> {
     [nonce, address, length]
         .iter()
@@ -22,18 +29,13 @@ pub(super) fn key(nonce: u64, address: u64, length: u64) -> Vec<u8> {
 
 /// Returns the address in a peer's memory, if key and bounds are right.
 fn remote(nonce: u64, key: &[u8], offset: usize, length: usize) -> Result<u64, SendError> {
-    if key.len() != KEY_BYTES {
+    let (words, rest) = key.as_chunks::<8>();
+    let &[owner, address, size] = words else {
         return Err(SendError::BadKey);
-    }
-    let mut words = [0; 3];
-    for (word, bytes) in words.iter_mut().zip(key.chunks_exact(8)) {
-        let mut eight = [0; 8];
-        eight.copy_from_slice(bytes);
-        *word = u64::from_le_bytes(eight);
-    }
-    let [owner, address, size] = words;
+    };
+    let [owner, address, size] = [owner, address, size].map(u64::from_le_bytes);
     let limit = usize::try_from(size).map_err(|_| SendError::BadKey)?;
-    if owner != nonce {
+    if owner != nonce || !rest.is_empty() {
         return Err(SendError::BadKey);
     }
     if offset.checked_add(length).is_none_or(|end| end > limit) {
@@ -46,15 +48,11 @@ fn remote(nonce: u64, key: &[u8], offset: usize, length: usize) -> Result<u64, S
 }
 
 impl ShmBtl {
-    /// Returns process id and nonce of a peer that cross-memory attach works with.
-    fn cma_peer(&mut self, rank: Rank) -> Result<(u32, u64), SendError> {
+    /// Returns a peer that cross-memory attach works with.
+    fn cma_peer(&mut self, rank: Rank) -> Result<&mut Peer, SendError> {
         self.still_itself(rank)?;
         let (_, peer) = self.peer(rank)?;
-        if peer.one_sided {
-            Ok((peer.pid, peer.nonce))
-        } else {
-            Err(SendError::Unsupported)
-        }
+        peer.one_sided.then_some(peer).ok_or(SendError::Unsupported)
     }
 
     /// Checks that the process id is still the peer's, if that was not checked for long. The kernel
@@ -92,98 +90,85 @@ impl ShmBtl {
         };
         self.end(rank, error)
     }
+}
 
-    /// Reads from a peer's region.
-    ///
-    /// # Safety
-    /// As for [`btl::Tx::get`].
-    pub(super) unsafe fn get_now(
+impl Tx for ShmBtl {
+    #[inline]
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+        self.send_message(peer, header, &btl::contiguous(body))
+    }
+
+    unsafe fn get(
         &mut self,
         rank: Rank,
         local: *mut u8,
         length: usize,
-        (key, offset): (&[u8], usize),
+        key: &[u8],
+        offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        let (pid, nonce) = self.cma_peer(rank)?;
-        let from = remote(nonce, key, offset, length)?;
-        match self.share(rank, local, from, length, token) {
-            CoopStart::Over(result) => return self.copied(rank, result),
-            CoopStart::Pending => return Ok(Started::Pending),
-            CoopStart::Alone => {}
+        let peer = self.cma_peer(rank)?;
+        let pid = peer.pid;
+        let from = remote(peer.nonce, key, offset, length)?;
+        match self.start_coop(rank, local, from, length, token) {
+            CoopStart::Over(result) => self.copied(rank, result),
+            CoopStart::Pending => Ok(Started::Pending),
+            CoopStart::Alone => {
+                // SAFETY: as promised to us.
+                let result = unsafe { cma::read(pid, local, from, length) };
+                self.copied(rank, result)
+            }
         }
-        // SAFETY: as promised to us.
-        let result = unsafe { cma::read(pid, local, from, length) };
-        self.copied(rank, result)
     }
 
-    /// Writes to a peer's region.
-    ///
-    /// # Safety
-    /// As for [`btl::Tx::put`].
-    pub(super) unsafe fn put_now(
+    unsafe fn put(
         &mut self,
         rank: Rank,
         local: *const u8,
         length: usize,
         key: &[u8],
         offset: usize,
+        _token: u64,
     ) -> Result<Started, SendError> {
-        let (pid, nonce) = self.cma_peer(rank)?;
-        let to = remote(nonce, key, offset, length)?;
-        let (_, peer) = self.peer(rank)?;
-        peer.producer
-            .mine()
-            .writing
-            .0
-            .copying
-            .store(PUTTING, Ordering::Release);
-        if is_revoked(peer.producer.theirs())
-            || peer.common.about.0.left.load(Ordering::Acquire) != 0
-        {
-            end_copy(peer.producer.mine());
-            let error = self.end(
-                rank,
-                PeerError::Lost(
-                    "it ended the connection because of what this process wrote".into(),
-                ),
-            );
-            return Err(SendError::Failed { peer: rank, error });
+        let peer = self.cma_peer(rank)?;
+        let to = remote(peer.nonce, key, offset, length)?;
+        let mine = peer.producer.mine();
+        mine.writing.0.copying.store(PUTTING, Ordering::Release);
+        let result = if is_revoked(peer.producer.theirs()) || peer.has_left() {
+            None
+        } else {
+            // SAFETY: as promised to us.
+            Some(unsafe { cma::write(peer.pid, local, to, length) })
+        };
+        end_copy(mine);
+        if let Some(result) = result {
+            return self.copied(rank, result);
         }
-        // SAFETY: as promised to us.
-        let result = unsafe { cma::write(pid, local, to, length) };
-        end_copy(peer.producer.mine());
-        self.copied(rank, result)
+        let error = self.end(rank, PeerError::Lost(BROKEN.into()));
+        Err(SendError::Failed { peer: rank, error })
     }
+}
 
-    /// Copies a message into a posted receive of a peer, if one matches.
-    ///
-    /// # Safety
-    /// As for [`btl::PostedReceives::send_to_posted`].
-    pub(super) unsafe fn send_into_posted(
+impl PostedReceives for ShmBtl {
+    unsafe fn send_to_posted(
         &mut self,
         rank: Rank,
         message: Envelope,
         local: *const u8,
         length: usize,
     ) -> Result<PostedDelivery, SendError> {
-        let (pid, _) = self.cma_peer(rank)?;
         let me = self.config.rank;
-        let (_, peer) = self.peer(rank)?;
+        let peer = self.cma_peer(rank)?;
         // The `FILLED` must fit into the queue, so that nothing is claimed that could not be
         // reported.
-        let ready = match peer.producer.slot_free() {
-            Ok(true) => peer.producer.all_seen(),
-            Ok(false) => {
-                peer.producer.set_wants_room(true);
-                peer.ring();
+        let room = peer.producer.has_room(1);
+        match room.and_then(|room| Ok((room, peer.producer.all_seen()?))) {
+            Ok((true, true)) => {}
+            Ok((true, false)) => return Ok(PostedDelivery::NotPosted),
+            Ok((false, _)) => {
+                peer.wait_for_room();
                 return Err(SendError::Busy);
             }
-            Err(corruption) => Err(corruption),
-        };
-        match ready {
-            Ok(true) => {}
-            Ok(false) => return Ok(PostedDelivery::NotPosted),
             Err(corruption) => return Err(self.broke(rank, corruption)),
         }
         let word = envelope(message.context, message.tag);
@@ -193,7 +178,7 @@ impl ShmBtl {
         };
         let room = usize::try_from(claimed.length).unwrap_or(usize::MAX);
         // SAFETY: readable for `length`, as promised to us, and this is no more.
-        let result = unsafe { cma::write(pid, local, claimed.address, length.min(room)) };
+        let result = unsafe { cma::write(peer.pid, local, claimed.address, length.min(room)) };
         if let Err(error) = result {
             // The receive is claimed and spoilt, and the peer must not wait for it: it learns that
             // we gave it up.
@@ -205,7 +190,43 @@ impl ShmBtl {
         peer.ring();
         Ok(PostedDelivery::Delivered)
     }
+
+    fn withdraw(&mut self, post: PostId) -> Withdrawn {
+        let Some(own) = &mut self.own else {
+            return Withdrawn::Yes;
+        };
+        let confirms = |rank, id| Self::confirms(&self.peers, rank, id);
+        match own.posted.withdraw(post.0, confirms) {
+            Some(true) | None => Withdrawn::Yes,
+            Some(false) => Withdrawn::Taken,
+        }
+    }
+
+    unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
+        if !self.one_copy {
+            return None;
+        }
+        if let Some(rank) = receive.source {
+            self.peer(rank).ok()?;
+        }
+        let own = self.own.as_mut()?;
+        let wanted = Wanted {
+            source: receive.source,
+            context: receive.context,
+            tag: receive.tag,
+            address: receive.buffer.expose_provenance() as u64,
+            length: receive.length,
+            token: receive.token,
+        };
+        own.posted.post(&wanted).map(PostId)
+    }
 }
+
+impl HeldSends for ShmBtl {}
+
+impl NoticedPuts for ShmBtl {}
+
+impl PendingPeers for ShmBtl {}
 
 #[cfg(test)]
 mod tests {

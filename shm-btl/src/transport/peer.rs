@@ -6,13 +6,12 @@ use std::time::Duration;
 use btl::{PeerError, PeerInfo, Rank, Unreachable};
 use rustix::event::epoll;
 
-use super::coop::CoopGets;
 use super::{Own, ShmBtl};
 use crate::address::ShmAddress;
 use crate::attach::{Attached, attach, eligible, probe};
 use crate::fifo::{Consumer, Producer};
-use crate::layout::{Common, END_OPEN, END_REFUSED, PairHead};
-use crate::topology::{CpuSet, Relation, allowed};
+use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, LONGEST, Layout, PairHead};
+use crate::topology::{CpuSet, Relation, Topology, allowed};
 use shmem::sync::{AtomicU64, Ordering};
 use shmem::{Fence, PeerSleep, Shared, SharedSlice};
 
@@ -20,9 +19,7 @@ use shmem::{Fence, PeerSleep, Shared, SharedSlice};
 #[derive(Debug)]
 pub(super) enum PeerState {
     NotAdded,
-    Connected(Box<Peer>),
-    /// Ended, with memory of this process not given back yet; see `teardown.rs`.
-    Closing(Box<Peer>),
+    Added(Box<Peer>),
     Closed(PeerError),
 }
 
@@ -41,14 +38,16 @@ pub(super) struct Peer {
     pub(super) one_sided: bool,
     /// First word of its region keys.
     pub(super) nonce: u64,
-    /// Cooperative copies with it.
-    pub(super) coop: CoopGets,
+    /// Id of the last `get` that it was asked to help with.
+    pub(super) last_offer: u32,
     /// Reason of its end; `progress` reports it once everything that the peer sent is delivered.
     pub(super) ending: Option<PeerError>,
     /// Ended by this process: nothing of it is delivered any more.
     pub(super) closed_here: bool,
     /// Time when its permission to copy into this process's memory was revoked (coarse clock).
     pub(super) revoked_at: Option<Duration>,
+    /// All that it sent is delivered, and its memory not given back yet; see `teardown.rs`.
+    pub(super) closing: bool,
     /// Its end was reported.
     pub(super) reported: bool,
 }
@@ -58,15 +57,22 @@ impl Peer {
     #[inline]
     pub(super) fn ring(&mut self) {
         if self.sleep.needs_wake(&self.common.sleep.0) {
-            self.write_bell();
+            // A full pipe wakes as well as another byte would. We hold the reading end, so there is
+            // no other error.
+            let _ = rustix::io::write(&self.bell, &[1]);
         }
     }
 
-    #[cold]
-    fn write_bell(&self) {
-        // A full pipe wakes as well as another byte would. We hold the reading end, so there is no
-        // other error.
-        let _ = rustix::io::write(&self.bell, &[1]);
+    /// Asks the peer to wake this process when it has made room.
+    pub(super) fn wait_for_room(&mut self) {
+        self.producer.set_wants_room(true);
+        // It may sleep over requests for help, which wake no peer.
+        self.ring();
+    }
+
+    /// Returns true if it has closed. What it sent before is there.
+    pub(super) fn has_left(&self) -> bool {
+        self.common.about.0.left.load(Ordering::Acquire) != 0
     }
 }
 
@@ -116,15 +122,8 @@ impl ShmBtl {
             return Err("the peer offers none".into());
         }
         let address = ShmAddress::decode(address).map_err(|error| error.to_string())?;
-        eligible(
-            &address,
-            rank,
-            self.job,
-            &self.node,
-            &self.layout,
-            &self.config,
-        )?;
-        let there = attach(&address, self.config.rank)?;
+        eligible(&address, rank, self.job, &self.node)?;
+        let there = attach(&address, &self.layout, self.config.rank)?;
         if rank != self.config.rank
             && there.pair.writing.0.end.load(Ordering::Acquire) == END_REFUSED
         {
@@ -138,24 +137,17 @@ impl ShmBtl {
         )
         .map_err(|error| format!("epoll_ctl: {error}"))?;
         let one_copy = probe(&address, &self.node, self.config.copies);
+        let fence = if self.registered && !address.no_heavy_fence {
+            Fence::Light
+        } else {
+            Fence::Full
+        };
         let ranks = (self.config.rank, rank);
-        let light = self.registered && !address.no_heavy_fence;
-        let fence = if light { Fence::Light } else { Fence::Full };
-        let (peer, from) = join(
-            own,
-            &self.layout,
-            ranks,
-            &address,
-            there,
-            (one_copy.is_ok(), fence),
-        );
-        peer.producer
-            .mine()
-            .writing
-            .0
-            .end
-            .store(END_OPEN, Ordering::Release);
-        self.peers[rank as usize] = PeerState::Connected(Box::new(peer));
+        let (mut peer, from) = join(own, &self.layout, ranks, &address, there, fence);
+        peer.one_sided = one_copy.is_ok();
+        let end = &peer.producer.mine().writing.0.end;
+        end.store(END_OPEN, Ordering::Release);
+        self.peers[rank as usize] = PeerState::Added(Box::new(peer));
         self.inbound.push(from);
         self.live += 1;
         Ok(self.path(&address, &one_copy))
@@ -163,8 +155,8 @@ impl ShmBtl {
 
     fn path(&self, address: &ShmAddress, one_copy: &Result<(), String>) -> PeerInfo {
         let (mine, theirs) = (allowed(None), allowed(Some(address.pid)));
-        let relation = self.config.topology.relation(&mine, &theirs);
-        let max_send = self.layout.longest();
+        let relation = Topology::default().relation(&mine, &theirs);
+        let max_send = LONGEST;
         let from = self.config.thresholds.of(relation);
         let (copies, eager, one_sided_from, bandwidth) = match one_copy {
             Ok(()) => {
@@ -201,28 +193,22 @@ impl ShmBtl {
 
 fn join(
     own: &Own,
-    layout: &crate::layout::Layout,
+    layout: &Layout,
     (me, rank): (Rank, Rank),
     address: &ShmAddress,
     there: Attached,
-    (one_sided, fence): (bool, Fence),
+    fence: Fence,
 ) -> (Peer, Inbound) {
-    let here = own.pair(layout, rank);
-    let producer = Producer::new(
-        (me, rank),
-        here.slots,
-        here.ring,
-        here.head.clone(),
-        there.pair.clone(),
-        own.pool.len().min(layout.slots as usize),
-    );
-    let pool = (there.pool, layout.chunk_stride());
+    let (head, slots, ring) = own.pair(layout, rank);
+    let lent = own.pool.len().min(layout.slots);
+    let (mine, theirs) = (head.clone(), there.pair.clone());
+    let producer = Producer::new((me, rank), slots, ring, mine, theirs, lent);
     let consumer = Consumer::new(
         (rank, me),
         there.slots,
         there.ring,
-        pool,
-        here.head,
+        (there.pool, CHUNK_STRIDE),
+        head,
         there.pair,
     );
     let peer = Peer {
@@ -233,22 +219,21 @@ fn join(
         bell: there.bell,
         pidfd: there.pidfd,
         pid: address.pid,
-        one_sided,
+        one_sided: false,
         nonce: address.nonce[0],
-        coop: CoopGets::default(),
+        last_offer: 0,
         ending: None,
         closed_here: false,
         revoked_at: None,
+        closing: false,
         reported: false,
     };
-    (
-        peer,
-        Inbound {
-            rank,
-            fence,
-            consumer,
-        },
-    )
+    let inbound = Inbound {
+        rank,
+        fence,
+        consumer,
+    };
+    (peer, inbound)
 }
 
 /// Formats a set of CPUs: `CPU 3`, `CPUs 0-7`, `16 CPUs`.

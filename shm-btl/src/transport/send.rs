@@ -4,6 +4,7 @@ use btl::{MAX_HEADER, Rank, SendError};
 
 use super::{Own, ShmBtl};
 use crate::fifo::{INLINE_BYTES, PAIR_BYTES};
+use crate::layout::LONGEST;
 use crate::{Corruption, transport::peer::Peer};
 
 /// Longest message that goes through a ring. The lines of a ring are used again after 64 KiB, so
@@ -20,30 +21,24 @@ impl ShmBtl {
         body: &[u8],
     ) -> Result<(), SendError> {
         let length = header.len() + body.len();
-        let longest = self.layout.longest();
-        let through_ring = (self.layout.ring as usize / 8).min(THROUGH_RING);
+        let through_ring = (self.layout.ring / 8).min(THROUGH_RING);
         let live = self.live;
         let (own, peer) = self.peer(rank)?;
+        let too_long = |length, limit| Err(SendError::TooLong { length, limit });
         if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong {
-                length: header.len(),
-                limit: MAX_HEADER,
-            });
+            return too_long(header.len(), MAX_HEADER);
         }
-        if length > longest {
-            return Err(SendError::TooLong {
-                length,
-                limit: longest,
-            });
+        if length > LONGEST {
+            return too_long(length, LONGEST);
         }
-        let sent = match peer.producer.slot_free() {
+        let sent = match peer.producer.has_room(1) {
             Ok(false) => Ok(false),
             Ok(true) if length <= INLINE_BYTES => {
                 peer.producer.push_inline(header, body);
                 Ok(true)
             }
             Ok(true) if length <= PAIR_BYTES && header.len() <= INLINE_BYTES => {
-                let free = peer.producer.two_slots_free();
+                let free = peer.producer.has_room(2);
                 if matches!(free, Ok(true)) {
                     peer.producer.push_pair(header, body);
                 }
@@ -59,10 +54,7 @@ impl ShmBtl {
                 Ok(())
             }
             Ok(false) => {
-                // So that its progress wakes us, should we sleep meanwhile.
-                peer.producer.set_wants_room(true);
-                // It may sleep over requests for help, which wake no peer.
-                peer.ring();
+                peer.wait_for_room();
                 Err(SendError::Busy)
             }
             Err(corruption) => Err(self.broke(rank, corruption)),
@@ -82,7 +74,7 @@ fn through_pool(
     // One line from the peer's cache, little beside the copy: so few chunks are used as can be, and
     // it is seen how far away the peer is.
     peer.producer.refresh_timed()?;
-    while let Some(chunk) = peer.producer.take_back() {
+    while let Some(chunk) = peer.producer.take_back(false) {
         own.pool.give_back(chunk);
     }
     let fair = (own.pool.len() / live.max(1)).max(1);

@@ -21,9 +21,10 @@
 
 use std::time::Duration;
 
-use btl::{Envelope, Events, PeerError, Rank};
+use btl::{Events, PeerError, Rank};
 use rustix::event::epoll;
 
+use super::events::NO_ENVELOPE;
 use super::peer::{Peer, PeerState};
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
@@ -35,66 +36,60 @@ use shmem::sync::{Ordering, fence};
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Peer {
-    /// Revokes the peer's permission to copy into this process's memory.
-    fn revoke(&mut self) {
-        if self.revoked_at.is_some() {
-            return;
-        }
-        self.revoked_at = Some(coarse_now());
-        let mine = self.producer.mine();
-        mine.writing.0.end.store(END_BROKEN, Ordering::Release);
-        for shared in &mut self.coop.open {
-            shared.stop(mine);
-        }
-        // SYNC POINT revoke
-        fence(Ordering::SeqCst);
-    }
-
     /// Returns true if the peer neither copies nor reads any more: it has died, has closed, or has
     /// given this process up.
     fn is_gone(&self) -> bool {
         let end = self.producer.theirs().writing.0.end.load(Ordering::Acquire);
         matches!(self.ending, Some(PeerError::Died | PeerError::Left))
             || matches!(end, END_BROKEN | END_REFUSED)
-            || self.common.about.0.left.load(Ordering::Acquire) != 0
+            || self.has_left()
             || has_ended(&self.pidfd)
-    }
-
-    /// Returns true if the peer writes nothing any more, after [`Peer::revoke`].
-    fn has_stopped_writing(&self) -> bool {
-        let theirs = self.producer.theirs();
-        // SYNC POINT revoke
-        let at_work = theirs.writing.0.copying.load(Ordering::Acquire) != 0
-            || self
-                .coop
-                .open
-                .iter()
-                .any(|shared| !shared.is_stopped(theirs));
-        let overdue = || {
-            let since = self
-                .revoked_at
-                .map_or(Duration::ZERO, |since| coarse_now().saturating_sub(since));
-            since >= STOP_TIMEOUT && !is_stopped(self.pid)
-        };
-        !at_work || self.is_gone() || overdue()
     }
 }
 
 impl ShmBtl {
-    /// Starts closing a peer; nothing more from it is delivered.
-    pub(super) fn start_closing(&mut self, rank: Rank) {
-        let Some(entry) = self.peers.get_mut(rank as usize) else {
+    /// Revokes a peer's permission to copy into this process's memory.
+    fn revoke(&mut self, rank: Rank) {
+        let Some(PeerState::Added(peer)) = self.peers.get_mut(rank as usize) else {
             return;
         };
-        match std::mem::replace(entry, PeerState::NotAdded) {
-            PeerState::Connected(mut peer) => {
-                peer.revoke();
-                // It wants to know that it was given up, unless it is gone itself.
-                peer.ring();
-                *entry = PeerState::Closing(peer);
-                self.closing.push(rank);
-            }
-            other => *entry = other,
+        if peer.revoked_at.is_some() {
+            return;
+        }
+        peer.revoked_at = Some(coarse_now());
+        let mine = peer.producer.mine();
+        mine.writing.0.end.store(END_BROKEN, Ordering::Release);
+        for get in self.gets.iter_mut().filter(|get| get.rank == rank) {
+            get.stop(peer);
+        }
+        // SYNC POINT revoke
+        fence(Ordering::SeqCst);
+    }
+
+    /// Returns true if a peer writes nothing any more, after [`ShmBtl::revoke`].
+    fn has_stopped_writing(&self, rank: Rank) -> bool {
+        let Some(peer) = self.added(rank) else {
+            return true;
+        };
+        // SYNC POINT revoke
+        let copying = &peer.producer.theirs().writing.0.copying;
+        let mut gets = self.gets.iter().filter(|get| get.rank == rank);
+        let at_work = copying.load(Ordering::Acquire) != 0 || gets.any(|get| !get.is_stopped(peer));
+        let overdue = || {
+            let since = peer.revoked_at.unwrap_or_else(coarse_now);
+            coarse_now().saturating_sub(since) >= STOP_TIMEOUT && !is_stopped(peer.pid)
+        };
+        !at_work || peer.is_gone() || overdue()
+    }
+
+    /// Starts closing a peer; nothing more from it is delivered.
+    pub(super) fn start_closing(&mut self, rank: Rank) {
+        self.revoke(rank);
+        if let Some(peer) = self.added_mut(rank) {
+            // It wants to know that it was given up, unless it is gone itself.
+            peer.ring();
+            peer.closing = true;
+            self.closing.push(rank);
         }
     }
 
@@ -111,30 +106,30 @@ impl ShmBtl {
     }
 
     fn report_stopped(&mut self, rank: Rank, events: &mut dyn Events) -> usize {
-        let (Some(own), Some(PeerState::Closing(peer))) =
+        if !self.has_stopped_writing(rank) {
+            return 0;
+        }
+        let (Some(own), Some(PeerState::Added(peer))) =
             (&mut self.own, self.peers.get_mut(rank as usize))
         else {
             return 0;
         };
-        if peer.reported || !peer.has_stopped_writing() {
+        if std::mem::replace(&mut peer.reported, true) {
             return 0;
         }
-        peer.reported = true;
         let error = peer.ending.clone().unwrap_or(PeerError::Died);
-        let (pending, helping) = Self::end_coop(peer);
-        self.helping -= helping;
         let mut claimed = Vec::new();
         let confirmed = |id| crate::posted::confirms(peer.producer.theirs(), id);
         while let Some(record) = own.posted.taken_by_dead(rank, confirmed) {
-            claimed.push(record);
+            claimed.push(record.token);
         }
-        self.coop -= pending.len();
-        for token in pending {
+        self.helping.retain(|helping| helping.rank != rank);
+        while let Some(at) = self.gets.iter().position(|get| get.rank == rank) {
+            let token = self.gets.remove(at).token;
             events.completed(self, token, Err(error.clone()));
         }
-        for record in claimed {
-            let nothing = Envelope { context: 0, tag: 0 };
-            events.received(self, record.token, rank, nothing, Err(error.clone()));
+        for token in claimed {
+            events.received(self, token, rank, NO_ENVELOPE, Err(error.clone()));
         }
         events.failed(self, rank, error);
         1
@@ -146,17 +141,13 @@ impl ShmBtl {
         let (Some(own), Some(entry)) = (&mut self.own, self.peers.get_mut(rank as usize)) else {
             return true;
         };
-        let PeerState::Closing(peer) = entry else {
+        let PeerState::Added(peer) = entry else {
             return true;
         };
         let gone = peer.is_gone();
         // A corrupt count is not believed beyond what was sent.
         let _ = peer.producer.refresh();
-        while let Some(chunk) = if gone {
-            peer.producer.take_all_back()
-        } else {
-            peer.producer.take_back()
-        } {
+        while let Some(chunk) = peer.producer.take_back(gone) {
             own.pool.give_back(chunk);
         }
         if !peer.reported || peer.producer.lent() != 0 {
@@ -170,23 +161,17 @@ impl ShmBtl {
 
     /// Ends a peer for [`btl::Btl::drop_peer`].
     pub(super) fn close_peer(&mut self, rank: Rank) -> bool {
-        let here = match self.peers.get_mut(rank as usize) {
-            Some(PeerState::Connected(peer)) if rank != self.config.rank => peer,
-            Some(PeerState::Closing(peer)) => return peer.has_stopped_writing(),
-            _ => return true,
+        let own = self.config.rank;
+        let Some(peer) = self.added_mut(rank).filter(|_| rank != own) else {
+            return true;
         };
-        here.closed_here = true;
-        here.ending
-            .get_or_insert_with(|| PeerError::Lost("this process has closed it out".into()));
-        here.revoke();
-        self.check_now = true;
-        here.has_stopped_writing()
-    }
-
-    /// Returns true if a closing peer may still write to this process's memory; it does not wake
-    /// this process when it stops.
-    pub(super) fn awaits_stop(&self) -> bool {
-        let unreported = |rank: &Rank| matches!(self.peers.get(*rank as usize), Some(PeerState::Closing(peer)) if !peer.reported);
-        self.closing.iter().any(unreported)
+        if !peer.closing {
+            peer.closed_here = true;
+            peer.ending
+                .get_or_insert_with(|| PeerError::Lost("this process has closed it out".into()));
+            self.revoke(rank);
+            self.check_now = true;
+        }
+        self.has_stopped_writing(rank)
     }
 }
