@@ -10,8 +10,6 @@
 //!
 //! *Validity.* Memory may be unmapped and mapped again while it is kept here. [`Watch`] detects
 //! that. A range that cannot be watched is registered for one use; without userfaultfd all are.
-//! While the owner of a region has promised to keep its memory ([`Cache::promise`]), no check is
-//! needed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,9 +18,6 @@ use btl::RegisterError;
 use crate::error::explain;
 use crate::nic::{Nic, NicError, Registered};
 use crate::raw::watch::{Moving, Watch};
-
-/// Maximum number of promises searched for one that contains a range.
-const PROMISES: usize = 8;
 
 /// Counters of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +52,16 @@ struct Entry {
     findable: bool,
 }
 
+impl Entry {
+    fn held(&self, id: u64) -> Held {
+        Held {
+            id,
+            lkey: self.nic.lkey,
+            rkey: self.nic.rkey,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Cache {
     watch: Option<Watch>,
@@ -64,8 +69,6 @@ pub(crate) struct Cache {
     entries: HashMap<u64, Entry>,
     tree: BTreeMap<usize, u64>,
     unused: BTreeMap<u64, u64>,
-    /// Ranges that their owner has promised to keep, by start and number: end and registration.
-    promised: BTreeMap<(usize, u64), (usize, u64)>,
     /// Bytes of the registrations in `tree`.
     bytes: u64,
     clock: u64,
@@ -81,7 +84,6 @@ impl Cache {
             entries: HashMap::new(),
             tree: BTreeMap::new(),
             unused: BTreeMap::new(),
-            promised: BTreeMap::new(),
             bytes: 0,
             clock: 0,
             stats: CacheStats::default(),
@@ -107,14 +109,11 @@ impl Cache {
         address: usize,
         length: usize,
     ) -> Result<Held, RegisterError> {
-        if let Some(held) = self.find_promised(address, length) {
-            self.stats.hits += 1;
-            return Ok(held);
-        }
         let (start, end) = pages(address, length).ok_or_else(|| {
             RegisterError::Refused("memory that ends behind the last address".into())
         })?;
-        let keep = match self.watch.as_ref().map(|watch| watch.holds(start, end)) {
+        let watched = self.watch.as_ref().map(|watch| watch.holds(start, end));
+        let keep = match watched {
             None | Some(Err(Moving::Yes)) => false,
             Some(Ok(())) => {
                 self.forget_gone(nic);
@@ -127,20 +126,16 @@ impl Cache {
             Some(Err(Moving::No)) => {
                 self.forget_gone(nic);
                 self.forget_unwatched(nic, start, end);
-                self.watch
-                    .as_ref()
-                    .is_some_and(|watch| watch.add(start, end).is_ok())
+                let watch = self.watch.as_ref();
+                watch.is_some_and(|watch| watch.add(start, end).is_ok())
             }
-        };
-        let keep = keep && (end - start) as u64 <= self.limit;
+        } && (end - start) as u64 <= self.limit;
         let (from, to) = if keep {
+            self.evict(nic, (end - start) as u64);
             (start, end)
         } else {
             (address, address + length)
         };
-        if keep {
-            self.evict(nic, (to - from) as u64);
-        }
         // SAFETY: the caller's promise; a page is mapped if a byte of it is.
         let mut result = unsafe { nic.register(from, to - from, true) };
         // Unused registrations make room. Memory that cannot be registered at all evicts nothing.
@@ -154,37 +149,6 @@ impl Cache {
         let made = result.map_err(|error| RegisterError::Refused(explain(&error)))?;
         self.stats.registered += 1;
         Ok(self.insert(nic, from, to, made, keep))
-    }
-
-    /// Notes the owner's promise to keep this memory until [`forget`](Cache::forget). `id` is its
-    /// registration, in use until then. Uses within the range need no validity check. `number`
-    /// distinguishes promises.
-    pub(crate) fn promise(&mut self, number: u64, address: usize, length: usize, id: u64) {
-        self.promised
-            .insert((address, number), (address.saturating_add(length), id));
-    }
-
-    /// Ends a promise.
-    pub(crate) fn forget(&mut self, number: u64, address: usize) {
-        self.promised.remove(&(address, number));
-    }
-
-    fn find_promised(&mut self, address: usize, length: usize) -> Option<Held> {
-        let end = address.checked_add(length)?;
-        let before = self
-            .promised
-            .range(..=(address, u64::MAX))
-            .rev()
-            .take(PROMISES);
-        let (_, (_, id)) = before.into_iter().find(|(_, (last, _))| *last >= end)?;
-        let id = *id;
-        let entry = self.entries.get_mut(&id).filter(|entry| entry.uses > 0)?;
-        entry.uses += 1;
-        Some(Held {
-            id,
-            lkey: entry.nic.lkey,
-            rkey: entry.nic.rkey,
-        })
     }
 
     fn insert(
@@ -209,22 +173,17 @@ impl Cache {
             self.tree.insert(start, id);
             self.bytes += (end - start) as u64;
         }
-        self.entries.insert(
-            id,
-            Entry {
-                start,
-                end,
-                nic: made,
-                uses: 1,
-                stamp: 0,
-                findable: keep,
-            },
-        );
-        Held {
-            id,
-            lkey: made.lkey,
-            rkey: made.rkey,
-        }
+        let entry = Entry {
+            start,
+            end,
+            nic: made,
+            uses: 1,
+            stamp: 0,
+            findable: keep,
+        };
+        let held = entry.held(id);
+        self.entries.insert(id, entry);
+        held
     }
 
     /// Ends a use.
@@ -268,11 +227,8 @@ impl Cache {
                 continue;
             };
             let (from, to) = (entry.start.max(start), entry.end.min(end));
-            if self
-                .watch
-                .as_ref()
-                .is_none_or(|watch| watch.holds(from, to).is_err())
-            {
+            let watch = self.watch.as_ref();
+            if watch.is_none_or(|watch| watch.holds(from, to).is_err()) {
                 self.stats.stale += 1;
                 self.hide(nic, id);
             }
@@ -291,27 +247,15 @@ impl Cache {
             .collect()
     }
 
-    /// Returns the registration that contains the range.
-    fn known(&self, start: usize, end: usize) -> Option<u64> {
-        let (_, id) = self.tree.range(..=start).next_back()?;
-        self.entries
-            .get(id)
-            .filter(|entry| entry.end >= end)
-            .map(|_| *id)
-    }
-
+    /// Returns the registration that contains the range, for one more use.
     fn find(&mut self, start: usize, end: usize) -> Option<Held> {
-        let id = self.known(start, end)?;
-        let entry = self.entries.get_mut(&id)?;
+        let (_, &id) = self.tree.range(..=start).next_back()?;
+        let entry = self.entries.get_mut(&id).filter(|entry| entry.end >= end)?;
         if entry.uses == 0 {
             self.unused.remove(&entry.stamp);
         }
         entry.uses += 1;
-        Some(Held {
-            id,
-            lkey: entry.nic.lkey,
-            rkey: entry.nic.rkey,
-        })
+        Some(entry.held(id))
     }
 
     /// Removes a registration from the tree. It ends with its last use.
@@ -351,5 +295,4 @@ fn pages(address: usize, length: usize) -> Option<(usize, usize)> {
 }
 
 #[cfg(test)]
-#[path = "cache_tests.rs"]
 mod tests;

@@ -60,7 +60,7 @@ mod transport;
 mod wire;
 
 pub use cache::CacheStats;
-pub use config::IbConfig;
+pub use config::{BLOCK, IbConfig, MESSAGE_BLOCKS};
 pub use error::IbError;
 pub use raw::verbs::ports;
 pub use transport::{IbBtl, Stats};

@@ -153,6 +153,14 @@ pub struct NicError {
     pub errno: i32,
 }
 
+impl NicError {
+    /// Returns the error of a verb.
+    #[must_use]
+    pub fn new(call: &'static str, errno: i32) -> NicError {
+        NicError { call, errno }
+    }
+}
+
 /// Status: success.
 pub const GOOD: u32 = 0;
 /// Status: discarded because an earlier request failed.
@@ -168,12 +176,8 @@ pub const NO_ANSWER: u32 = 12;
 /// # Errors
 /// There is no such port, or it cannot be used; the text says why.
 pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, crate::IbError> {
-    Ok(Box::new(crate::raw::verbs::Verbs::open(
-        device,
-        port,
-        None,
-        completions,
-    )?))
+    let verbs = crate::raw::verbs::Verbs::open(device, port, completions)?;
+    Ok(Box::new(verbs))
 }
 
 /// An open port of a device.

@@ -1,10 +1,11 @@
 //! Wire formats besides messages: addresses, connection requests, immediates and region
 //! keys. All of it comes from peers and is untrusted.
 
-use crate::config::IbConfig;
+use crate::config::{BLOCK, IbConfig, MESSAGE_BLOCKS};
 use crate::nic::{About, Place};
 
-const ADDRESS: u32 = u32::from_le_bytes(*b"IBc1");
+const ADDRESS: u32 = u32::from_le_bytes(*b"IBc2");
+const KEY: u32 = u32::from_le_bytes(*b"IBk1");
 const HELLO: u32 = u32::from_le_bytes(*b"IBh1");
 
 /// Returns the 64-bit FNV-1a hash of the parts.
@@ -57,9 +58,7 @@ record! {
         ethernet: u8,
         mtu: u8,
         bandwidth: u32,
-        block: u32,
         blocks: u16,
-        message_blocks: u16,
     }
 }
 
@@ -76,9 +75,7 @@ impl PeerAddress {
             ethernet: about.ethernet.into(),
             mtu: about.mtu,
             bandwidth: about.bandwidth,
-            block: config.block as u32,
             blocks: config.blocks as u16,
-            message_blocks: config.message_blocks as u16,
         }
     }
 
@@ -93,16 +90,13 @@ impl PeerAddress {
 
     /// Returns whether its values are within their limits.
     pub(crate) fn is_sound(&self) -> bool {
-        (2048..=65536).contains(&self.block)
-            && (self.blocks == 0 || (8..=4096).contains(&self.blocks))
-            && (1..=7).contains(&self.message_blocks)
-            && (self.blocks != 0 || self.message_blocks == 1)
-            && (1..=5).contains(&self.mtu)
+        (self.blocks == 0 || (8..=4096).contains(&self.blocks)) && (1..=5).contains(&self.mtu)
     }
 
-    /// Returns the maximum length of a message to it, in bytes, prefix included.
+    /// Returns the maximum length of a message to it (header and body), in bytes.
     pub(crate) fn longest(&self) -> usize {
-        self.block as usize * usize::from(self.message_blocks)
+        let blocks = if self.blocks == 0 { 1 } else { MESSAGE_BLOCKS };
+        blocks * BLOCK - PREFIX
     }
 }
 
@@ -206,51 +200,32 @@ pub(crate) fn read_prefix(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
     (fits && inverse == !header).then_some((header_length, body))
 }
 
-/// Memory that a peer may read and write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
-    /// Nonce of its owner.
-    pub(crate) nonce: u64,
-    pub(crate) address: u64,
-    pub(crate) length: u64,
-    pub(crate) rkey: u32,
-    /// Number of its notice; 0: none.
-    pub(crate) notice: u32,
+record! {
+    /// Memory that a peer may read and write. `notice`: number of its notice; 0: none. `check`: see
+    /// [`Key::sealed`].
+    Key = KEY {
+        nonce: u64,
+        address: u64,
+        length: u64,
+        rkey: u32,
+        notice: u32,
+        check: u32,
+    }
 }
 
 impl Key {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(36);
-        for word in [self.nonce, self.address, self.length] {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
-        out.extend_from_slice(&self.rkey.to_le_bytes());
-        out.extend_from_slice(&self.notice.to_le_bytes());
-        out.extend_from_slice(&(hash(&[&out]) as u32).to_le_bytes());
-        out
+    /// Returns the key with its checksum.
+    pub(crate) fn sealed(self) -> Key {
+        let (nonce, address) = (self.nonce.to_le_bytes(), self.address.to_le_bytes());
+        let (length, rkey) = (self.length.to_le_bytes(), self.rkey.to_le_bytes());
+        let notice = self.notice.to_le_bytes();
+        let check = hash(&[&nonce, &address, &length, &rkey, &notice]) as u32;
+        Key { check, ..self }
     }
 
     /// Decodes a key; `None`: not one of `owner`.
-    pub(crate) fn decode(bytes: &[u8], owner: u64) -> Option<Key> {
-        let (rest, sum) = bytes.split_last_chunk::<4>()?;
-        if rest.len() != 32 || *sum != (hash(&[rest]) as u32).to_le_bytes() {
-            return None;
-        }
-        let word = |at: usize| -> Option<u64> {
-            Some(u64::from_le_bytes(rest.get(at..at + 8)?.try_into().ok()?))
-        };
-        let half = |at: usize| -> Option<u32> {
-            Some(u32::from_le_bytes(rest.get(at..at + 4)?.try_into().ok()?))
-        };
-        let (rkey, notice) = (half(24)?, half(28)?);
-        let key = Key {
-            nonce: word(0)?,
-            address: word(8)?,
-            length: word(16)?,
-            rkey,
-            notice,
-        };
-        (key.nonce == owner).then_some(key)
+    pub(crate) fn of(bytes: &[u8], owner: u64) -> Option<Key> {
+        Key::decode(bytes).filter(|key| key.nonce == owner && *key == key.sealed())
     }
 }
 
@@ -332,15 +307,17 @@ mod tests {
             length: 3,
             rkey: 4,
             notice: 5,
+            check: 0,
         };
+        let key = key.sealed();
         let bytes = key.encode();
         assert!(bytes.len() <= btl::MAX_KEY);
-        assert_eq!(Key::decode(&bytes, 1), Some(key));
-        assert_eq!(Key::decode(&bytes, 2), None);
+        assert_eq!(Key::of(&bytes, 1), Some(key));
+        assert_eq!(Key::of(&bytes, 2), None);
         for bit in 0..bytes.len() * 8 {
             let mut wrong = bytes.clone();
             wrong[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Key::decode(&wrong, 1), None);
+            assert_eq!(Key::of(&wrong, 1), None);
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Two transports on one thread over the fabric: failures, comeback, and a peer that writes
-//! nonsense.
+//! Two transports on one thread over the fabric: failures, and a peer that writes nonsense.
 
 #![allow(clippy::needless_pass_by_value)] // pairs of borrows
 
@@ -34,7 +33,6 @@ fn transport(fabric: &Fabric, rank: u32) -> IbBtl {
     let (_, nic) = fabric.nic().unwrap();
     let mut config = IbConfig::new(rank, 3, b"hostile");
     config.add_wait = Duration::ZERO;
-    config.silent_limit = Duration::from_millis(200);
     IbBtl::over(Box::new(nic), config).unwrap()
 }
 
@@ -63,7 +61,7 @@ fn send(from: &mut IbBtl, to: &mut IbBtl, seen: (&mut Seen, &mut Seen), peer: Ra
 }
 
 #[test]
-fn a_cut_connection_fails_once_and_can_be_made_again_also_with_a_new_process() {
+fn a_cut_connection_fails_once_and_is_not_made_again() {
     let fabric = Fabric::new();
     let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
     let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
@@ -86,44 +84,12 @@ fn a_cut_connection_fails_once_and_can_be_made_again_also_with_a_new_process() {
         a.send(1, b"", &[IoSlice::new(b"x")]),
         Err(SendError::Failed { peer: 1, .. })
     ));
-    // The process connects again.
-    a.add_peer(1, &b.address()).unwrap();
-    b.add_peer(0, &a.address()).unwrap();
-    send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"again");
-    send(&mut b, &mut a, (&mut saw_b, &mut saw_a), 0, b"too");
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, b| {
-        a.messages.len() == 1 && b.messages.len() == 2
-    });
+    // Neither the same process nor a successor connects again.
+    let why = a.add_peer(1, &b.address()).unwrap_err();
+    assert!(why.reason.contains("failed"), "{why}");
+    let why = a.add_peer(1, &transport(&fabric, 1).address()).unwrap_err();
+    assert!(why.reason.contains("another address"), "{why}");
     assert_eq!((saw_a.failed.len(), saw_b.failed.len()), (1, 1));
-    // One side alone gives up and begins anew: the other notices, is told once, and can follow.
-    while !a.drop_peer(1) {
-        a.progress(&mut saw_a);
-    }
-    a.add_peer(1, &b.address()).unwrap();
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| {
-        b.failed.len() == 2
-    });
-    b.add_peer(0, &a.address()).unwrap();
-    send(&mut b, &mut a, (&mut saw_b, &mut saw_a), 0, b"third");
-    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| {
-        a.messages.len() == 2
-    });
-    assert_eq!((saw_a.failed.len(), saw_b.failed.len()), (2, 2));
-    // It ends, and a new process takes its place.
-    drop(b);
-    until(
-        (&mut a, &mut saw_a),
-        (&mut transport(&fabric, 2), &mut saw_b),
-        |a, _| a.failed.len() == 3,
-    );
-    let (mut c, mut saw_c) = (transport(&fabric, 1), Seen::default());
-    a.add_peer(1, &c.address()).unwrap();
-    c.add_peer(0, &a.address()).unwrap();
-    send(&mut a, &mut c, (&mut saw_a, &mut saw_c), 1, b"after");
-    until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| {
-        c.messages == [b"after"]
-    });
-    assert_eq!(saw_a.failed.len(), 3);
 }
 
 /// Connects `a`, which is rank 0, with another one.
@@ -195,7 +161,7 @@ fn a_death_is_told_while_others_never_cease_to_send() {
     let fabric = Fabric::new();
     let one = |rank| {
         let mut config = IbConfig::new(rank, 4, b"busy");
-        (config.add_wait, config.probe_every) = (Duration::ZERO, Duration::from_millis(30));
+        config.add_wait = Duration::ZERO;
         IbBtl::over(Box::new(fabric.nic().unwrap().1), config).unwrap()
     };
     let (mut a, mut saw_a) = (one(0), Seen::default());
@@ -233,7 +199,6 @@ fn a_death_is_told_while_others_never_cease_to_send() {
 /// A process that ended after it gave away its address, or that datagrams do not reach.
 #[test]
 fn a_peer_that_never_answers_is_lost_soon_and_alone() {
-    assert!(IbConfig::new(0, 2, b"").silent_limit <= Duration::from_secs(10));
     let fabric = Fabric::new();
     let (mut a, mut c) = (transport(&fabric, 0), transport(&fabric, 2));
     let (mut saw_a, mut saw_c) = (Seen::default(), Seen::default());
@@ -469,7 +434,7 @@ fn a_region_is_full_when_the_one_says_so_that_it_was_given() {
     let mut memory = vec![1; 1000];
     // SAFETY: outlives the transport, and is looked at only when that is gone.
     let region = unsafe { a.register_noticed(memory.as_mut_ptr(), 1000, 2, b"full") }.unwrap();
-    let number = u32::from_le_bytes(word(&region.key, 28));
+    let number = u32::from_le_bytes(word(&region.key, 32));
     assert_ne!(number, 0);
     villain.write(Some(3 << 29 | number), &[], 0);
     until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, _| {

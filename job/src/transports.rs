@@ -95,9 +95,7 @@ const SHARED_FROM: u32 = 257;
 fn ib_config(place: &TransportSetup<'_>) -> IbConfig {
     let mut config = IbConfig::new(place.rank, place.size, place.key.as_bytes());
     let Rdma {
-        block,
         blocks,
-        message_blocks,
         held_from,
         long_from,
         shared,
@@ -105,9 +103,7 @@ fn ib_config(place: &TransportSetup<'_>) -> IbConfig {
         timeout,
         retries,
     } = place.options.rdma;
-    config.block = block.unwrap_or(config.block);
     config.blocks = blocks.unwrap_or(config.blocks);
-    config.message_blocks = message_blocks.unwrap_or(config.message_blocks);
     config.held_from = held_from.or(config.held_from);
     config.long_from = long_from.unwrap_or(config.long_from);
     config.shared_blocks = shared_blocks.unwrap_or(config.shared_blocks);
@@ -183,7 +179,7 @@ mod tests {
             })
         };
         let few = config(256, Rdma::default());
-        assert!(few.blocks > 0 && few.message_memory(255) > 255 * few.blocks * few.block);
+        assert!(few.blocks > 0 && few.message_memory(255) > 255 * few.blocks * ib_btl::BLOCK);
         let many = config(257, Rdma::default());
         assert_eq!(
             (many.blocks, many.message_memory(256)),

@@ -34,12 +34,8 @@ struct Tables {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rdma {
-    /// Bytes of a block; a message of one block is *tiny*.
-    pub block: Option<usize>,
     /// Number of blocks for each peer: its credits.
     pub blocks: Option<usize>,
-    /// Number of blocks of the longest *short* message.
-    pub message_blocks: Option<usize>,
     /// Bytes from which on the body of a message that is not long is registered instead of copied
     /// by the sender; by default never.
     pub held_from: Option<usize>,

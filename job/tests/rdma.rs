@@ -112,8 +112,8 @@ fn lengths(limit: &IbConfig) -> Vec<usize> {
     // The edges: what a request carries, a block, a message, long.
     for edge in [
         188,
-        limit.block,
-        limit.block * limit.message_blocks,
+        ib_btl::BLOCK,
+        ib_btl::BLOCK * ib_btl::MESSAGE_BLOCKS,
         limit.long_from,
     ] {
         // Real verbs are emulated where this is run: fewer.

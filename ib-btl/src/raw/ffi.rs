@@ -49,12 +49,7 @@ pub(super) struct Ops {
 /// `struct ibv_device_attr`: the limits that are looked at.
 #[repr(C)]
 pub(super) struct DeviceAttr {
-    _before: [u8; 112],
-    pub(super) max_qp_wr: c_int,
-    _caps: c_uint,
-    pub(super) max_sge: c_int,
-    _sge_rd: c_int,
-    _max_cq: c_int,
+    _before: [u8; 132],
     pub(super) max_cqe: c_int,
     _mr_pd: [c_int; 2],
     pub(super) max_qp_rd_atom: c_int,
@@ -108,18 +103,15 @@ pub(super) struct CompChannel {
     _refcnt: c_int,
 }
 
-/// Passed on, never looked into.
-#[repr(C)]
-pub(super) struct Pd(c_int);
-/// Likewise.
-#[repr(C)]
-pub(super) struct Cq(c_int);
-/// Likewise.
-#[repr(C)]
-pub(super) struct Srq(c_int);
-/// Likewise.
-#[repr(C)]
-pub(super) struct Ah(c_int);
+macro_rules! opaque {
+    ($($name:ident)*) => {
+        $(/// Passed on, never looked into.
+        #[repr(C)]
+        pub(super) struct $name(c_int);)*
+    };
+}
+
+opaque! { Pd Cq Srq Ah }
 
 /// `struct ibv_wc`
 #[repr(C)]
@@ -309,67 +301,32 @@ pub(super) const ACCESS_LOCAL_WRITE: c_int = 1;
 pub(super) const PORT_ACTIVE: c_int = 4;
 pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
 
-const _: () = {
-    use std::mem::{offset_of, size_of};
-    assert!(size_of::<Device>() == 664 && offset_of!(Device, name) == 24);
-    assert!(size_of::<Context>() == 328 && offset_of!(Context, ops) == 8);
-    assert!(
-        size_of::<Ops>() == 256
-            && offset_of!(Ops, poll_cq) == 88
-            && offset_of!(Ops, req_notify_cq) == 96
-    );
-    assert!(offset_of!(Ops, post_srq_recv) == 160 && offset_of!(Ops, post_send) == 200);
-    assert!(offset_of!(Ops, post_recv) == 208);
-    assert!(size_of::<DeviceAttr>() == 232 && offset_of!(DeviceAttr, max_qp_wr) == 112);
-    assert!(offset_of!(DeviceAttr, max_sge) == 120 && offset_of!(DeviceAttr, max_cqe) == 132);
-    assert!(
-        offset_of!(DeviceAttr, max_qp_rd_atom) == 144
-            && offset_of!(DeviceAttr, max_qp_init_rd_atom) == 156
-    );
-    assert!(
-        size_of::<PortAttr>() == 52
-            && offset_of!(PortAttr, max_msg_sz) == 20
-            && offset_of!(PortAttr, lid) == 34
-    );
-    assert!(offset_of!(PortAttr, active_width) == 43 && offset_of!(PortAttr, link_layer) == 46);
-    assert!(size_of::<Mr>() == 48 && offset_of!(Mr, lkey) == 36 && offset_of!(Mr, rkey) == 40);
-    assert!(size_of::<Qp>() == 160 && offset_of!(Qp, qp_num) == 52);
-    assert!(size_of::<CompChannel>() == 16 && offset_of!(CompChannel, fd) == 8);
-    assert!(
-        size_of::<Wc>() == 48 && offset_of!(Wc, byte_len) == 20 && offset_of!(Wc, imm_data) == 24
-    );
-    assert!(offset_of!(Wc, qp_num) == 28 && offset_of!(Wc, src_qp) == 32);
-    assert!(offset_of!(Wc, wc_flags) == 36 && offset_of!(Wc, slid) == 42);
-    assert!(size_of::<Sge>() == 16 && offset_of!(Sge, length) == 8 && offset_of!(Sge, lkey) == 12);
-    assert!(
-        size_of::<SendWr>() == 128
-            && offset_of!(SendWr, send_flags) == 32
-            && offset_of!(SendWr, imm_data) == 36
-    );
-    assert!(
-        offset_of!(SendWr, target) == 40
-            && offset_of!(SendWr, key) == 48
-            && offset_of!(SendWr, qkey) == 52
-    );
-    assert!(size_of::<RecvWr>() == 32 && offset_of!(RecvWr, num_sge) == 24);
-    assert!(
-        size_of::<QpInitAttr>() == 64
-            && offset_of!(QpInitAttr, cap) == 32
-            && offset_of!(QpInitAttr, qp_type) == 52
-    );
-    assert!(size_of::<SrqInitAttr>() == 24 && offset_of!(SrqInitAttr, max_wr) == 8);
-    assert!(
-        size_of::<AhAttr>() == 32
-            && offset_of!(AhAttr, sgid_index) == 20
-            && offset_of!(AhAttr, dlid) == 24
-    );
-    assert!(offset_of!(AhAttr, is_global) == 29 && offset_of!(AhAttr, port_num) == 30);
-    assert!(
-        size_of::<QpAttr>() == 144
-            && offset_of!(QpAttr, qkey) == 16
-            && offset_of!(QpAttr, qp_access_flags) == 32
-    );
-    assert!(offset_of!(QpAttr, ah_attr) == 56 && offset_of!(QpAttr, pkey_index) == 120);
-    assert!(offset_of!(QpAttr, max_rd_atomic) == 126 && offset_of!(QpAttr, port_num) == 129);
-    assert!(offset_of!(QpAttr, timeout) == 130 && offset_of!(QpAttr, rnr_retry) == 132);
-};
+/// Asserts the size of a structure and the offsets of some fields.
+macro_rules! layout {
+    ($($type:ident = $size:literal { $($field:ident: $offset:literal),* })*) => {
+        $(const _: () = {
+            assert!(size_of::<$type>() == $size);
+            $(assert!(std::mem::offset_of!($type, $field) == $offset);)*
+        };)*
+    };
+}
+
+layout! {
+    Device = 664 { name: 24 }
+    Context = 328 { ops: 8 }
+    Ops = 256 { poll_cq: 88, req_notify_cq: 96, post_srq_recv: 160, post_send: 200, post_recv: 208 }
+    DeviceAttr = 232 { max_cqe: 132, max_qp_rd_atom: 144, max_qp_init_rd_atom: 156 }
+    PortAttr = 52 { max_msg_sz: 20, lid: 34, active_width: 43, link_layer: 46 }
+    Mr = 48 { lkey: 36, rkey: 40 }
+    Qp = 160 { qp_num: 52 }
+    CompChannel = 16 { fd: 8 }
+    Wc = 48 { byte_len: 20, imm_data: 24, qp_num: 28, wc_flags: 36, slid: 42 }
+    Sge = 16 { length: 8, lkey: 12 }
+    SendWr = 128 { send_flags: 32, imm_data: 36, target: 40, key: 48, qkey: 52 }
+    RecvWr = 32 { num_sge: 24 }
+    QpInitAttr = 64 { cap: 32, qp_type: 52 }
+    SrqInitAttr = 24 { max_wr: 8 }
+    AhAttr = 32 { sgid_index: 20, dlid: 24, is_global: 29, port_num: 30 }
+    QpAttr = 144 { qkey: 16, qp_access_flags: 32, ah_attr: 56, pkey_index: 120, max_rd_atomic: 126,
+        port_num: 129, timeout: 130, rnr_retry: 132 }
+}

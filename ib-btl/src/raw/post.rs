@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use super::ffi::{
     ACCESS_ALL, ACCESS_LOCAL_WRITE, QPS_ERR, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, Qp, QpAttr,
@@ -10,7 +10,8 @@ use super::ffi::{
     WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, mask,
 };
 use super::verbs::{
-    BATCH, Connection, DATAGRAM, DATAGRAMS, GRH, INLINE, PIECES, SHARED, SLOT, Verbs, check, there,
+    BATCH, Connection, DATAGRAM, DATAGRAMS, GRH, INLINE, Object, PIECES, SHARED, SLOT, Verbs,
+    check, create_qp,
 };
 use crate::nic::{
     About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Source,
@@ -21,7 +22,11 @@ use crate::nic::{
 const CHAIN: usize = 8;
 
 impl Verbs {
-    /// Content of a work completion.
+    fn connection(&self, queue: Queue) -> Option<&Connection> {
+        self.connections.get(queue.0 as usize)?.as_ref()
+    }
+
+    /// Returns the event of a work completion.
     fn read(&mut self, wc: Wc) -> Option<Completion> {
         let (high, low) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
         let status = u32::try_from(wc.status).unwrap_or(u32::MAX);
@@ -33,19 +38,14 @@ impl Verbs {
             }
             let (mut header, mut bytes) = (Vec::new(), Vec::new());
             let length = (wc.byte_len as usize).saturating_sub(GRH).min(SLOT - GRH);
-            let memory = self.datagrams.as_ref()?;
             let good = status == GOOD
-                && memory.read(slot * SLOT, GRH, &mut header)
-                && memory.read(slot * SLOT + GRH, length, &mut bytes);
+                && self.datagrams.read(slot * SLOT, GRH, &mut header)
+                && self.datagrams.read(slot * SLOT + GRH, length, &mut bytes);
             // A queue pair that takes none any more: peers give up in time.
             let _ = self.receive_datagram(slot);
-            let gid = if wc.wc_flags & WC_GRH != 0 {
-                sender(&header)
-            } else {
-                None
-            };
+            let has_header = wc.wc_flags & WC_GRH != 0;
             let from = Source {
-                gid,
+                gid: sender(&header).filter(|_| has_header),
                 lid: wc.slid,
                 qpn: wc.src_qp,
             };
@@ -53,54 +53,71 @@ impl Verbs {
         }
         let immediate =
             (status == GOOD && wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.imm_data));
-        if high == SHARED {
-            let connection = self.numbers.get(&wc.qp_num).copied().unwrap_or(u32::MAX);
-            return Some(Completion::Arrived {
+        let (connection, shared) = if high == SHARED {
+            let number = self.numbers.get(&wc.qp_num).copied();
+            (number.unwrap_or(u32::MAX), Some((low, wc.byte_len)))
+        } else {
+            (high, None)
+        };
+        let received = shared.is_some() || low == 0 || status == GOOD && wc.opcode & WC_RECV != 0;
+        Some(if received {
+            Completion::Arrived {
                 connection,
                 status,
                 immediate,
-                shared: Some((low, wc.byte_len)),
-            });
-        }
-        if low == 0 || (status == GOOD && wc.opcode & WC_RECV != 0) {
-            return Some(Completion::Arrived {
-                connection: high,
+                shared,
+            }
+        } else {
+            Completion::Done {
+                id: wc.wr_id,
                 status,
-                immediate,
-                shared: None,
-            });
-        }
-        Some(Completion::Done {
-            id: wc.wr_id,
-            status,
+            }
         })
     }
 
-    /// Posts receives without memory, all by one call.
-    fn post_empty_recvs(&self, qp: NonNull<Qp>, wr_id: u64, count: usize) -> Result<(), NicError> {
+    /// Posts receives, at most [`CHAIN`], by one call: without memory, or one with.
+    fn post_recvs(
+        &self,
+        qp: &Object<Qp>,
+        wr_id: u64,
+        memory: Option<&mut Sge>,
+        count: usize,
+    ) -> Result<(), NicError> {
         let call = "ibv_post_recv";
-        let Some(post) = self.ops().post_recv else {
-            return Err(NicError {
-                call,
-                errno: libc::ENOSYS,
-            });
-        };
-        let mut chain = [const {
-            RecvWr {
-                wr_id: 0,
-                next: ptr::null_mut(),
-                sg_list: ptr::null_mut(),
-                num_sge: 0,
-            }
-        }; CHAIN];
+        let post = self.ops().post_recv.ok_or_else(|| no_call(call))?;
+        let num_sge = memory.is_some().into();
+        let sg_list = memory.map_or(ptr::null_mut(), ptr::from_mut);
+        let mut chain = [const { None }; CHAIN];
         let mut next = ptr::null_mut();
-        for wr in chain.iter_mut().take(count).rev() {
-            (wr.wr_id, wr.next) = (wr_id, next);
-            next = ptr::from_mut(wr);
+        for place in chain.iter_mut().take(count) {
+            next = ptr::from_mut(place.insert(RecvWr {
+                wr_id,
+                next,
+                sg_list,
+                num_sge,
+            }));
         }
         let mut bad = ptr::null_mut();
         // SAFETY: alive; the requests are copied by the call.
-        check(call, unsafe { post(qp.as_ptr(), next, &raw mut bad) })
+        check(call, unsafe { post(qp.ptr(), next, &raw mut bad) })
+    }
+
+    pub(super) fn receive_datagram(&mut self, slot: usize) -> Result<(), NicError> {
+        let mut memory = Sge {
+            address: (self.datagrams.address() + slot * SLOT) as u64,
+            length: SLOT as u32,
+            lkey: self.datagrams_key,
+        };
+        let id = u64::from(DATAGRAM) << 32 | slot as u64;
+        self.post_recvs(&self.ud, id, Some(&mut memory), 1)
+    }
+
+    fn send(&self, qp: &Object<Qp>, wr: &mut SendWr) -> Result<(), NicError> {
+        let call = "ibv_post_send";
+        let post = self.ops().post_send.ok_or_else(|| no_call(call))?;
+        let mut bad = ptr::null_mut();
+        // SAFETY: alive; the request is copied by the call.
+        check(call, unsafe { post(qp.ptr(), wr, &raw mut bad) })
     }
 
     /// Posts a send or write.
@@ -113,18 +130,10 @@ impl Verbs {
         remote: (u64, u32),
         send_flags: c_uint,
     ) -> Result<(), NicError> {
-        let call = "ibv_post_send";
-        let Some(connection) = self.connection(queue) else {
-            return Err(NicError {
-                call,
-                errno: libc::ENOTCONN,
-            });
-        };
+        let failed = |errno| NicError::new("ibv_post_send", errno);
+        let connection = self.connection(queue).ok_or(failed(libc::ENOTCONN))?;
         if local.len() > PIECES {
-            return Err(NicError {
-                call,
-                errno: libc::EINVAL,
-            });
+            return Err(failed(libc::EINVAL));
         }
         let (opcode, immediate) = match verb {
             Verb::Write(None) => (WR_RDMA_WRITE, 0),
@@ -146,8 +155,13 @@ impl Verbs {
             qkey: 0,
             rest: [0; 9],
         };
-        self.send(connection.qp, &mut wr)
+        self.send(&connection.qp, &mut wr)
     }
+}
+
+/// Returns the error of a call that the device does not have.
+fn no_call(call: &'static str) -> NicError {
+    NicError::new(call, libc::ENOSYS)
 }
 
 /// The global id in the 40 bytes in front of a datagram: an IPv6 header's source (InfiniBand, RoCE
@@ -180,62 +194,46 @@ impl Nic for Verbs {
         length: usize,
         remote: bool,
     ) -> Result<Registered, NicError> {
-        let Some(pd) = self.pd else {
-            return Err(NicError {
-                call: "ibv_reg_mr",
-                errno: libc::EINVAL,
-            });
-        };
         let access = if remote {
             ACCESS_ALL
         } else {
             ACCESS_LOCAL_WRITE
         };
         let memory = ptr::with_exposed_provenance_mut(address);
+        let l = self.library;
         // SAFETY: alive; as promised to us.
-        let mr = unsafe { (self.library.ibv_reg_mr)(pd.as_ptr(), memory, length, access) };
-        let mr = there("ibv_reg_mr", mr)?;
+        let mr = unsafe {
+            let mr = (l.ibv_reg_mr)(self.pd.ptr(), memory, length, access);
+            Object::new("ibv_reg_mr", mr, l.ibv_dereg_mr)
+        }?;
         self.next_mr += 1;
-        self.registered.insert(self.next_mr, mr);
-        // SAFETY: alive.
-        let keys = unsafe { mr.as_ref() };
-        Ok(Registered {
+        let made = Registered {
             id: self.next_mr,
-            lkey: keys.lkey,
-            rkey: keys.rkey,
-        })
+            lkey: mr.get().lkey,
+            rkey: mr.get().rkey,
+        };
+        self.registered.insert(made.id, mr);
+        Ok(made)
     }
 
     fn deregister(&mut self, id: u64) {
-        if let Some(mr) = self.registered.remove(&id) {
-            // SAFETY: made by `register`, and taken out just now.
-            unsafe { (self.library.ibv_dereg_mr)(mr.as_ptr()) };
-        }
+        self.registered.remove(&id);
     }
 
     fn open(&mut self, number: u32, depth: usize) -> Result<(Queue, u32), NicError> {
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         let recv = if self.srq.is_some() { 1 } else { depth };
-        // A device that cannot do so much, or nothing, says so by refusing.
-        let mut inline = if self.connections.is_empty() {
-            INLINE
-        } else {
-            self.about.inline
+        let create = |inline| {
+            let objects = (&self.pd, &self.cq, self.srq.as_ref());
+            let qp = create_qp(self.library, objects, QPT_RC, (depth, recv), inline);
+            qp.map(|qp| (qp, inline))
         };
-        let made = self.create_qp(QPT_RC, depth, recv, self.srq, inline);
-        let qp = made.or_else(|error| {
-            if inline == 0 {
-                return Err(error);
-            }
-            inline = 0;
-            self.create_qp(QPT_RC, depth, recv, self.srq, 0)
-        })?;
+        // A device that cannot do so much, or nothing, says so by refusing.
+        let (qp, inline) = match self.connections.is_empty() {
+            true => create(INLINE).or_else(|_| create(0)),
+            false => create(self.about.inline),
+        }?;
         self.about.inline = inline;
-        // SAFETY: alive.
-        let qpn = unsafe { qp.as_ref() }.qp_num;
-        let queue = Queue(u32::try_from(self.connections.len()).unwrap_or(u32::MAX));
-        self.connections.push(Some(Connection { qp, number }));
-        self.numbers.insert(qpn, number);
         let attr = QpAttr {
             qp_state: QPS_INIT,
             port_num: self.about.port,
@@ -243,16 +241,18 @@ impl Nic for Verbs {
             ..QpAttr::default()
         };
         let what = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS;
-        self.modify(qp, attr, what)
-            .inspect_err(|_| self.close(queue))?;
+        self.modify(&qp, attr, what)?;
+        let qpn = qp.get().qp_num;
+        let queue = Queue(u32::try_from(self.connections.len()).unwrap_or(u32::MAX));
+        self.connections.push(Some(Connection { qp, number }));
+        self.numbers.insert(qpn, number);
         Ok((queue, qpn))
     }
 
     fn connect(&mut self, queue: Queue, remote: &Remote) -> Result<(), NicError> {
-        let Some(connection) = self.connection(queue) else {
+        let Some(Connection { qp, .. }) = self.connection(queue) else {
             return Ok(());
         };
-        let qp = connection.qp;
         let attr = QpAttr {
             qp_state: QPS_RTR,
             path_mtu: c_int::from(remote.mtu.min(self.about.mtu)),
@@ -283,28 +283,20 @@ impl Nic for Verbs {
     }
 
     fn stop(&mut self, queue: Queue) {
-        if let Some(connection) = self.connection(queue) {
-            let _ = self.modify(
-                connection.qp,
-                QpAttr {
-                    qp_state: QPS_ERR,
-                    ..QpAttr::default()
-                },
-                mask::STATE,
-            );
+        let attr = QpAttr {
+            qp_state: QPS_ERR,
+            ..QpAttr::default()
+        };
+        if let Some(Connection { qp, .. }) = self.connection(queue) {
+            let _ = self.modify(qp, attr, mask::STATE);
         }
     }
 
     fn close(&mut self, queue: Queue) {
-        if let Some(connection) = self
-            .connections
-            .get_mut(queue.0 as usize)
-            .and_then(Option::take)
-        {
+        let place = self.connections.get_mut(queue.0 as usize);
+        if let Some(connection) = place.and_then(Option::take) {
             self.numbers
                 .retain(|_, number| *number != connection.number);
-            // SAFETY: made by `open`, and taken out just now.
-            unsafe { (self.library.ibv_destroy_qp)(connection.qp.as_ptr()) };
         }
     }
 
@@ -333,63 +325,47 @@ impl Nic for Verbs {
     }
 
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {
-        let Some(connection) = self.connection(queue) else {
+        let Some(Connection { qp, number }) = self.connection(queue) else {
             return Ok(());
         };
-        let (qp, id) = (connection.qp, u64::from(connection.number) << 32);
         let mut left = if self.srq.is_some() { 0 } else { count };
         while left > 0 {
             let now = left.min(CHAIN);
-            self.post_empty_recvs(qp, id, now)?;
+            self.post_recvs(qp, u64::from(*number) << 32, None, now)?;
             left -= now;
         }
         Ok(())
     }
 
     unsafe fn share(&mut self, index: u32, buffer: Sge, most: usize) -> Result<(), NicError> {
-        let call = "ibv_create_srq";
-        let srq = match (self.srq, self.pd) {
-            (Some(srq), _) => srq,
-            (None, None) => {
-                return Err(NicError {
-                    call,
-                    errno: libc::EINVAL,
-                });
-            }
-            (None, Some(pd)) => {
-                let max_wr = u32::try_from(most).unwrap_or(u32::MAX);
-                let mut attr = SrqInitAttr {
-                    srq_context: ptr::null_mut(),
-                    max_wr,
-                    max_sge: 1,
-                    srq_limit: 0,
-                };
-                // SAFETY: alive.
-                let srq = there(call, unsafe {
-                    (self.library.ibv_create_srq)(pd.as_ptr(), &raw mut attr)
-                })?;
-                *self.srq.insert(srq)
-            }
+        let l = self.library;
+        if self.srq.is_none() {
+            let mut attr = SrqInitAttr {
+                srq_context: ptr::null_mut(),
+                max_wr: u32::try_from(most).unwrap_or(u32::MAX),
+                max_sge: 1,
+                srq_limit: 0,
+            };
+            // SAFETY: alive.
+            self.srq = Some(unsafe {
+                let srq = (l.ibv_create_srq)(self.pd.ptr(), &raw mut attr);
+                Object::new("ibv_create_srq", srq, l.ibv_destroy_srq)
+            }?);
+        }
+        let call = "ibv_post_srq_recv";
+        let (Some(srq), Some(post)) = (&self.srq, self.ops().post_srq_recv) else {
+            return Err(no_call(call));
         };
         let mut sge = buffer;
-        let wr_id = u64::from(SHARED) << 32 | u64::from(index);
         let mut wr = RecvWr {
-            wr_id,
+            wr_id: u64::from(SHARED) << 32 | u64::from(index),
             next: ptr::null_mut(),
             sg_list: &raw mut sge,
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        let Some(post) = self.ops().post_srq_recv else {
-            return Err(NicError {
-                call,
-                errno: libc::ENOSYS,
-            });
-        };
         // SAFETY: alive; the request is copied by the call; the buffer is as promised to us.
-        check("ibv_post_srq_recv", unsafe {
-            post(srq.as_ptr(), &raw mut wr, &raw mut bad)
-        })
+        check(call, unsafe { post(srq.ptr(), &raw mut wr, &raw mut bad) })
     }
 
     fn datagram(&mut self, to: &Place, bytes: &[u8]) -> Result<(), NicError> {
@@ -397,15 +373,11 @@ impl Nic for Verbs {
         let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes);
         let slot = DATAGRAMS + self.sent % DATAGRAMS;
         self.sent += 1;
-        let (Some(qp), Some(memory)) = (self.ud, &mut self.datagrams) else {
-            return Ok(());
-        };
         // As long as this many are under way, one would be overwritten: to be sent again, as if
         // lost.
-        let address = (memory.address() + slot * SLOT) as u64;
-        let _ = memory.write(slot * SLOT, bytes);
+        let _ = self.datagrams.write(slot * SLOT, bytes);
         let mut sge = Sge {
-            address,
+            address: (self.datagrams.address() + slot * SLOT) as u64,
             length: bytes.len() as u32,
             lkey: self.datagrams_key,
         };
@@ -417,29 +389,26 @@ impl Nic for Verbs {
             opcode: WR_SEND,
             send_flags: SEND_SIGNALED,
             imm_data: 0,
-            target: way.as_ptr().expose_provenance() as u64,
+            target: way.expose_provenance() as u64,
             key: to.qpn,
             qkey: to.qkey,
             rest: [0; 9],
         };
-        match self.send(qp, &mut wr) {
+        match self.send(&self.ud, &mut wr) {
             // No room: as if lost.
-            Err(error) if error.errno == libc::ENOMEM || error.errno == libc::EAGAIN => Ok(()),
+            Err(error) if [libc::ENOMEM, libc::EAGAIN].contains(&error.errno) => Ok(()),
             other => other,
         }
     }
 
     fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError> {
-        let (Some(cq), Some(poll)) = (self.cq, self.ops().poll_cq) else {
+        let Some(poll) = self.ops().poll_cq else {
             return Ok(());
         };
         let room = c_int::try_from(most.min(BATCH)).unwrap_or(0);
         // SAFETY: alive, and there is room for so many.
-        let count = unsafe { poll(cq.as_ptr(), room, self.wc.as_mut_ptr()) };
-        let count = usize::try_from(count).map_err(|_| NicError {
-            call: "ibv_poll_cq",
-            errno: -count,
-        })?;
+        let count = unsafe { poll(self.cq.ptr(), room, self.wc.as_mut_ptr()) };
+        let count = usize::try_from(count).map_err(|_| NicError::new("ibv_poll_cq", -count))?;
         for at in 0..count.min(BATCH) {
             let read = self.read(self.wc[at]);
             out.extend(read);
@@ -448,35 +417,28 @@ impl Nic for Verbs {
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        let fd = self.channel.map_or(-1, |channel| {
-            // SAFETY: alive.
-            unsafe { channel.as_ref() }.fd
-        });
-        // SAFETY: open as long as the channel, which is made before anybody can ask.
-        unsafe { BorrowedFd::borrow_raw(fd) }
+        // SAFETY: open as long as the channel.
+        unsafe { BorrowedFd::borrow_raw(self.channel.get().fd) }
     }
 
     fn arm(&mut self) {
-        if let (Some(cq), Some(notify)) = (self.cq, self.ops().req_notify_cq) {
+        if let Some(notify) = self.ops().req_notify_cq {
             // SAFETY: alive.
-            unsafe { notify(cq.as_ptr(), 0) };
+            unsafe { notify(self.cq.ptr(), 0) };
         }
     }
 
     fn calm(&mut self) {
-        let Some(channel) = self.channel else { return };
+        let (l, channel) = (self.library, self.channel.ptr());
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // Bounded: each `arm` makes at most one event.
         for _ in 0..16 {
             // SAFETY: alive; the descriptor does not block.
-            if unsafe {
-                (self.library.ibv_get_cq_event)(channel.as_ptr(), &raw mut cq, &raw mut context)
-            } != 0
-            {
+            if unsafe { (l.ibv_get_cq_event)(channel, &raw mut cq, &raw mut context) } != 0 {
                 return;
             }
             // SAFETY: the event was of this queue.
-            unsafe { (self.library.ibv_ack_cq_events)(cq, 1) };
+            unsafe { (l.ibv_ack_cq_events)(cq, 1) };
         }
     }
 }

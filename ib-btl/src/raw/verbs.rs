@@ -9,13 +9,12 @@ use std::ptr::{self, NonNull};
 
 use super::ffi::{
     Ah, AhAttr, CompChannel, Context, Cq, DeviceAttr, LINK_LAYER_ETHERNET, Mr, PORT_ACTIVE, Pd,
-    PortAttr, QPS_INIT, QPS_RTR, QPS_RTS, QPT_UD, Qp, QpAttr, QpCap, QpInitAttr, RecvWr, SendWr,
-    Sge, Srq, Wc, mask,
+    PortAttr, QPS_INIT, QPS_RTR, QPS_RTS, QPT_UD, Qp, QpAttr, QpCap, QpInitAttr, Srq, Wc, mask,
 };
 use super::library::{Library, library};
 use super::memory::Memory;
 use crate::error::IbError;
-use crate::nic::{About, Nic, NicError, Place, Queue};
+use crate::nic::{About, NicError, Place};
 
 /// Work requests whose high half is this belong to datagrams, and to the shared receive queue.
 pub(super) const DATAGRAM: u32 = u32::MAX;
@@ -34,52 +33,85 @@ pub(super) const INLINE: usize = 188;
 /// Most memory pieces of a work request.
 pub(super) const PIECES: usize = 8;
 
-fn last(call: &'static str) -> NicError {
-    NicError {
-        call,
-        errno: io::Error::last_os_error().raw_os_error().unwrap_or(0),
-    }
-}
-
-/// These calls return the error's number.
+/// Converts the result of a call that returns the error's number.
 pub(super) fn check(call: &'static str, result: c_int) -> Result<(), NicError> {
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(NicError {
-            call,
-            errno: result.abs(),
-        })
+    match result {
+        0 => Ok(()),
+        errno => Err(NicError::new(call, errno.abs())),
     }
 }
 
-/// A result of a function that gives an object or NULL and errno.
-pub(super) fn there<T>(call: &'static str, object: *mut T) -> Result<NonNull<T>, NicError> {
-    NonNull::new(object).ok_or_else(|| last(call))
+/// An object of libibverbs, which ends when it is dropped.
+pub(super) struct Object<T> {
+    at: NonNull<T>,
+    end: unsafe extern "C" fn(*mut T) -> c_int,
 }
 
+impl<T> Object<T> {
+    /// Takes the result of a call that returns an object, or NULL and sets errno.
+    ///
+    /// # Safety
+    /// The object is valid, and the caller's, until `end` is called for it.
+    pub(super) unsafe fn new(
+        call: &'static str,
+        object: *mut T,
+        end: unsafe extern "C" fn(*mut T) -> c_int,
+    ) -> Result<Object<T>, NicError> {
+        let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        let at = NonNull::new(object).ok_or_else(|| NicError::new(call, errno()))?;
+        Ok(Object { at, end })
+    }
+
+    pub(super) fn ptr(&self) -> *mut T {
+        self.at.as_ptr()
+    }
+
+    pub(super) fn get(&self) -> &T {
+        // SAFETY: valid until this is dropped.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl<T> Drop for Object<T> {
+    fn drop(&mut self) {
+        // SAFETY: the object is alive and ends once; what stands on it has ended before.
+        unsafe { (self.end)(self.ptr()) };
+    }
+}
+
+/// Opens each device in turn and looks at it. A device of another name than `only` is left out.
 fn each_device<T>(
-    mut look: impl FnMut(&Library, *mut super::ffi::Device) -> Option<T>,
+    only: Option<&str>,
+    mut look: impl FnMut(&'static Library, &str, Result<Object<Context>, NicError>) -> Option<T>,
 ) -> Result<Vec<T>, IbError> {
     let library = library().map_err(|why| IbError::NoLibrary(why.into()))?;
     let mut count = 0;
     // SAFETY: as documented.
     let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
     if list.is_null() {
-        let error = io::Error::last_os_error();
+        let errno = io::Error::last_os_error().raw_os_error();
         // The library is there and the kernel has no RDMA.
-        let none = matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT | 0));
-        return Err(if none {
-            IbError::NoDevices
-        } else {
-            IbError::Verbs(last("ibv_get_device_list"))
+        return Err(match errno {
+            Some(libc::ENOSYS | libc::ENOENT | 0) | None => IbError::NoDevices,
+            Some(errno) => NicError::new("ibv_get_device_list", errno).into(),
         });
     }
     let mut found = Vec::new();
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has that many.
-        let device = unsafe { *list.add(index) };
-        found.extend(look(library, device));
+        // SAFETY: the list has that many; the names are strings.
+        let (device, name) = unsafe {
+            let device = *list.add(index);
+            (device, CStr::from_ptr((*device).name.as_ptr()))
+        };
+        let name = name.to_string_lossy();
+        if only.is_none_or(|only| name == only) {
+            // SAFETY: the device is of the list.
+            let context = unsafe {
+                let context = (library.ibv_open_device)(device);
+                Object::new("ibv_open_device", context, library.ibv_close_device)
+            };
+            found.extend(look(library, &name, context));
+        }
     }
     // SAFETY: made above; opened devices stay.
     unsafe { (library.ibv_free_device_list)(list) };
@@ -90,34 +122,47 @@ fn each_device<T>(
     }
 }
 
+fn query_port(
+    library: &Library,
+    context: &Object<Context>,
+    port: u8,
+) -> Result<PortAttr, NicError> {
+    // SAFETY: plain numbers, for which zeros are a value; the context is open.
+    unsafe {
+        let mut attr: PortAttr = std::mem::zeroed();
+        let result = (library.ibv_query_port)(context.ptr(), port, &raw mut attr);
+        check("ibv_query_port", result).map(|()| attr)
+    }
+}
+
 pub(super) struct Connection {
-    pub(super) qp: NonNull<Qp>,
+    pub(super) qp: Object<Qp>,
     pub(super) number: u32,
 }
 
-/// A port, opened.
+/// A port, opened. Fields are dropped in this order: each before what it stands on.
 pub(crate) struct Verbs {
+    /// By [`Queue`](crate::nic::Queue).
+    pub(super) connections: Vec<Option<Connection>>,
+    pub(super) ud: Object<Qp>,
+    pub(super) srq: Option<Object<Srq>>,
+    pub(super) ways: HashMap<[u8; 16], Object<Ah>>,
+    pub(super) registered: HashMap<u64, Object<Mr>>,
+    pub(super) cq: Object<Cq>,
+    pub(super) channel: Object<CompChannel>,
+    pub(super) pd: Object<Pd>,
+    pub(super) context: Object<Context>,
+    /// Received datagrams, then room to send some from.
+    pub(super) datagrams: Memory,
+    pub(super) datagrams_key: u32,
     pub(super) library: &'static Library,
-    pub(super) context: NonNull<Context>,
-    pub(super) pd: Option<NonNull<Pd>>,
-    pub(super) channel: Option<NonNull<CompChannel>>,
-    pub(super) cq: Option<NonNull<Cq>>,
-    pub(super) srq: Option<NonNull<Srq>>,
-    pub(super) ud: Option<NonNull<Qp>>,
     pub(super) about: About,
     pub(super) gid_index: u8,
     /// Reads under way on a connection: the peer's, the own ones.
     pub(super) reads: [u8; 2],
-    /// By [`Queue`].
-    pub(super) connections: Vec<Option<Connection>>,
     /// By the number of the queue pair, for arrivals in the shared queue.
     pub(super) numbers: HashMap<u32, u32>,
-    pub(super) registered: HashMap<u64, NonNull<Mr>>,
     pub(super) next_mr: u64,
-    pub(super) ways: HashMap<[u8; 16], NonNull<Ah>>,
-    /// Received datagrams, then room to send some from.
-    pub(super) datagrams: Option<Memory>,
-    pub(super) datagrams_key: u32,
     pub(super) sent: usize,
     pub(super) wc: [Wc; BATCH],
 }
@@ -135,303 +180,136 @@ impl fmt::Debug for Verbs {
 
 impl Verbs {
     /// Opens a port. `completions`: how many may wait at most.
-    pub(crate) fn open(
-        name: &str,
-        port: u8,
-        gid_index: Option<u8>,
-        completions: usize,
-    ) -> Result<Verbs, IbError> {
-        let opened = each_device(|library, device| {
-            // SAFETY: as in `devices`.
-            let is =
-                unsafe { CStr::from_ptr((*device).name.as_ptr()) }.to_bytes() == name.as_bytes();
-            is.then(|| {
-                // SAFETY: the device is of the list.
-                let context = unsafe { (library.ibv_open_device)(device) };
-                there("ibv_open_device", context)
-            })
-        })?;
-        let context = opened
+    pub(crate) fn open(name: &str, port: u8, completions: usize) -> Result<Verbs, IbError> {
+        let opened = each_device(Some(name), |library, _, context| Some((library, context)))?;
+        let (l, context) = opened
             .into_iter()
             .next()
-            .ok_or_else(|| IbError::NoPort(format!("no device {name}")))??;
-        let library = library().map_err(|why| IbError::NoLibrary(why.into()))?;
-        let mut verbs = Verbs {
-            library,
-            context,
-            pd: None,
-            channel: None,
-            cq: None,
-            srq: None,
-            ud: None,
-            about: About {
-                device: name.into(),
-                port,
-                ..About::default()
+            .ok_or_else(|| IbError::NoPort(format!("no device {name}")))?;
+        let context = context?;
+        let no_port = |why: String| IbError::NoPort(format!("port {port} of {name} {why}"));
+        let attr = query_port(l, &context, port)?;
+        if attr.state != PORT_ACTIVE {
+            return Err(no_port(format!("is not active (state {})", attr.state)));
+        }
+        // SAFETY: plain numbers, for which zeros are a value; the context is open.
+        let device = unsafe {
+            let mut device: DeviceAttr = std::mem::zeroed();
+            let result = (l.ibv_query_device)(context.ptr(), &raw mut device);
+            check("ibv_query_device", result).map(|()| device)
+        }?;
+        let ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
+        let (gid_index, gid) = gid(l, &context, port, &attr).ok_or_else(|| {
+            no_port("has no such global id: has its interface an address?".into())
+        })?;
+        let most = usize::try_from(device.max_cqe).unwrap_or(0).max(1);
+        let room = completions.saturating_add(DATAGRAMS * 2).min(most);
+        let mut qkey = [0; 4];
+        getrandom::fill(&mut qkey).map_err(|_| IbError::NoRandom)?;
+        let about = About {
+            device: name.into(),
+            port,
+            ethernet,
+            place: Place {
+                gid,
+                lid: attr.lid,
+                qpn: 0,
+                // The highest bit is for the kernel's own queue pairs.
+                qkey: u32::from_ne_bytes(qkey) & 0x7fff_ffff,
             },
-            gid_index: 0,
-            reads: [0; 2],
+            mtu: u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, 5),
+            bandwidth: bandwidth(attr.active_width, attr.active_speed),
+            max_completions: room.saturating_sub(DATAGRAMS * 2),
+            max_message: attr.max_msg_sz as usize,
+            inline: 0,
+        };
+        let room = c_int::try_from(room).unwrap_or(c_int::MAX);
+        let memory = Memory::new(2 * DATAGRAMS * SLOT).ok_or(IbError::NoMemory)?;
+        // SAFETY: the context is open; each object is made from those before it.
+        let (pd, channel, cq) = unsafe {
+            let pd = (l.ibv_alloc_pd)(context.ptr());
+            let pd = Object::new("ibv_alloc_pd", pd, l.ibv_dealloc_pd)?;
+            let channel = (l.ibv_create_comp_channel)(context.ptr());
+            let end = l.ibv_destroy_comp_channel;
+            let channel = Object::new("ibv_create_comp_channel", channel, end)?;
+            let fd = BorrowedFd::borrow_raw(channel.get().fd);
+            rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK)
+                .map_err(|e| NicError::new("fcntl", e.raw_os_error()))?;
+            let (context, none) = (context.ptr(), ptr::null_mut());
+            let cq = (l.ibv_create_cq)(context, room, none, channel.ptr(), 0);
+            (
+                pd,
+                channel,
+                Object::new("ibv_create_cq", cq, l.ibv_destroy_cq)?,
+            )
+        };
+        let depth = DATAGRAMS as u32;
+        let ud = create_qp(l, (&pd, &cq, None), QPT_UD, (depth, depth), 0)?;
+        // Limits of the device on concurrent reads, as responder and as initiator.
+        let reads = |most: c_int| u8::try_from(most.clamp(0, READS)).unwrap_or(0);
+        let mut verbs = Verbs {
             connections: Vec::new(),
-            numbers: HashMap::new(),
-            registered: HashMap::new(),
-            next_mr: 0,
+            ud,
+            srq: None,
             ways: HashMap::new(),
-            datagrams: None,
+            registered: HashMap::new(),
+            cq,
+            channel,
+            pd,
+            context,
+            datagrams: memory,
             datagrams_key: 0,
+            library: l,
+            about,
+            gid_index,
+            reads: [
+                reads(device.max_qp_rd_atom),
+                reads(device.max_qp_init_rd_atom),
+            ],
+            numbers: HashMap::new(),
+            next_mr: 0,
             sent: 0,
             wc: [Wc::default(); BATCH],
         };
-        verbs.look(gid_index)?;
-        verbs.set_up(completions)?;
+        verbs.open_datagrams()?;
         Ok(verbs)
     }
 
-    /// Limits and addresses.
-    fn look(&mut self, gid_index: Option<u8>) -> Result<(), IbError> {
-        let (name, port) = (self.about.device.clone(), self.about.port);
-        // SAFETY: plain numbers, for which zeros are a value.
-        let (mut device, mut attr): (DeviceAttr, PortAttr) =
-            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-        // SAFETY: the context is open.
-        check("ibv_query_device", unsafe {
-            (self.library.ibv_query_device)(self.context.as_ptr(), &raw mut device)
-        })?;
-        // SAFETY: likewise.
-        let result =
-            unsafe { (self.library.ibv_query_port)(self.context.as_ptr(), port, &raw mut attr) };
-        check("ibv_query_port", result)?;
-        if attr.state != PORT_ACTIVE {
-            return Err(IbError::NoPort(format!(
-                "port {port} of {name} is not active (state {})",
-                attr.state
-            )));
-        }
-        self.about.ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
-        self.about.mtu = u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, 5);
-        self.about.max_message = attr.max_msg_sz as usize;
-        // Limits of the device on concurrent reads, as responder and as initiator.
-        let reads = |most: c_int| u8::try_from(most.clamp(0, READS)).unwrap_or(0);
-        self.reads = [
-            reads(device.max_qp_rd_atom),
-            reads(device.max_qp_init_rd_atom),
-        ];
-        self.about.max_completions = usize::try_from(device.max_cqe).unwrap_or(0);
-        self.about.bandwidth = bandwidth(attr.active_width, attr.active_speed);
-        // RoCE: the entry with an IPv4 address, as routers want it; InfiniBand: the first.
-        let mut gids = Vec::new();
-        for index in 0..attr.gid_tbl_len.clamp(0, 32) {
-            let mut gid = [0; 16];
-            // SAFETY: the context is open; room for 16 bytes.
-            if unsafe {
-                (self.library.ibv_query_gid)(self.context.as_ptr(), port, index, &raw mut gid)
-            } == 0
-            {
-                gids.push((u8::try_from(index).unwrap_or(0), gid));
-            }
-        }
-        let mapped = |gid: &[u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
-        // An address may be listed for RoCE 1 and then for RoCE 2: the last one is taken.
-        let by_address = gids
-            .iter()
-            .rev()
-            .find(|(_, gid)| self.about.ethernet && mapped(gid));
-        let wanted = gid_index.map(|index| gids.iter().find(|(at, _)| *at == index));
-        let gid = wanted.unwrap_or(by_address.or(gids.first()));
-        let (index, gid) = gid.filter(|(_, gid)| *gid != [0; 16]).ok_or_else(|| {
-            IbError::NoPort(format!(
-                "port {port} of {name} has no such global id: has its interface an address?"
-            ))
-        })?;
-        (self.gid_index, self.about.place.gid, self.about.place.lid) = (*index, *gid, attr.lid);
-        Ok(())
-    }
-
-    /// Queues.
-    fn set_up(&mut self, completions: usize) -> Result<(), IbError> {
-        let (l, context) = (self.library, self.context.as_ptr());
-        // SAFETY: the context is open; each object is made from those before it.
-        unsafe {
-            let pd = there("ibv_alloc_pd", (l.ibv_alloc_pd)(context))?;
-            self.pd = Some(pd);
-            let channel = there(
-                "ibv_create_comp_channel",
-                (l.ibv_create_comp_channel)(context),
-            )?;
-            self.channel = Some(channel);
-            let fd = BorrowedFd::borrow_raw(channel.as_ref().fd);
-            rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK).map_err(|e| NicError {
-                call: "fcntl",
-                errno: e.raw_os_error(),
-            })?;
-            let room = completions
-                .saturating_add(DATAGRAMS * 2)
-                .min(self.about.max_completions.max(1));
-            // From now on, what this queue has.
-            self.about.max_completions = room.saturating_sub(DATAGRAMS * 2);
-            let room = c_int::try_from(room).unwrap_or(c_int::MAX);
-            let cq = (l.ibv_create_cq)(context, room, ptr::null_mut(), channel.as_ptr(), 0);
-            self.cq = Some(there("ibv_create_cq", cq)?);
-        }
-        let memory = Memory::new(2 * DATAGRAMS * SLOT).ok_or(IbError::NoMemory)?;
-        // SAFETY: the memory is kept until the device is closed.
-        let key = unsafe { self.register(memory.address(), memory.length(), false) }?;
-        (self.datagrams, self.datagrams_key) = (Some(memory), key.lkey);
-        self.open_datagrams()
-    }
-
-    fn open_datagrams(&mut self) -> Result<(), IbError> {
-        let depth = DATAGRAMS as u32;
-        let qp = self.create_qp(QPT_UD, depth, depth, None, 0)?;
-        self.ud = Some(qp);
-        let mut seed = [0; 4];
-        getrandom::fill(&mut seed).map_err(|_| IbError::NoRandom)?;
-        // The highest bit is for the kernel's own queue pairs.
-        let qkey = u32::from_ne_bytes(seed) & 0x7fff_ffff;
-        let base = QpAttr {
-            qkey,
+    fn open_datagrams(&mut self) -> Result<(), NicError> {
+        let (address, length) = (self.datagrams.address(), self.datagrams.length());
+        // SAFETY: the memory is kept until the registration has ended.
+        let keys = unsafe { crate::nic::Nic::register(self, address, length, false) }?;
+        self.datagrams_key = keys.lkey;
+        let mut attr = QpAttr {
+            qkey: self.about.place.qkey,
             port_num: self.about.port,
-            qp_state: QPS_INIT,
             ..QpAttr::default()
         };
-        self.modify(
-            qp,
-            base,
-            mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::QKEY,
-        )?;
-        self.modify(
-            qp,
-            QpAttr {
-                qp_state: QPS_RTR,
-                ..base
-            },
-            mask::STATE,
-        )?;
-        self.modify(
-            qp,
-            QpAttr {
-                qp_state: QPS_RTS,
-                ..base
-            },
-            mask::STATE | mask::SQ_PSN,
-        )?;
+        let init = mask::PKEY_INDEX | mask::PORT | mask::QKEY;
+        for (state, what) in [(QPS_INIT, init), (QPS_RTR, 0), (QPS_RTS, mask::SQ_PSN)] {
+            attr.qp_state = state;
+            self.modify(&self.ud, attr, mask::STATE | what)?;
+        }
         for slot in 0..DATAGRAMS {
             self.receive_datagram(slot)?;
         }
-        // SAFETY: alive.
-        self.about.place.qpn = unsafe { qp.as_ref() }.qp_num;
-        self.about.place.qkey = qkey;
+        self.about.place.qpn = self.ud.get().qp_num;
         Ok(())
     }
 
-    pub(super) fn receive_datagram(&mut self, slot: usize) -> Result<(), NicError> {
-        let (Some(qp), Some(memory)) = (self.ud, &self.datagrams) else {
-            return Ok(());
-        };
-        let address = (memory.address() + slot * SLOT) as u64;
-        let sge = Sge {
-            address,
-            length: SLOT as u32,
-            lkey: self.datagrams_key,
-        };
-        self.post_recv(qp, u64::from(DATAGRAM) << 32 | slot as u64, Some(sge))
-    }
-
     pub(super) fn ops(&self) -> &super::ffi::Ops {
-        // SAFETY: the context is open until this is dropped.
-        unsafe { &(*self.context.as_ptr()).ops }
-    }
-
-    pub(super) fn create_qp(
-        &self,
-        kind: c_int,
-        send: u32,
-        recv: u32,
-        srq: Option<NonNull<Srq>>,
-        inline: usize,
-    ) -> Result<NonNull<Qp>, NicError> {
-        let (Some(pd), Some(cq)) = (self.pd, self.cq) else {
-            return Err(NicError {
-                call: "ibv_create_qp",
-                errno: libc::EINVAL,
-            });
-        };
-        let mut attr = QpInitAttr {
-            qp_context: ptr::null_mut(),
-            send_cq: cq.as_ptr(),
-            recv_cq: cq.as_ptr(),
-            srq: srq.map_or(ptr::null_mut(), NonNull::as_ptr),
-            cap: QpCap {
-                max_send_wr: send,
-                max_recv_wr: recv,
-                max_send_sge: PIECES as u32,
-                max_recv_sge: 1,
-                max_inline_data: inline as u32,
-            },
-            qp_type: kind,
-            sq_sig_all: 0,
-        };
-        // SAFETY: all objects are alive.
-        there("ibv_create_qp", unsafe {
-            (self.library.ibv_create_qp)(pd.as_ptr(), &raw mut attr)
-        })
+        &self.context.get().ops
     }
 
     pub(super) fn modify(
         &self,
-        qp: NonNull<Qp>,
+        qp: &Object<Qp>,
         mut attr: QpAttr,
         what: c_int,
     ) -> Result<(), NicError> {
         // SAFETY: alive.
         check("ibv_modify_qp", unsafe {
-            (self.library.ibv_modify_qp)(qp.as_ptr(), &raw mut attr, what)
-        })
-    }
-
-    pub(super) fn connection(&self, queue: Queue) -> Option<&Connection> {
-        self.connections.get(queue.0 as usize)?.as_ref()
-    }
-
-    pub(super) fn post_recv(
-        &self,
-        qp: NonNull<Qp>,
-        id: u64,
-        sge: Option<Sge>,
-    ) -> Result<(), NicError> {
-        let mut sge = sge;
-        let (list, count) = sge
-            .as_mut()
-            .map_or((ptr::null_mut(), 0), |sge| (ptr::from_mut(sge), 1));
-        let mut wr = RecvWr {
-            wr_id: id,
-            next: ptr::null_mut(),
-            sg_list: list,
-            num_sge: count,
-        };
-        let mut bad = ptr::null_mut();
-        let Some(post) = self.ops().post_recv else {
-            return Err(NicError {
-                call: "ibv_post_recv",
-                errno: libc::ENOSYS,
-            });
-        };
-        // SAFETY: alive; the request is copied by the call.
-        check("ibv_post_recv", unsafe {
-            post(qp.as_ptr(), &raw mut wr, &raw mut bad)
-        })
-    }
-
-    pub(super) fn send(&self, qp: NonNull<Qp>, wr: &mut SendWr) -> Result<(), NicError> {
-        let mut bad = ptr::null_mut();
-        let Some(post) = self.ops().post_send else {
-            return Err(NicError {
-                call: "ibv_post_send",
-                errno: libc::ENOSYS,
-            });
-        };
-        // SAFETY: alive; the request is copied by the call.
-        check("ibv_post_send", unsafe {
-            post(qp.as_ptr(), wr, &raw mut bad)
+            (self.library.ibv_modify_qp)(qp.ptr(), &raw mut attr, what)
         })
     }
 
@@ -454,27 +332,79 @@ impl Verbs {
         }
     }
 
-    pub(super) fn way(&mut self, to: &Place) -> Result<NonNull<Ah>, NicError> {
+    /// Returns the address handle of a port.
+    pub(super) fn way(&mut self, to: &Place) -> Result<*mut Ah, NicError> {
         let mut key = to.gid;
         key[0] ^= (to.lid >> 8) as u8;
         key[1] ^= to.lid as u8;
         if let Some(way) = self.ways.get(&key) {
-            return Ok(*way);
+            return Ok(way.ptr());
         }
-        let Some(pd) = self.pd else {
-            return Err(NicError {
-                call: "ibv_create_ah",
-                errno: libc::EINVAL,
-            });
-        };
         let mut attr = self.address(to);
+        let l = self.library;
         // SAFETY: alive.
-        let way = there("ibv_create_ah", unsafe {
-            (self.library.ibv_create_ah)(pd.as_ptr(), &raw mut attr)
-        })?;
+        let way = unsafe {
+            let way = (l.ibv_create_ah)(self.pd.ptr(), &raw mut attr);
+            Object::new("ibv_create_ah", way, l.ibv_destroy_ah)
+        }?;
+        let at = way.ptr();
         self.ways.insert(key, way);
-        Ok(way)
+        Ok(at)
     }
+}
+
+/// Creates a queue pair with these numbers of requests and receives.
+pub(super) fn create_qp(
+    library: &Library,
+    (pd, cq, srq): (&Object<Pd>, &Object<Cq>, Option<&Object<Srq>>),
+    kind: c_int,
+    (send, recv): (u32, u32),
+    inline: usize,
+) -> Result<Object<Qp>, NicError> {
+    let mut attr = QpInitAttr {
+        qp_context: ptr::null_mut(),
+        send_cq: cq.ptr(),
+        recv_cq: cq.ptr(),
+        srq: srq.map_or(ptr::null_mut(), Object::ptr),
+        cap: QpCap {
+            max_send_wr: send,
+            max_recv_wr: recv,
+            max_send_sge: PIECES as u32,
+            max_recv_sge: 1,
+            max_inline_data: inline as u32,
+        },
+        qp_type: kind,
+        sq_sig_all: 0,
+    };
+    // SAFETY: all objects are alive.
+    unsafe {
+        let qp = (library.ibv_create_qp)(pd.ptr(), &raw mut attr);
+        Object::new("ibv_create_qp", qp, library.ibv_destroy_qp)
+    }
+}
+
+/// Returns index and value of the global id to use. RoCE: the last entry with an IPv4 address, as
+/// routers want it (one may be listed for RoCE 1 and then for RoCE 2); InfiniBand: the first.
+fn gid(
+    library: &Library,
+    context: &Object<Context>,
+    port: u8,
+    attr: &PortAttr,
+) -> Option<(u8, [u8; 16])> {
+    let mut gids = Vec::new();
+    for index in 0..attr.gid_tbl_len.clamp(0, 32) {
+        let mut gid = [0; 16];
+        // SAFETY: the context is open; room for 16 bytes.
+        let result = unsafe { (library.ibv_query_gid)(context.ptr(), port, index, &raw mut gid) };
+        if result == 0 {
+            gids.push((u8::try_from(index).unwrap_or(0), gid));
+        }
+    }
+    let ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
+    let mapped = |gid: &[u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
+    let by_address = gids.iter().rev().find(|(_, gid)| ethernet && mapped(gid));
+    let found = *by_address.or(gids.first())?;
+    (found.1 != [0; 16]).then_some(found)
 }
 
 /// MB/s of a port, from the codes of its width and speed (InfiniBand specification, PortInfo).
@@ -500,32 +430,6 @@ fn bandwidth(width: u8, speed: u8) -> u32 {
     lanes * lane
 }
 
-impl Drop for Verbs {
-    fn drop(&mut self) {
-        let l = self.library;
-        for queue in 0..self.connections.len() {
-            self.close(Queue(u32::try_from(queue).unwrap_or(u32::MAX)));
-        }
-        // SAFETY: each is alive and ends once; what stands on it has ended before.
-        unsafe {
-            self.ud.take().map(|qp| (l.ibv_destroy_qp)(qp.as_ptr()));
-            self.srq.take().map(|srq| (l.ibv_destroy_srq)(srq.as_ptr()));
-            for (_, way) in self.ways.drain() {
-                (l.ibv_destroy_ah)(way.as_ptr());
-            }
-            for (_, mr) in self.registered.drain() {
-                (l.ibv_dereg_mr)(mr.as_ptr());
-            }
-            self.cq.take().map(|cq| (l.ibv_destroy_cq)(cq.as_ptr()));
-            self.channel
-                .take()
-                .map(|channel| (l.ibv_destroy_comp_channel)(channel.as_ptr()));
-            self.pd.take().map(|pd| (l.ibv_dealloc_pd)(pd.as_ptr()));
-            (l.ibv_close_device)(self.context.as_ptr());
-        }
-    }
-}
-
 /// Returns the meaning of a status.
 pub(crate) fn status_text(status: u32) -> String {
     let number = c_int::try_from(status).unwrap_or(c_int::MAX);
@@ -544,32 +448,16 @@ pub(crate) fn status_text(status: u32) -> String {
 /// There is no library, no device, or no active port.
 pub fn ports() -> Result<Vec<(String, u8)>, IbError> {
     let mut refused = None;
-    let each = each_device(|library, device| {
-        let mut active = Vec::new();
-        // SAFETY: the device is of the list; what is opened is closed below.
-        unsafe {
-            let name = CStr::from_ptr((*device).name.as_ptr())
-                .to_string_lossy()
-                .into_owned();
-            let context = match there("ibv_open_device", (library.ibv_open_device)(device)) {
-                Ok(context) => context.as_ptr(),
-                Err(error) => {
-                    refused = Some(error);
-                    return None;
-                }
-            };
-            for port in 1..=8 {
-                let mut attr: PortAttr = std::mem::zeroed();
-                if (library.ibv_query_port)(context, port, &raw mut attr) != 0 {
-                    break;
-                }
-                if attr.state == PORT_ACTIVE {
-                    active.push((name.clone(), port));
-                }
-            }
-            (library.ibv_close_device)(context);
-        }
-        Some(active)
+    let each = each_device(None, |library, name, context| {
+        let context = context.map_err(|error| refused = Some(error)).ok()?;
+        let ports =
+            (1..=8).map_while(|port| Some((port, query_port(library, &context, port).ok()?)));
+        let active = ports.filter(|(_, attr)| attr.state == PORT_ACTIVE);
+        Some(
+            active
+                .map(|(port, _)| (name.to_owned(), port))
+                .collect::<Vec<_>>(),
+        )
     })?;
     let all: Vec<_> = each.into_iter().flatten().collect();
     match refused {

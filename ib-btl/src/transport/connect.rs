@@ -10,7 +10,14 @@ use crate::IbError;
 use crate::credit::{Credits, Debt};
 use crate::error::explain;
 use crate::nic::{Completion, Remote, Source};
-use crate::wire::{ASK, HAVE, Hello, LEAVING, PREFIX, PeerAddress};
+use crate::wire::{ASK, HAVE, Hello, LEAVING, PeerAddress};
+
+/// Time without any datagram of a peer after which it is lost. A live process requests its
+/// connections when it adds its peers.
+const SILENT_LIMIT: Duration = Duration::from_secs(8);
+/// Time after which a peer is lost that has requested a connection and does not answer. It may
+/// compute meanwhile.
+const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 impl IbBtl {
     pub(super) fn add(&mut self, rank: Rank, bytes: &[u8]) -> Result<PeerInfo, Unreachable> {
@@ -37,26 +44,20 @@ impl IbBtl {
         if (address.ethernet != 0) != about.ethernet {
             return no("one side is InfiniBand, the other RoCE".into());
         }
-        // The process is unchanged but its connection failed: both sides connect again.
-        let mut past = None;
-        match self.peers.get(rank as usize).and_then(Option::as_ref) {
-            Some(peer) if peer.address.nonce == address.nonce => match &peer.state {
-                State::Ended(PeerError::Lost(_)) => {
-                    past = peer.theirs.map(|theirs| theirs.qpn).or(peer.past);
-                }
+        match self.peer(rank) {
+            None => {}
+            Some(peer) if peer.address.nonce != address.nonce => {
+                return no("it was added already, with another address".into());
+            }
+            Some(peer) => match &peer.state {
                 State::Failing(error) | State::Ended(error) => {
                     return no(format!("it failed: {error}"));
                 }
                 State::Connecting { .. } | State::Connected => return Ok(self.path(&address, true)),
             },
-            Some(peer) if !matches!(peer.state, State::Ended(_)) => {
-                return no("it was added already, with another address".into());
-            }
-            // The first process of this rank, or the successor of one that failed.
-            _ => {}
         }
         let mut peer = match self.open(rank, address) {
-            Ok(peer) => Peer { past, ..peer },
+            Ok(peer) => peer,
             Err(error) => return no(error.to_string()),
         };
         if let Err(error) = self.greet(rank, &peer, ASK) {
@@ -76,8 +77,7 @@ impl IbBtl {
 
     fn open(&mut self, rank: Rank, address: PeerAddress) -> Result<Peer, IbError> {
         let (depth, receives, blocks) = (self.depth(), receives(&self.config), self.config.blocks);
-        let spare = self.config.message_blocks - 1;
-        let block = self.config.block;
+        let ring_bytes = self.config.ring();
         let needed = completions(
             &self.config,
             self.peers.iter().flatten().count().saturating_add(1),
@@ -97,7 +97,7 @@ impl IbBtl {
         let ring = if blocks == 0 {
             None
         } else {
-            Some(registered(&mut **nic, (blocks + spare) * block, true)?)
+            Some(registered(&mut **nic, ring_bytes, true)?)
         };
         let connection = self.connections.len() as u32;
         let back = |nic: &mut dyn crate::nic::Nic, error| {
@@ -133,11 +133,9 @@ impl IbBtl {
             qpn,
             psn: u32::from_ne_bytes(random) & 0xff_ffff,
             theirs: None,
-            past: None,
             ring,
             credits: Credits::new(credits),
             debt: Debt::new(blocks),
-            owing: false,
             flights: VecDeque::new(),
             posted: 0,
             untold: 0,
@@ -151,7 +149,7 @@ impl IbBtl {
     }
 
     fn path(&self, address: &PeerAddress, here: bool) -> PeerInfo {
-        let longest = self.longest(address);
+        let longest = address.longest();
         let bandwidth = self.nic.as_ref().map_or(0, |nic| nic.about().bandwidth);
         let least = [bandwidth, address.bandwidth]
             .into_iter()
@@ -175,25 +173,13 @@ impl IbBtl {
         }
     }
 
-    /// Returns the maximum length of a message to a peer, in bytes.
-    pub(super) fn longest(&self, address: &PeerAddress) -> usize {
-        address
-            .longest()
-            .min(self.config.block * self.config.message_blocks.max(2))
-            - PREFIX
-    }
-
     /// Waits at most [`IbConfig::add_wait`](crate::IbConfig::add_wait) for the connection. Other
     /// events are kept for `progress`.
     fn wait_for(&mut self, rank: Rank) -> bool {
         let begin = Instant::now();
         let limit = self.config.add_wait.min(Duration::from_millis(500));
         loop {
-            let connected = self
-                .peers
-                .get(rank as usize)
-                .and_then(Option::as_ref)
-                .map(|peer| &peer.state);
+            let connected = self.peer(rank).map(|peer| &peer.state);
             if !matches!(connected, Some(State::Connecting { .. })) {
                 return true;
             }
@@ -270,40 +256,17 @@ impl IbBtl {
             self.stats.strays += 1;
             return;
         };
-        match place.take() {
-            Some(peer)
-                if peer.address.nonce == hello.from_nonce && !from.is(&peer.address.place()) =>
-            {
-                *place = Some(peer);
-                self.stats.forged += 1;
-            }
-            // A late request of the previous connection.
-            Some(peer)
-                if peer.address.nonce == hello.from_nonce && peer.past == Some(hello.qpn) =>
-            {
-                *place = Some(peer);
-            }
-            Some(mut peer) if peer.address.nonce == hello.from_nonce => {
-                let lost = matches!(peer.state, State::Ended(PeerError::Lost(_)));
-                let anew = peer.theirs.map_or(lost, |theirs| theirs.qpn != hello.qpn);
-                if anew && hello.flags & LEAVING == 0 {
-                    self.stop(
-                        &mut peer,
-                        PeerError::Lost("its side broke, and it connects anew".into()),
-                    );
-                    self.early.insert(rank, (from, *hello));
-                } else {
-                    self.hear(rank, &mut peer, hello);
-                }
-                self.peers[rank as usize] = Some(peer);
-            }
-            // The rank is not added yet, or replaces one that failed. One request for each rank is
-            // kept.
-            other => {
-                *place = other;
-                self.early.insert(rank, (from, *hello));
-            }
+        let Some(mut peer) = place.take() else {
+            // The rank is not added yet. One request for each rank is kept.
+            self.early.insert(rank, (from, *hello));
+            return;
+        };
+        if peer.address.nonce != hello.from_nonce || !from.is(&peer.address.place()) {
+            self.stats.forged += 1;
+        } else {
+            self.hear(rank, &mut peer, hello);
         }
+        self.peers[rank as usize] = Some(peer);
     }
 
     fn hear(&mut self, rank: Rank, peer: &mut Peer, hello: &Hello) {
@@ -356,11 +319,7 @@ impl IbBtl {
             };
             if let State::Connecting { since, tries, .. } = peer.state {
                 let silent = peer.theirs.is_none();
-                let limit = if silent {
-                    self.config.silent_limit
-                } else {
-                    self.config.connect_limit
-                };
+                let limit = if silent { SILENT_LIMIT } else { CONNECT_LIMIT };
                 if now.saturating_sub(since) > limit {
                     let text = if silent {
                         "its process ended, or datagrams do not pass (firewall, subnet manager, address of the port): not a word"

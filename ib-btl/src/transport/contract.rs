@@ -10,6 +10,7 @@ use btl::{
     PendingPeers, PostedReceives, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 
+use super::ends::PROBE_EVERY;
 use super::one_sided::How;
 use super::{BATCH, IbBtl, Notice, State};
 use crate::wire::{Key, MOST_NOTICES};
@@ -33,13 +34,8 @@ impl Tx for IbBtl {
     ) -> Result<Started, SendError> {
         // SAFETY: the caller's promise, handed on.
         unsafe {
-            self.read(
-                peer,
-                local.expose_provenance(),
-                length,
-                (key, offset),
-                token,
-            )
+            let local = local.expose_provenance();
+            self.start(peer, local, length, (key, offset), token, How::Get)
         }
     }
 
@@ -54,14 +50,8 @@ impl Tx for IbBtl {
     ) -> Result<Started, SendError> {
         // SAFETY: the caller's promise, handed on.
         unsafe {
-            self.start(
-                peer,
-                local.expose_provenance(),
-                length,
-                (key, offset),
-                token,
-                How::Put,
-            )
+            let local = local.expose_provenance();
+            self.start(peer, local, length, (key, offset), token, How::Put)
         }
     }
 }
@@ -94,14 +84,8 @@ impl NoticedPuts for IbBtl {
     ) -> Result<Started, SendError> {
         // SAFETY: the caller's promise, handed on.
         unsafe {
-            self.start(
-                peer,
-                local.expose_provenance(),
-                length,
-                (key, offset),
-                token,
-                How::Last,
-            )
+            let local = local.expose_provenance();
+            self.start(peer, local, length, (key, offset), token, How::Last)
         }
     }
 
@@ -158,8 +142,7 @@ impl IbBtl {
         if length > 0 {
             // SAFETY: the caller's promise, handed on.
             let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
-            self.cache.promise(handle, address, length, held.id);
-            self.regions.insert(handle, (held.id, notice, address));
+            self.regions.insert(handle, (held.id, notice));
             rkey = held.rkey;
         }
         let key = Key {
@@ -168,10 +151,11 @@ impl IbBtl {
             length: length as u64,
             rkey,
             notice,
+            check: 0,
         };
         Ok(Region {
             handle,
-            key: key.encode(),
+            key: key.sealed().encode(),
         })
     }
 }
@@ -195,7 +179,7 @@ impl Btl for IbBtl {
             blocking: true,
             detects_death: true,
             // For probes of silent peers and repeated requests.
-            tick: Some((self.config.probe_every / 2).max(Duration::from_millis(10))),
+            tick: Some(PROBE_EVERY / 2),
         }
     }
 
@@ -218,13 +202,8 @@ impl Btl for IbBtl {
             nic.calm();
         }
         let done = self.take_completions(events);
-        if !self.debtors.is_empty() {
-            for rank in std::mem::take(&mut self.debtors) {
-                if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
-                    peer.owing = false;
-                }
-                self.pay(rank);
-            }
+        for rank in std::mem::take(&mut self.debtors) {
+            self.pay(rank);
         }
         self.look_at_timers(slept);
         done
@@ -236,9 +215,8 @@ impl Btl for IbBtl {
     }
 
     fn deregister(&mut self, handle: u64) {
-        if let Some((held, notice, address)) = self.regions.remove(&handle) {
+        if let Some((held, notice)) = self.regions.remove(&handle) {
             self.notices.remove(&notice);
-            self.cache.forget(handle, address);
             if let Some(nic) = &mut self.nic {
                 self.cache.release(&mut **nic, held);
             }
@@ -267,27 +245,19 @@ impl Btl for IbBtl {
     /// Waits up to `GOODBYE` for the last messages. A stopped queue pair refuses every access,
     /// also with keys of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
-        let state = self
-            .peers
-            .get(rank as usize)
-            .and_then(Option::as_ref)
-            .map(|peer| &peer.state);
-        let connected = match state {
+        let connected = match self.peer(rank).map(|peer| &peer.state) {
             _ if self.nic.is_none() => return true,
             None | Some(State::Ended(_)) => return true,
             Some(state) => *state == State::Connected,
         };
         if connected && !self.flush_peer(rank) {
             let now = super::now();
-            let known = self
-                .closing
-                .iter()
-                .find(|(who, _)| *who == rank)
-                .map(|(_, since)| *since);
-            if known.is_none() {
+            let known = self.closing.iter().find(|(who, _)| *who == rank);
+            let Some((_, since)) = known else {
                 self.closing.push((rank, now));
-            }
-            if known.is_none_or(|since| now.saturating_sub(since) < GOODBYE) {
+                return false;
+            };
+            if now.saturating_sub(*since) < GOODBYE {
                 return false;
             }
         }

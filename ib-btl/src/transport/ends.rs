@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use btl::{Events, PeerError, Rank};
 
-use super::{BATCH, IbBtl, OTHER, Peer, State, id, now};
+use super::{BATCH, IbBtl, OTHER, Operation, Peer, State, find, id, now};
 use crate::nic::{Completion, GOOD, NO_ANSWER, REMOTE_ACCESS, Verb};
 use crate::raw::verbs::status_text;
 use crate::wire::{Kind, LEAVING, immediate};
@@ -13,6 +13,8 @@ use crate::wire::{Kind, LEAVING, immediate};
 const TIMERS: Duration = Duration::from_millis(10);
 /// Polls without reading the clock, if it had hardly advanced at the last reading.
 const UNCLOCKED: u32 = 15;
+/// Time of silence after which a connected peer is probed.
+pub(super) const PROBE_EVERY: Duration = Duration::from_millis(150);
 /// Time that `close` waits for its last writes.
 const CLOSING: Duration = Duration::from_millis(400);
 
@@ -22,11 +24,7 @@ impl IbBtl {
         if matches!(peer.state, State::Failing(_) | State::Ended(_)) {
             return;
         }
-        match error {
-            PeerError::Violation(_) => self.stats.violations += 1,
-            PeerError::Lost(_) => self.stats.broken += 1,
-            _ => {}
-        }
+        self.stats.violations += u64::from(matches!(error, PeerError::Violation(_)));
         if let Some(nic) = &mut self.nic {
             nic.stop(peer.queue);
         }
@@ -82,16 +80,14 @@ impl IbBtl {
 
     /// Probes a silent peer: a dead process has no queue pair, which only a sender detects.
     fn probe(&mut self) {
-        for rank in 0..self.peers.len() {
-            let every = self.config.probe_every;
-            let quiet = |peer: &Peer| {
+        for rank in 0..self.peers.len() as Rank {
+            let silent = |peer: &Peer| {
                 peer.state == State::Connected
                     && peer.posted == peer.untold
-                    && now().saturating_sub(peer.spoke) >= every
+                    && now().saturating_sub(peer.spoke) >= PROBE_EVERY
             };
-            if self.peers[rank].as_ref().is_some_and(|peer| quiet(peer)) {
-                self.stats.probes += 1;
-                self.post_empty(rank as Rank, None);
+            if self.peer(rank).is_some_and(silent) {
+                self.post_empty(rank, None);
             }
         }
     }
@@ -100,10 +96,7 @@ impl IbBtl {
     #[allow(unsafe_code)]
     pub(super) fn post_empty(&mut self, rank: Rank, word: Option<(Kind, usize)>) -> bool {
         let (depth, own) = (self.depth(), self.config.rank);
-        let (Some(nic), Some(peer)) = (
-            &mut self.nic,
-            self.peers.get_mut(rank as usize).and_then(Option::as_mut),
-        ) else {
+        let (Some(nic), Some(peer)) = (&mut self.nic, find(&mut self.peers, rank)) else {
             return true;
         };
         let Some(theirs) = peer.theirs.filter(|_| peer.state == State::Connected) else {
@@ -144,8 +137,8 @@ impl IbBtl {
             peer.state = State::Ended(error.clone());
             self.peers[rank] = Some(peer);
             for index in 0..self.operations.len() {
-                let Some(operation) = self.operations[index].take_if(|op| op.peer == rank as Rank)
-                else {
+                let of_peer = |op: &mut Operation| op.peer == rank as Rank;
+                let Some(operation) = self.operations[index].take_if(of_peer) else {
                     continue;
                 };
                 if let Some(nic) = &mut self.nic {
@@ -198,8 +191,7 @@ impl IbBtl {
         let begin = Instant::now();
         let mut seen = Vec::new();
         while !waits.is_empty() && begin.elapsed() < CLOSING {
-            let stashed = self.stash.drain(..).collect::<Vec<_>>();
-            seen.extend(stashed);
+            seen.extend(self.stash.drain(..));
             let Some(nic) = &mut self.nic else { return };
             if nic.poll(BATCH, &mut seen).is_err() {
                 break;
@@ -211,22 +203,18 @@ impl IbBtl {
                 let Completion::Done { id, status } = completion else {
                     continue;
                 };
-                let rank = self
-                    .connections
-                    .get((id >> 32) as usize)
-                    .copied()
-                    .unwrap_or(Rank::MAX);
-                let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+                let Some(rank) = self.rank_of((id >> 32) as u32) else {
                     continue;
                 };
-                if u64::from(peer.connection) == id >> 32 {
-                    peer.over(id as u32, |_, _| ());
-                    if status != GOOD {
-                        peer.posted = 0;
-                    }
-                    if peer.posted == 0 {
-                        waits.retain(|waits| *waits != rank as usize);
-                    }
+                let Some(peer) = self.peer_mut(rank) else {
+                    continue;
+                };
+                peer.over(id as u32, |_, _| ());
+                if status != GOOD {
+                    peer.posted = 0;
+                }
+                if peer.posted == 0 {
+                    waits.retain(|waits| *waits != rank as usize);
                 }
             }
         }

@@ -3,23 +3,24 @@
 use btl::{Events, MAX_HEADER, PeerError, Rank, SendError};
 
 use super::{
-    BATCH, BATCHES, Flight, INDEX, IbBtl, MESSAGE, MOST_BLOCKS, OPERATION, REPOST, State, UNTOLD,
-    id, post_shared,
+    BATCH, BATCHES, CONTROL, Flight, INDEX, IbBtl, MESSAGE, OPERATION, Peer, Pool, REPOST, SGES,
+    State, UNTOLD, find, id, post_shared,
 };
 use crate::nic::{Completion, GOOD, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
+use crate::{BLOCK, MESSAGE_BLOCKS};
 
 /// Length from which bodies are delivered in place. Only shorter ones are interpreted more than
 /// once.
 const IN_PLACE: usize = 1024;
 
 /// Lists the non-empty parts for an inline request. Returns their number.
-fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
+fn gather(parts: [&[u8]; 3], sges: &mut [Sge; SGES]) -> usize {
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
     let mut count = 0;
-    for part in parts.iter().filter(|part| !part.is_empty()) {
-        let address = part.as_ptr().expose_provenance() as u64;
-        sges[count] = Sge {
-            address,
+    for (sge, part) in sges.iter_mut().zip(parts) {
+        *sge = Sge {
+            address: part.as_ptr().expose_provenance() as u64,
             length: part.len() as u32,
             lkey: 0,
         };
@@ -28,41 +29,36 @@ fn gather(parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> usize {
     count
 }
 
-impl IbBtl {
-    /// Checks whether a message of these lengths can be sent now.
-    pub(super) fn may_send(
-        &mut self,
-        rank: Rank,
-        header: &[u8],
-        body: usize,
-    ) -> Result<(), SendError> {
-        let most_own = self.config.block * self.config.message_blocks.max(2);
-        let depth = self.depth();
-        let (_, peer, pool, stats) = self.usable(rank)?;
-        let limit = peer.address.longest().min(most_own) - PREFIX;
-        if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong {
-                length: header.len(),
-                limit: MAX_HEADER,
-            });
-        }
-        let length = header.len().saturating_add(body);
-        if length > limit {
-            return Err(SendError::TooLong { length, limit });
-        }
-        let count = (PREFIX + length).div_ceil(peer.address.block as usize);
-        let connected = peer.state == State::Connected && peer.theirs.is_some();
-        if !connected
-            || !peer.credits.has(count)
-            || pool.free.is_empty()
-            || peer.posted + super::CONTROL >= depth
-        {
-            stats.busy += 1;
-            return Err(SendError::Busy);
-        }
-        Ok(())
+/// Returns the number of blocks that a message takes at the peer, if it can be sent now. `copied`:
+/// number of its bytes that are copied to blocks of the pool.
+pub(super) fn room(
+    peer: &Peer,
+    pool: &Pool,
+    depth: usize,
+    (header, body): (usize, usize),
+    copied: usize,
+) -> Result<usize, SendError> {
+    let too_long = |length, limit| Err(SendError::TooLong { length, limit });
+    if header > MAX_HEADER {
+        return too_long(header, MAX_HEADER);
     }
+    let (length, limit) = (header.saturating_add(body), peer.address.longest());
+    if length > limit {
+        return too_long(length, limit);
+    }
+    let count = (PREFIX + length).div_ceil(BLOCK);
+    let free = peer.state == State::Connected
+        && peer.credits.has(count)
+        && pool.free.len() >= copied.div_ceil(BLOCK)
+        && peer.posted + CONTROL < depth;
+    if free {
+        Ok(count)
+    } else {
+        Err(SendError::Busy)
+    }
+}
 
+impl IbBtl {
     /// Sends a message. `held`: operation and place of a body that is not copied.
     #[allow(unsafe_code)]
     pub(super) fn send_message(
@@ -72,74 +68,43 @@ impl IbBtl {
         body: &[u8],
         held: Option<(u32, Sge)>,
     ) -> Result<(), SendError> {
-        let (depth, own, own_block) = (self.depth(), self.config.rank, self.config.block);
-        let now = self.timers;
-        let most_own = self.config.block * self.config.message_blocks.max(2);
-        let (nic, peer, pool, stats) = self.usable(rank)?;
-        let limit = peer.address.longest().min(most_own) - PREFIX;
-        if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong {
-                length: header.len(),
-                limit: MAX_HEADER,
-            });
-        }
-        let length = header.len().saturating_add(body.len());
-        if length > limit {
-            return Err(SendError::TooLong { length, limit });
-        }
-        let block = peer.address.block as usize;
-        let (count, own_count) = (
-            (PREFIX + length).div_ceil(block),
-            (PREFIX + length).div_ceil(own_block),
-        );
-        let own_count = if held.is_some() { 1 } else { own_count };
-        let carried = held.is_none() && PREFIX + length <= nic.about().inline;
-        let theirs = match (&peer.state, peer.theirs) {
-            (State::Connected, Some(theirs))
-                if peer.credits.has(count)
-                    && (carried || pool.free.len() >= own_count)
-                    && peer.posted + super::CONTROL < depth =>
-            {
-                theirs
-            }
-            _ => {
-                stats.busy += 1;
-                return Err(SendError::Busy);
-            }
+        let (depth, own, now) = (self.depth(), self.config.rank, self.timers);
+        let (nic, peer, pool) = self.usable(rank)?;
+        let lengths = (header.len(), body.len());
+        let length = PREFIX + header.len() + body.len();
+        let carried = held.is_none() && length <= nic.about().inline;
+        let copied = match held {
+            _ if carried => 0,
+            Some(_) => PREFIX + header.len(),
+            None => length,
         };
-        let mut sges = [Sge::default(); MOST_BLOCKS + 1];
+        let count = room(peer, pool, depth, lengths, copied)?;
+        let Some(theirs) = peer.theirs else {
+            return Err(SendError::Busy);
+        };
+        let mut sges = [Sge::default(); SGES];
         let front = prefix(header.len(), body.len());
-        let (flight, pieces) = if carried {
-            (Flight::default(), gather([&front, header, body], &mut sges))
-        } else if let Some((index, sge)) = held {
-            let flight = pool.fill([&front, header, &[]], &mut sges);
-            sges[flight.count] = sge;
-            (
-                Flight {
-                    held: Some(index),
-                    ..flight
-                },
-                flight.count + 1,
-            )
+        let mut flight = Flight::default();
+        let pieces = if carried {
+            gather([&front, header, body], &mut sges)
         } else {
-            let flight = pool.fill([&front, header, body], &mut sges);
-            (flight, flight.count)
+            let copied = if held.is_some() { &[] } else { body };
+            flight = pool.fill([&front, header, copied], &mut sges);
+            if let Some((index, sge)) = held {
+                flight.held = Some(index);
+                sges[flight.count] = sge;
+            }
+            flight.count + usize::from(held.is_some())
         };
         let freed = peer.debt.owed();
         let word = immediate(Kind::Message, freed, own);
+        let first = peer.credits.take(count);
         let (verb, to) = if peer.address.blocks == 0 {
-            peer.credits.take(count);
             (Verb::Send(word), (0, 0))
         } else {
-            let first = peer.credits.take(count);
             // The peer named this ring. Its interface refuses unregistered memory.
-            (
-                Verb::Write(Some(word)),
-                (
-                    theirs.ring.wrapping_add((first * block) as u64),
-                    theirs.ring_key,
-                ),
-            )
+            let at = theirs.ring.wrapping_add((first * BLOCK) as u64);
+            (Verb::Write(Some(word)), (at, theirs.ring_key))
         };
         let tells = !carried || peer.untold + 1 >= UNTOLD;
         let sequence = peer.next_sequence(tells);
@@ -160,16 +125,8 @@ impl IbBtl {
         }
         peer.debt.paid(freed);
         peer.spoke = now;
-        peer.flights.push_back(Flight {
-            theirs: count,
-            sequence,
-            ..flight
-        });
-        *(if count == 1 {
-            &mut stats.tiny
-        } else {
-            &mut stats.short
-        }) += 1;
+        (flight.theirs, flight.sequence) = (count, sequence);
+        peer.flights.push_back(flight);
         Ok(())
     }
 
@@ -224,8 +181,7 @@ impl IbBtl {
                 immediate,
                 shared,
             } => {
-                let rank = self.connections.get(connection as usize).copied();
-                let rank = rank.filter(|rank| self.is_current(*rank, connection));
+                let rank = self.rank_of(connection);
                 let done = match (rank, immediate) {
                     (None, _) => {
                         self.stats.strays += u64::from(status == GOOD);
@@ -257,21 +213,13 @@ impl IbBtl {
         }
     }
 
-    fn is_current(&self, rank: Rank, connection: u32) -> bool {
-        let peer = self.peers.get(rank as usize).and_then(Option::as_ref);
-        peer.is_some_and(|peer| {
-            peer.connection == connection && !matches!(peer.state, State::Ended(_))
-        })
-    }
-
     /// Handles the completion of a work request.
     fn posted_over(&mut self, number: u64, status: u32, events: &mut dyn Events) -> usize {
         let (connection, low) = ((number >> 32) as u32, number as u32);
-        let rank = self.connections.get(connection as usize).copied();
-        let Some(rank) = rank.filter(|rank| self.is_current(*rank, connection)) else {
+        let Some(rank) = self.rank_of(connection) else {
             return 0;
         };
-        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+        let Some(peer) = find(&mut self.peers, rank) else {
             return 0;
         };
         let shared = peer.address.blocks == 0;
@@ -293,7 +241,7 @@ impl IbBtl {
         let mut done = 0;
         // Operations of a failed connection are reported with its failure.
         for index in held.drain(..).filter(|_| status == GOOD) {
-            done += self.held_over(index, events);
+            done += self.operation_over(index, events);
         }
         self.held = held;
         if low & !INDEX == OPERATION {
@@ -317,7 +265,7 @@ impl IbBtl {
                 return 0;
             }
         };
-        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+        let Some(peer) = find(&mut self.peers, rank) else {
             return 0;
         };
         // After a violation or the peer's end nothing is accepted.
@@ -366,32 +314,19 @@ impl IbBtl {
 
     /// Delivers the notice of a region that the peer has filled, once.
     fn noticed(&mut self, rank: Rank, number: u32, shared: bool, events: &mut dyn Events) -> usize {
-        let Some(notice) = self
-            .notices
-            .get(&number)
-            .copied()
-            .filter(|notice| notice.peer == rank)
-        else {
+        let notice = self.notices.get(&number).copied();
+        let Some(notice) = notice.filter(|notice| notice.peer == rank) else {
             let wrong = format!("says that it has filled region {number}, which it was not given");
             self.fail(rank, PeerError::Violation(wrong));
             return 0;
         };
         self.notices.remove(&number);
-        if let Some(peer) = self
-            .peers
-            .get_mut(rank as usize)
-            .and_then(Option::as_mut)
-            .filter(|_| !shared)
-        {
+        if let Some(peer) = self.peer_mut(rank).filter(|_| !shared) {
             peer.debt.took(1);
         }
         self.stats.noticed += 1;
-        events.message(
-            self,
-            rank,
-            notice.header.get(..notice.length).unwrap_or_default(),
-            &[],
-        );
+        let header = notice.header.get(..notice.length).unwrap_or_default();
+        events.message(self, rank, header, &[]);
         self.pay(rank);
         1
     }
@@ -405,19 +340,18 @@ impl IbBtl {
     ) -> usize {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
-        let (block, most) = (
-            self.config.block,
-            self.config.block * self.config.message_blocks,
-        );
-        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+        let Some(peer) = find(&mut self.peers, rank) else {
             return 0;
         };
         let (place, room) = match (shared, &peer.ring, &self.shared) {
             (Some((index, length)), _, Some((memory, _))) => (
-                Some((memory, index as usize * block)),
-                (length as usize).min(block),
+                Some((memory, index as usize * BLOCK)),
+                (length as usize).min(BLOCK),
             ),
-            (None, Some((memory, _)), _) => (Some((memory, peer.debt.next() * block)), most),
+            (None, Some((memory, _)), _) => (
+                Some((memory, peer.debt.next() * BLOCK)),
+                MESSAGE_BLOCKS * BLOCK,
+            ),
             _ => (None, 0),
         };
         let lengths = place.and_then(|(memory, at)| {
@@ -441,7 +375,6 @@ impl IbBtl {
             );
             return 0;
         };
-        self.stats.received += 1;
         let (header, body) = bytes.split_at(header);
         let body = if length < IN_PLACE {
             body
@@ -453,23 +386,18 @@ impl IbBtl {
             unsafe { std::slice::from_raw_parts(place, length) }
         };
         events.message(self, rank, header, body);
-        let taken = (PREFIX + header.len() + length).div_ceil(block);
+        let taken = (PREFIX + header.len() + length).div_ceil(BLOCK);
         self.scratch = bytes;
-        if let Some(peer) = self
-            .peers
-            .get_mut(rank as usize)
-            .and_then(Option::as_mut)
-            .filter(|_| shared.is_none())
-        {
+        if let Some(peer) = self.peer_mut(rank).filter(|_| shared.is_none()) {
             peer.debt.took(taken);
         }
         self.pay(rank);
         1
     }
 
-    /// Returns credits if half of them are owed.
+    /// Returns credits if half of them are owed, now or when the queue has room.
     pub(super) fn pay(&mut self, rank: Rank) {
-        let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else {
+        let Some(peer) = self.peer(rank) else {
             return;
         };
         let owed = peer.debt.owed();
@@ -477,27 +405,17 @@ impl IbBtl {
             return;
         }
         if !self.post_empty(rank, Some((Kind::Credit, owed))) {
-            self.owing(rank);
-            return;
-        }
-        self.stats.credits += 1;
-        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
+            if !self.debtors.contains(&rank) {
+                self.debtors.push(rank);
+            }
+        } else if let Some(peer) = self.peer_mut(rank) {
             peer.debt.paid(owed);
-        }
-    }
-
-    /// Notes that credits are owed to a peer whose queue is full.
-    fn owing(&mut self, rank: Rank) {
-        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut)
-            && !std::mem::replace(&mut peer.owing, true)
-        {
-            self.debtors.push(rank);
         }
     }
 
     /// Returns whether all messages to a peer have arrived. Requests a completion if none is due.
     pub(super) fn flush_peer(&mut self, rank: Rank) -> bool {
-        let Some(peer) = self.peers.get(rank as usize).and_then(Option::as_ref) else {
+        let Some(peer) = self.peer(rank) else {
             return true;
         };
         if peer.flights.is_empty() || matches!(peer.state, State::Failing(_) | State::Ended(_)) {

@@ -5,7 +5,6 @@ mod contract;
 mod ends;
 mod message;
 mod one_sided;
-mod reads;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -19,7 +18,7 @@ use crate::raw::memory::Memory;
 use crate::raw::verbs::{Verbs, ports};
 use crate::raw::watch::Watch;
 use crate::wire::{Hello, PeerAddress, hash};
-use crate::{IbConfig, IbError};
+use crate::{BLOCK, IbConfig, IbError, MESSAGE_BLOCKS};
 
 /// Completions taken by one poll.
 const BATCH: usize = 16;
@@ -36,34 +35,16 @@ const UNTOLD: usize = 16;
 const REPOST: usize = 8;
 /// Maximum number of waiting datagrams in each direction.
 const MOST_DATAGRAMS: usize = 128;
-/// Maximum number of blocks of a message.
-const MOST_BLOCKS: usize = 7;
+/// Maximum number of memory pieces of a message: blocks, and a held body.
+const SGES: usize = MESSAGE_BLOCKS + 1;
 
 /// Counters of a transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Messages of one block sent.
-    pub tiny: u64,
-    /// Messages of several blocks sent.
-    pub short: u64,
-    /// Messages sent from the caller's memory ([`btl::HeldSends`]).
-    pub held: u64,
     /// Notices of filled regions delivered ([`btl::NoticedPuts`]).
     pub noticed: u64,
-    /// Messages received.
-    pub received: u64,
-    /// `put`s and `get`s started.
-    pub long: u64,
-    /// Credits returned without a message.
-    pub credits: u64,
-    /// Messages refused for lack of credits or blocks.
-    pub busy: u64,
-    /// Probes of silent peers.
-    pub probes: u64,
     /// Peers that violated the protocol.
     pub violations: u64,
-    /// Connections that failed.
-    pub broken: u64,
     /// Received messages of no known peer.
     pub strays: u64,
     /// Connection requests from another port or queue pair than the rank's address names.
@@ -110,8 +91,8 @@ pub struct IbBtl {
     debtors: Vec<Rank>,
     /// Peers being dropped, and since when.
     closing: Vec<(Rank, Duration)>,
-    /// By handle: the use of a registration, the number of its notice or 0, and its address.
-    regions: HashMap<u64, (u64, u32, usize)>,
+    /// By handle: the use of a registration, and the number of its notice or 0.
+    regions: HashMap<u64, (u64, u32)>,
     next_region: u64,
     /// Notices by number.
     notices: HashMap<u32, Notice>,
@@ -131,7 +112,6 @@ struct Notice {
 struct Pool {
     memory: Memory,
     lkey: u32,
-    block: usize,
     free: Vec<u16>,
 }
 
@@ -139,7 +119,7 @@ struct Pool {
 #[derive(Clone, Copy, Debug, Default)]
 struct Flight {
     count: usize,
-    blocks: [u16; MOST_BLOCKS + 1],
+    blocks: [u16; SGES],
     /// Credits it took, where the peer's receives are shared.
     theirs: usize,
     /// Number of its work request.
@@ -173,13 +153,9 @@ struct Peer {
     psn: u32,
     /// Its part of the connection, once received.
     theirs: Option<Hello>,
-    /// Its queue pair of the previous connection, if there was one.
-    past: Option<u32>,
     ring: Option<(Memory, Registered)>,
     credits: Credits,
     debt: Debt,
-    /// It is among the debtors.
-    owing: bool,
     flights: VecDeque<Flight>,
     /// Work requests without completion.
     posted: usize,
@@ -215,12 +191,12 @@ struct Operation {
 }
 
 /// Everything that sending to a peer needs.
-type Usable<'a> = (
-    &'a mut Box<dyn Nic>,
-    &'a mut Peer,
-    &'a mut Pool,
-    &'a mut Stats,
-);
+type Usable<'a> = (&'a mut Box<dyn Nic>, &'a mut Peer, &'a mut Pool);
+
+/// Returns a peer that was added, beside other parts of the transport.
+fn find(peers: &mut [Option<Box<Peer>>], rank: Rank) -> Option<&mut Peer> {
+    peers.get_mut(rank as usize)?.as_deref_mut()
+}
 
 /// Returns the time since a fixed moment, with a resolution of some milliseconds. The coarse clock
 /// is cheap also where the precise one is not.
@@ -271,7 +247,7 @@ fn id(connection: u32, kind: u32, index: u32) -> u64 {
 
 impl Pool {
     /// Copies the parts into consecutive free blocks; the caller has checked that there are enough.
-    fn fill(&mut self, parts: [&[u8]; 3], sges: &mut [Sge; MOST_BLOCKS + 1]) -> Flight {
+    fn fill(&mut self, parts: [&[u8]; 3], sges: &mut [Sge; SGES]) -> Flight {
         let mut flight = Flight::default();
         let mut room = 0;
         for mut part in parts {
@@ -281,18 +257,16 @@ impl Pool {
                         return flight;
                     };
                     flight.blocks[flight.count] = block;
-                    let address = (self.memory.address() + usize::from(block) * self.block) as u64;
                     sges[flight.count] = Sge {
-                        address,
+                        address: (self.memory.address() + usize::from(block) * BLOCK) as u64,
                         length: 0,
                         lkey: self.lkey,
                     };
                     flight.count += 1;
-                    room = self.block;
+                    room = BLOCK;
                 }
                 let (now, later) = part.split_at(part.len().min(room));
-                let at =
-                    usize::from(flight.blocks[flight.count - 1]) * self.block + self.block - room;
+                let at = usize::from(flight.blocks[flight.count - 1]) * BLOCK + BLOCK - room;
                 let _ = self.memory.write(at, now);
                 sges[flight.count - 1].length += now.len() as u32;
                 room -= now.len();
@@ -334,7 +308,7 @@ impl IbBtl {
             }
         };
         let room = completions(&config, config.size as usize).min(1 << 22);
-        let nic = Verbs::open(&device, port, config.gid_index, room)?;
+        let nic = Verbs::open(&device, port, room)?;
         IbBtl::over(Box::new(nic), config)
     }
 
@@ -349,27 +323,17 @@ impl IbBtl {
         getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
         let nonce = u64::from_ne_bytes(random);
         let job = hash(&[&config.job_key, &config.size.to_le_bytes(), &[config.rail]]);
-        let block = config.block;
-        let (memory, keys) = registered(&mut *nic, config.pool_blocks * block, false)?;
-        let free = (0..u16::try_from(config.pool_blocks).unwrap_or(u16::MAX)).collect();
+        let (memory, keys) = registered(&mut *nic, config.pool_blocks * BLOCK, false)?;
         let pool = Pool {
             memory,
             lkey: keys.lkey,
-            block,
-            free,
+            free: (0..u16::try_from(config.pool_blocks).unwrap_or(u16::MAX)).collect(),
         };
-        let shared = if config.blocks == 0 {
-            Some(share(&mut *nic, &config)?)
-        } else {
-            None
-        };
+        let shared = (config.blocks == 0).then(|| share(&mut *nic, &config));
+        let shared = shared.transpose()?;
         let address = PeerAddress::new(&config, nic.about(), job, nonce).encode();
-        let watch = if config.cache_bytes > 0 {
-            Watch::new().ok()
-        } else {
-            None
-        };
-        let cache = Cache::new(watch, config.cache_bytes);
+        let watch = (config.cache_bytes > 0).then(|| Watch::new().ok());
+        let cache = Cache::new(watch.flatten(), config.cache_bytes);
         let peers = (0..config.size).map(|_| None).collect();
         Ok(IbBtl {
             nic: Some(nic),
@@ -431,20 +395,32 @@ impl IbBtl {
         let Some(nic) = &mut self.nic else {
             return Err(SendError::Closed);
         };
-        let peer = self
-            .peers
-            .get_mut(rank as usize)
-            .and_then(Option::as_mut)
-            .ok_or(SendError::NoPeer(rank))?;
+        let peer = find(&mut self.peers, rank).ok_or(SendError::NoPeer(rank))?;
         match &peer.state {
             State::Failing(error) | State::Ended(error) => Err(SendError::Failed {
                 peer: rank,
                 error: error.clone(),
             }),
-            State::Connecting { .. } | State::Connected => {
-                Ok((nic, peer, &mut self.pool, &mut self.stats))
-            }
+            State::Connecting { .. } | State::Connected => Ok((nic, peer, &mut self.pool)),
         }
+    }
+
+    /// Returns a peer that was added.
+    fn peer(&self, rank: Rank) -> Option<&Peer> {
+        self.peers.get(rank as usize)?.as_deref()
+    }
+
+    /// Returns a peer that was added.
+    fn peer_mut(&mut self, rank: Rank) -> Option<&mut Peer> {
+        find(&mut self.peers, rank)
+    }
+
+    /// Returns the rank of a connection, unless that has ended.
+    fn rank_of(&self, connection: u32) -> Option<Rank> {
+        let rank = *self.connections.get(connection as usize)?;
+        let peer = self.peer(rank)?;
+        let current = peer.connection == connection && !matches!(peer.state, State::Ended(_));
+        current.then_some(rank)
     }
 
     /// Returns the maximum number of waiting completions. After taking this many, all that waited
@@ -500,7 +476,7 @@ fn registered(
 
 /// Creates the shared receive queue with all its blocks.
 fn share(nic: &mut dyn Nic, config: &IbConfig) -> Result<(Memory, Registered), IbError> {
-    let (memory, keys) = registered(nic, config.shared_blocks * config.block, false)?;
+    let (memory, keys) = registered(nic, config.shared_blocks * BLOCK, false)?;
     for index in 0..config.shared_blocks {
         post_shared(nic, config, (&memory, keys.lkey), index as u32)?;
     }
@@ -515,10 +491,10 @@ fn post_shared(
     (memory, lkey): (&Memory, u32),
     index: u32,
 ) -> Result<(), crate::nic::NicError> {
-    let address = (memory.address() + index as usize * config.block) as u64;
+    let address = (memory.address() + index as usize * BLOCK) as u64;
     let buffer = Sge {
         address,
-        length: config.block as u32,
+        length: BLOCK as u32,
         lkey,
     };
     // SAFETY: registered memory of the transport, dropped after the interface.

@@ -2,10 +2,14 @@
 
 use btl::{Events, PeerError, Rank, SendError, Started};
 
-use super::reads::READ_PART;
-use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, id};
+use super::message::room;
+use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, find, id};
 use crate::nic::{GOOD, Sge, Verb};
 use crate::wire::{Key, PREFIX, written};
+
+/// Maximum number of bytes of one read request. Its answer is the bytes themselves, so it needs no
+/// acknowledgement.
+const READ_PART: usize = 1 << 20;
 
 /// Maximum number of bytes of one write request. Its end is acknowledged, and only an
 /// acknowledgement resets the interface's count of retransmissions. Otherwise soft-RoCE requests
@@ -36,8 +40,12 @@ impl IbBtl {
         token: u64,
         how: How,
     ) -> Result<Started, SendError> {
-        let (_, peer, _, _) = self.usable(rank)?;
-        let key = Key::decode(key, peer.address.nonce).ok_or(SendError::BadKey)?;
+        let reads = self.config.reads;
+        let (_, peer, _) = self.usable(rank)?;
+        if how == How::Get && !reads {
+            return Err(SendError::Unsupported);
+        }
+        let key = Key::of(key, peer.address.nonce).ok_or(SendError::BadKey)?;
         let size = usize::try_from(key.length).map_err(|_| SendError::BadKey)?;
         if offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(SendError::TooLong {
@@ -81,31 +89,23 @@ impl IbBtl {
             notice,
         };
         let index = self.begin(operation);
-        if let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) {
+        if let Some(peer) = self.peer_mut(rank) {
             peer.unposted.push_back(index);
         }
-        self.stats.long += 1;
         self.issue(rank);
         Ok(Started::Pending)
     }
 
     /// Stores an operation that was taken, and returns its index.
     fn begin(&mut self, operation: Operation) -> u32 {
-        if let Some(peer) = self
-            .peers
-            .get_mut(operation.peer as usize)
-            .and_then(Option::as_mut)
-        {
+        if let Some(peer) = self.peer_mut(operation.peer) {
             peer.operations += 1;
         }
-        let index = self
-            .operations
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or_else(|| {
-                self.operations.push(None);
-                self.operations.len() - 1
-            });
+        let free = self.operations.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.operations.push(None);
+            self.operations.len() - 1
+        });
         self.operations[index] = Some(operation);
         index as u32
     }
@@ -125,29 +125,29 @@ impl IbBtl {
         if self.config.held_from.is_none() {
             return Err(SendError::Unsupported);
         }
-        let bytes = if length == 0 {
-            &[]
-        } else {
-            // SAFETY: readable for `length` bytes, as the caller promises.
-            unsafe { std::slice::from_raw_parts(body, length) }
+        // SAFETY: readable for `length` bytes, as the caller promises.
+        let bytes = match length {
+            0 => &[],
+            _ => unsafe { std::slice::from_raw_parts(body, length) },
         };
-        // An inline body is copied by the post.
-        let (nic, peer, _, _) = self.usable(rank)?;
-        if PREFIX + header.len() + length <= nic.about().inline || length == 0 {
-            return self
-                .send_message(rank, header, bytes, None)
-                .map(|()| Started::Done);
-        }
-        if peer.operations >= OPERATIONS {
-            return Err(SendError::Busy);
-        }
-        self.may_send(rank, header, length)?;
+        let depth = self.depth();
+        let (nic, peer, pool) = self.usable(rank)?;
+        let front = PREFIX + header.len();
         let address = body.expose_provenance();
-        let Some(nic) = &mut self.nic else {
-            return Err(SendError::Closed);
+        let held = if length == 0 || front + length <= nic.about().inline {
+            None
+        } else if peer.operations >= OPERATIONS {
+            return Err(SendError::Busy);
+        } else {
+            room(peer, pool, depth, (header.len(), length), front)?;
+            let Some(nic) = &mut self.nic else {
+                return Err(SendError::Closed);
+            };
+            // SAFETY: the caller's promise, until completion.
+            unsafe { self.cache.acquire(&mut **nic, address, length) }.ok()
         };
-        // SAFETY: the caller's promise, until completion.
-        let Ok(held) = (unsafe { self.cache.acquire(&mut **nic, address, length) }) else {
+        // An inline body is copied by the post, one that cannot be registered to blocks.
+        let Some(held) = held else {
             return self
                 .send_message(rank, header, bytes, None)
                 .map(|()| Started::Done);
@@ -172,10 +172,7 @@ impl IbBtl {
             lkey: held.lkey,
         };
         match self.send_message(rank, header, bytes, Some((index, sge))) {
-            Ok(()) => {
-                self.stats.held += 1;
-                Ok(Started::Pending)
-            }
+            Ok(()) => Ok(Started::Pending),
             Err(error) => {
                 self.take_operation(index);
                 Err(error)
@@ -186,11 +183,7 @@ impl IbBtl {
     /// Removes an operation and releases its memory. Returns its token.
     fn take_operation(&mut self, index: u32) -> Option<u64> {
         let operation = self.operations.get_mut(index as usize)?.take()?;
-        if let Some(peer) = self
-            .peers
-            .get_mut(operation.peer as usize)
-            .and_then(Option::as_mut)
-        {
+        if let Some(peer) = self.peer_mut(operation.peer) {
             peer.operations = peer.operations.saturating_sub(1);
         }
         if let Some(nic) = &mut self.nic {
@@ -199,8 +192,8 @@ impl IbBtl {
         Some(operation.token)
     }
 
-    /// Completes a held send.
-    pub(super) fn held_over(&mut self, index: u32, events: &mut dyn Events) -> usize {
+    /// Completes an operation.
+    pub(super) fn operation_over(&mut self, index: u32, events: &mut dyn Events) -> usize {
         let Some(token) = self.take_operation(index) else {
             return 0;
         };
@@ -212,10 +205,7 @@ impl IbBtl {
     #[allow(unsafe_code)]
     pub(super) fn issue(&mut self, rank: Rank) {
         let depth = self.depth();
-        let (Some(nic), Some(peer)) = (
-            &mut self.nic,
-            self.peers.get_mut(rank as usize).and_then(Option::as_mut),
-        ) else {
+        let (Some(nic), Some(peer)) = (&mut self.nic, find(&mut self.peers, rank)) else {
             return;
         };
         if peer.state != State::Connected {
@@ -226,11 +216,7 @@ impl IbBtl {
             let Some(&index) = peer.unposted.front() else {
                 return;
             };
-            let Some(operation) = self
-                .operations
-                .get_mut(index as usize)
-                .and_then(Option::as_mut)
-            else {
+            let Some(Some(operation)) = self.operations.get_mut(index as usize) else {
                 peer.unposted.pop_front();
                 continue;
             };
@@ -256,16 +242,9 @@ impl IbBtl {
                 Verb::Write(tells.map(written))
             };
             let to = (operation.remote, operation.rkey);
+            let number = id(peer.connection, OPERATION, index);
             // SAFETY: registered, and the caller's promise, until completion.
-            let result = unsafe {
-                nic.post(
-                    peer.queue,
-                    id(peer.connection, OPERATION, index),
-                    verb,
-                    &[sge],
-                    to,
-                )
-            };
+            let result = unsafe { nic.post(peer.queue, number, verb, &[sge], to) };
             if let Err(error) = result {
                 return self.fail(rank, PeerError::Lost(error.to_string()));
             }
@@ -289,14 +268,13 @@ impl IbBtl {
         status: u32,
         events: &mut dyn Events,
     ) -> usize {
-        let Some(peer) = self.peers.get_mut(rank as usize).and_then(Option::as_mut) else {
+        let Some(peer) = find(&mut self.peers, rank) else {
             return 0;
         };
         peer.pieces = peer.pieces.saturating_sub(1);
-        let place = self.operations.get_mut(index as usize);
-        let Some(operation) = place
-            .and_then(Option::as_mut)
-            .filter(|operation| operation.peer == rank)
+        let operation = self.operations.get_mut(index as usize);
+        let Some(Some(operation)) =
+            operation.filter(|op| matches!(op, Some(op) if op.peer == rank))
         else {
             return 0;
         };
@@ -305,20 +283,12 @@ impl IbBtl {
             // Reported with the peer's failure.
             return 0;
         }
-        let over = operation.left == 0 && operation.open == 0;
         let mut done = 0;
-        if over {
-            peer.operations = peer.operations.saturating_sub(1);
+        if operation.left == 0 && operation.open == 0 {
             if operation.notice.is_some() && peer.address.blocks == 0 {
                 let _ = peer.credits.give(1);
             }
-            if let (Some(operation), Some(nic)) =
-                (self.operations[index as usize].take(), &mut self.nic)
-            {
-                self.cache.release(&mut **nic, operation.held);
-                events.completed(self, operation.token, Ok(()));
-                done = 1;
-            }
+            done = self.operation_over(index, events);
         }
         self.issue(rank);
         done

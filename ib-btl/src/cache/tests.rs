@@ -157,39 +157,6 @@ fn what_is_in_use_outlives_its_place_in_the_tree() {
     unmap(at, 10);
 }
 
-/// What its owner keeps is found although something near it went, and after the end of the promise
-/// it is not.
-#[test]
-fn promised_memory_is_found_without_a_question() {
-    let Some((_fabric, mut nic, mut cache)) = setup(1 << 30) else {
-        return;
-    };
-    let at = map(0, 10);
-    // SAFETY: the test's own memory.
-    let held = unsafe { cache.acquire(&mut nic, at, 10 * PAGE) }.unwrap();
-    cache.promise(1, at, 4 * PAGE, held.id);
-    cache.promise(2, at, PAGE, held.id);
-    unmap(at + 6 * PAGE, 4);
-    for _ in 0..3 {
-        assert!(!used(&mut cache, &mut nic, at + PAGE, 3 * PAGE), "promised");
-        assert!(
-            used(&mut cache, &mut nic, at + PAGE, 4 * PAGE + 1),
-            "a byte too long"
-        );
-        unmap(at + 5 * PAGE, 1);
-        map(at + 5 * PAGE, 1);
-    }
-    cache.forget(1, at);
-    assert!(
-        !used(&mut cache, &mut nic, at, PAGE),
-        "by the other promise"
-    );
-    cache.forget(2, at);
-    cache.release(&mut nic, held.id);
-    assert!(used(&mut cache, &mut nic, at, 3 * PAGE));
-    unmap(at, 6);
-}
-
 #[test]
 fn the_least_recently_used_go_at_the_limit() {
     let Some((fabric, mut nic, mut cache)) = setup(10 * PAGE as u64) else {
