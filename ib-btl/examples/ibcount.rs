@@ -17,7 +17,7 @@ use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
 use btl::{Btl, Events, NoticedPuts, PeerError, Rank, Region, SendError, Started, Tx};
-use ib_btl::nic::{Completion, Nic, Queue, Remote, Sge, Verb};
+use ib_btl::nic::{Completion, Nic, PostMode, Queue, Remote, Sge, Verb};
 use ib_btl::{IbBtl, IbConfig};
 
 type Outcome<T> = Result<T, String>;
@@ -107,10 +107,17 @@ impl Bare {
         // SAFETY: registered, and left alone until the completion.
         let result = unsafe {
             if length <= 64 {
-                self.nic
-                    .post_inline(self.queue, 1 << 28, verb, &sge, to, true)
+                self.nic.post(
+                    self.queue,
+                    1 << 28,
+                    verb,
+                    &sge,
+                    to,
+                    PostMode::Inline { tell: true },
+                )
             } else {
-                self.nic.post(self.queue, 1 << 28, verb, &sge, to)
+                self.nic
+                    .post(self.queue, 1 << 28, verb, &sge, to, PostMode::Registered)
             }
         };
         result.map_err(text)

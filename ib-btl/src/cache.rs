@@ -32,14 +32,6 @@ pub struct CacheStats {
     pub evicted: u64,
 }
 
-/// A registration in use until [`Cache::release`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
-    pub(crate) id: u64,
-    pub(crate) lkey: u32,
-    pub(crate) rkey: u32,
-}
-
 #[derive(Debug)]
 struct Entry {
     start: usize,
@@ -53,12 +45,9 @@ struct Entry {
 }
 
 impl Entry {
-    fn held(&self, id: u64) -> Held {
-        Held {
-            id,
-            lkey: self.nic.lkey,
-            rkey: self.nic.rkey,
-        }
+    /// Returns the registration under its id here.
+    fn held(&self, id: u64) -> Registered {
+        Registered { id, ..self.nic }
     }
 }
 
@@ -98,7 +87,8 @@ impl Cache {
         self.watch.is_some()
     }
 
-    /// Returns a registration of `length` bytes (not 0) for a use: a kept one or a new one.
+    /// Returns a registration of `length` bytes (not 0) in use until [`Cache::release`]: a kept one or
+    /// a new one.
     ///
     /// # Safety
     /// As for [`Nic::register`], until the release.
@@ -108,7 +98,7 @@ impl Cache {
         nic: &mut dyn Nic,
         address: usize,
         length: usize,
-    ) -> Result<Held, RegisterError> {
+    ) -> Result<Registered, RegisterError> {
         let (start, end) = pages(address, length).ok_or_else(|| {
             RegisterError::Refused("memory that ends behind the last address".into())
         })?;
@@ -158,7 +148,7 @@ impl Cache {
         end: usize,
         made: Registered,
         keep: bool,
-    ) -> Held {
+    ) -> Registered {
         self.clock += 1;
         let id = self.clock;
         if keep {
@@ -248,7 +238,7 @@ impl Cache {
     }
 
     /// Returns the registration that contains the range, for one more use.
-    fn find(&mut self, start: usize, end: usize) -> Option<Held> {
+    fn find(&mut self, start: usize, end: usize) -> Option<Registered> {
         let (_, &id) = self.tree.range(..=start).next_back()?;
         let entry = self.entries.get_mut(&id).filter(|entry| entry.end >= end)?;
         if entry.uses == 0 {

@@ -12,16 +12,6 @@
 //! # Ok::<(), ib_btl::IbError>(())
 //! ```
 //!
-//! # Files
-//! | file | contents |
-//! |---|---|
-//! | `transport/` | [`IbBtl`]: connections, messages, one-sided operations |
-//! | `wire.rs` | addresses, connection requests, immediates, region keys |
-//! | `credit.rs` | flow control by blocks |
-//! | `cache.rs` | the registration cache |
-//! | `nic.rs` | the verbs that the transport uses |
-//! | `raw/` | all unsafe code: libibverbs by `dlopen`, memory that devices write, userfaultfd, a fabric for tests |
-//!
 //! # Protocols
 //! *Tiny* and *short* messages ([`Tx::send`](btl::Tx::send)) are copied into registered blocks. One
 //! RDMA write with immediate carries envelope and body into one or a few consecutive blocks of the

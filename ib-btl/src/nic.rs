@@ -30,7 +30,7 @@ pub struct About {
     pub max_completions: usize,
     /// Maximum length of one operation, in bytes.
     pub max_message: usize,
-    /// Maximum number of bytes of [`Nic::post_inline`]; 0: not supported.
+    /// Maximum number of bytes of [`PostMode::Inline`]; 0: not supported.
     pub inline: usize,
 }
 
@@ -111,6 +111,19 @@ pub enum Verb {
     Read,
     /// Send into a buffer of the peer's shared receive queue, with an immediate.
     Send(u32),
+}
+
+/// Source of a work request's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PostMode {
+    /// Registered memory.
+    Registered,
+    /// Up to [`About::inline`] bytes that the call copies, of a write or a send.
+    Inline {
+        /// It completes also if it succeeds. Otherwise a later completion of the same queue implies
+        /// its success.
+        tell: bool,
+    },
 }
 
 /// Event of a completion queue.
@@ -226,8 +239,8 @@ pub trait Nic: Send + fmt::Debug {
     /// Posts a work request.
     ///
     /// # Safety
-    /// The memory of `local` is registered under its keys and unchanged (for a read: not accessed)
-    /// until completion.
+    /// Unless it is inline, the memory of `local` is registered under its keys and unchanged (for a
+    /// read: not accessed) until completion. Otherwise it is readable during the call.
     ///
     /// # Errors
     /// There is no room, or the queue pair is broken.
@@ -238,25 +251,7 @@ pub trait Nic: Send + fmt::Debug {
         verb: Verb,
         local: &[Sge],
         remote: (u64, u32),
-    ) -> Result<(), NicError>;
-
-    /// Posts a write or a send of up to [`About::inline`] bytes, which the call copies: they need
-    /// not be registered. Without `tell` it completes only if it fails; a later completion of the
-    /// same queue implies its success.
-    ///
-    /// # Safety
-    /// The memory of `local` is readable during the call.
-    ///
-    /// # Errors
-    /// See [`post`](Nic::post).
-    unsafe fn post_inline(
-        &mut self,
-        queue: Queue,
-        id: u64,
-        verb: Verb,
-        local: &[Sge],
-        remote: (u64, u32),
-        tell: bool,
+        mode: PostMode,
     ) -> Result<(), NicError>;
 
     /// Posts `count` receives without a buffer.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use btl::{Btl, Events, NoticedPuts, PeerError, Rank, SendError, Started, Tx};
 use fake_verbs::{Fabric, FabricNic};
-use ib_btl::nic::{Completion, Nic, Place, Remote, Sge, Verb};
+use ib_btl::nic::{Completion, Nic, Place, PostMode, Remote, Sge, Verb};
 use ib_btl::{IbBtl, IbConfig};
 
 #[derive(Default)]
@@ -308,8 +308,14 @@ impl Villain {
         let to = (self.ring.0.wrapping_add(at), self.ring.1);
         // SAFETY: the fabric has copied when this returns.
         unsafe {
-            self.nic
-                .post(self.queue, 1, Verb::Write(immediate), &sge, to)
+            self.nic.post(
+                self.queue,
+                1,
+                Verb::Write(immediate),
+                &sge,
+                to,
+                PostMode::Registered,
+            )
         }
         .unwrap();
     }

@@ -25,24 +25,19 @@ pub(super) struct Context {
     _rest: [u64; 7],
 }
 
-pub(super) type PollCq = unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int;
-pub(super) type ReqNotifyCq = unsafe extern "C" fn(*mut Cq, c_int) -> c_int;
-pub(super) type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
-pub(super) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
-pub(super) type PostSrqRecv =
-    unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int;
+type Post<Queue, Wr> = unsafe extern "C" fn(*mut Queue, *mut Wr, *mut *mut Wr) -> c_int;
 
 /// `struct ibv_context_ops`
 #[repr(C)]
 pub(super) struct Ops {
     _before: [*const c_void; 11],
-    pub(super) poll_cq: Option<PollCq>,
-    pub(super) req_notify_cq: Option<ReqNotifyCq>,
+    pub(super) poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
+    pub(super) req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
     _cq: [*const c_void; 7],
-    pub(super) post_srq_recv: Option<PostSrqRecv>,
+    pub(super) post_srq_recv: Option<Post<Srq, RecvWr>>,
     _qp: [*const c_void; 4],
-    pub(super) post_send: Option<PostSend>,
-    pub(super) post_recv: Option<PostRecv>,
+    pub(super) post_send: Option<Post<Qp, SendWr>>,
+    pub(super) post_recv: Option<Post<Qp, RecvWr>>,
     _after: [*const c_void; 5],
 }
 

@@ -1,6 +1,6 @@
 //! [`Nic`] over libibverbs: the calls on the way of data.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 
@@ -14,8 +14,8 @@ use super::verbs::{
     check, create_qp,
 };
 use crate::nic::{
-    About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Source,
-    Verb,
+    About, Completion, GOOD, MAX_DATAGRAM, Nic, NicError, Place, PostMode, Queue, Registered,
+    Remote, Source, Verb,
 };
 
 /// Receives that are posted by one call.
@@ -118,44 +118,6 @@ impl Verbs {
         let mut bad = ptr::null_mut();
         // SAFETY: alive; the request is copied by the call.
         check(call, unsafe { post(qp.ptr(), wr, &raw mut bad) })
-    }
-
-    /// Posts a send or write.
-    fn request(
-        &self,
-        queue: Queue,
-        id: u64,
-        verb: Verb,
-        local: &[Sge],
-        remote: (u64, u32),
-        send_flags: c_uint,
-    ) -> Result<(), NicError> {
-        let failed = |errno| NicError::new("ibv_post_send", errno);
-        let connection = self.connection(queue).ok_or(failed(libc::ENOTCONN))?;
-        if local.len() > PIECES {
-            return Err(failed(libc::EINVAL));
-        }
-        let (opcode, immediate) = match verb {
-            Verb::Write(None) => (WR_RDMA_WRITE, 0),
-            Verb::Write(Some(immediate)) => (WR_RDMA_WRITE_WITH_IMM, immediate),
-            Verb::Read => (WR_RDMA_READ, 0),
-            Verb::Send(immediate) => (WR_SEND_WITH_IMM, immediate),
-        };
-        let mut wr = SendWr {
-            wr_id: id,
-            next: ptr::null_mut(),
-            // Only read.
-            sg_list: local.as_ptr().cast_mut(),
-            num_sge: local.len() as c_int,
-            opcode,
-            send_flags,
-            imm_data: immediate.to_be(),
-            target: remote.0,
-            key: remote.1,
-            qkey: 0,
-            rest: [0; 9],
-        };
-        self.send(&connection.qp, &mut wr)
     }
 }
 
@@ -307,21 +269,39 @@ impl Nic for Verbs {
         verb: Verb,
         local: &[Sge],
         remote: (u64, u32),
+        mode: PostMode,
     ) -> Result<(), NicError> {
-        self.request(queue, id, verb, local, remote, SEND_SIGNALED)
-    }
-
-    unsafe fn post_inline(
-        &mut self,
-        queue: Queue,
-        id: u64,
-        verb: Verb,
-        local: &[Sge],
-        remote: (u64, u32),
-        tell: bool,
-    ) -> Result<(), NicError> {
-        let told = if tell { SEND_SIGNALED } else { 0 };
-        self.request(queue, id, verb, local, remote, SEND_INLINE | told)
+        let failed = |errno| NicError::new("ibv_post_send", errno);
+        let connection = self.connection(queue).ok_or(failed(libc::ENOTCONN))?;
+        if local.len() > PIECES {
+            return Err(failed(libc::EINVAL));
+        }
+        let (opcode, immediate) = match verb {
+            Verb::Write(None) => (WR_RDMA_WRITE, 0),
+            Verb::Write(Some(immediate)) => (WR_RDMA_WRITE_WITH_IMM, immediate),
+            Verb::Read => (WR_RDMA_READ, 0),
+            Verb::Send(immediate) => (WR_SEND_WITH_IMM, immediate),
+        };
+        let send_flags = match mode {
+            PostMode::Registered => SEND_SIGNALED,
+            PostMode::Inline { tell: true } => SEND_INLINE | SEND_SIGNALED,
+            PostMode::Inline { tell: false } => SEND_INLINE,
+        };
+        let mut wr = SendWr {
+            wr_id: id,
+            next: ptr::null_mut(),
+            // Only read.
+            sg_list: local.as_ptr().cast_mut(),
+            num_sge: local.len() as c_int,
+            opcode,
+            send_flags,
+            imm_data: immediate.to_be(),
+            target: remote.0,
+            key: remote.1,
+            qkey: 0,
+            rest: [0; 9],
+        };
+        self.send(&connection.qp, &mut wr)
     }
 
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {

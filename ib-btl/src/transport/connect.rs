@@ -99,7 +99,6 @@ impl IbBtl {
         } else {
             Some(registered(&mut **nic, ring_bytes, true)?)
         };
-        let connection = self.connections.len() as u32;
         let back = |nic: &mut dyn crate::nic::Nic, error| {
             if let Some((_, keys)) = &ring {
                 nic.deregister(keys.id);
@@ -107,13 +106,12 @@ impl IbBtl {
             IbError::Verbs(error)
         };
         let (queue, qpn) = nic
-            .open(connection, depth.max(receives))
+            .open(rank, depth.max(receives))
             .map_err(|e| back(&mut **nic, e))?;
         if let Err(error) = nic.expect(queue, receives) {
             nic.close(queue);
             return Err(back(&mut **nic, error));
         }
-        self.connections.push(rank);
         let now = now();
         // Messages to shared blocks are bounded by the sender's queue only.
         let credits = if address.blocks == 0 {
@@ -128,7 +126,6 @@ impl IbBtl {
                 next: now + Duration::from_millis(20),
                 tries: 0,
             },
-            connection,
             queue,
             qpn,
             psn: u32::from_ne_bytes(random) & 0xff_ffff,

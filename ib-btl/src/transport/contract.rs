@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use btl::{
-    Btl, Capabilities, Events, HeldSends, MAX_HEADER, NoticedPuts, PeerError, PeerInfo,
-    PendingPeers, PostedReceives, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Capabilities, Events, MAX_HEADER, NoticedPuts, PeerError, PeerInfo, PendingPeers,
+    PostedReceives, Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 
 use super::ends::PROBE_EVERY;
@@ -57,20 +57,6 @@ impl Tx for IbBtl {
 }
 
 impl PostedReceives for IbBtl {}
-
-impl HeldSends for IbBtl {
-    unsafe fn send_held(
-        &mut self,
-        peer: Rank,
-        header: &[u8],
-        body: *const u8,
-        length: usize,
-        token: u64,
-    ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { self.send_from(peer, header, (body, length), token) }
-    }
-}
 
 impl NoticedPuts for IbBtl {
     unsafe fn put_last(

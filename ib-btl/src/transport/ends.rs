@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use btl::{Events, PeerError, Rank};
 
 use super::{BATCH, IbBtl, OTHER, Operation, Peer, State, find, id, now};
-use crate::nic::{Completion, GOOD, NO_ANSWER, REMOTE_ACCESS, Verb};
+use crate::nic::{Completion, GOOD, NO_ANSWER, PostMode, REMOTE_ACCESS, Verb};
 use crate::raw::verbs::status_text;
 use crate::wire::{Kind, LEAVING, immediate};
 
 /// Interval between looks at the timers.
 const TIMERS: Duration = Duration::from_millis(10);
-/// Polls without reading the clock, if it had hardly advanced at the last reading.
-const UNCLOCKED: u32 = 15;
+/// One poll of this many reads the clock.
+const CLOCKED: u32 = 16;
 /// Time of silence after which a connected peer is probed.
 pub(super) const PROBE_EVERY: Duration = Duration::from_millis(150);
 /// Time that `close` waits for its last writes.
@@ -55,20 +55,14 @@ impl IbBtl {
         self.fail(rank, error);
     }
 
-    /// Repeats requests, probes peers and checks limits, every few milliseconds. Frequent polls
-    /// read the clock rarely.
+    /// Repeats requests, probes peers and checks limits, every few milliseconds.
     pub(super) fn look_at_timers(&mut self, slept: bool) {
-        if self.unclocked > 0 && !slept {
-            self.unclocked -= 1;
+        self.polls = self.polls.wrapping_add(1);
+        if !slept && !self.polls.is_multiple_of(CLOCKED) {
             return;
         }
-        let (now, before) = (now(), self.timers);
-        self.unclocked = if now.saturating_sub(before) < TIMERS {
-            UNCLOCKED
-        } else {
-            0
-        };
-        if now.saturating_sub(before) >= TIMERS {
+        let now = now();
+        if now.saturating_sub(self.timers) >= TIMERS {
             self.timers = now;
             self.connect_on();
             self.probe();
@@ -111,9 +105,9 @@ impl IbBtl {
             word => Verb::Write(word),
         };
         let to = (theirs.ring, theirs.ring_key);
-        let number = id(peer.connection, OTHER, peer.next_sequence(true));
+        let number = id(rank, OTHER, peer.next_sequence(true));
         // SAFETY: the request has no memory.
-        match unsafe { nic.post(peer.queue, number, verb, &[], to) } {
+        match unsafe { nic.post(peer.queue, number, verb, &[], to, PostMode::Registered) } {
             Ok(()) => peer.spoke = now(),
             Err(error) => self.fail(rank, PeerError::Lost(error.to_string())),
         }

@@ -6,7 +6,7 @@ use super::{
     BATCH, BATCHES, CONTROL, Flight, INDEX, IbBtl, MESSAGE, OPERATION, Peer, Pool, REPOST, SGES,
     State, UNTOLD, find, id, post_shared,
 };
-use crate::nic::{Completion, GOOD, Sge, Verb};
+use crate::nic::{Completion, GOOD, PostMode, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
 use crate::{BLOCK, MESSAGE_BLOCKS};
 
@@ -108,15 +108,15 @@ impl IbBtl {
         };
         let tells = !carried || peer.untold + 1 >= UNTOLD;
         let sequence = peer.next_sequence(tells);
-        let (number, local) = (id(peer.connection, MESSAGE, sequence), &sges[..pieces]);
-        let result = if carried {
-            // SAFETY: bytes of the caller and of this function, valid until it returns.
-            unsafe { nic.post_inline(peer.queue, number, verb, local, to, tells) }
+        let (number, local) = (id(rank, MESSAGE, sequence), &sges[..pieces]);
+        let mode = if carried {
+            PostMode::Inline { tell: tells }
         } else {
-            // SAFETY: the blocks are registered, and return to the pool at completion; so is a held
-            // body.
-            unsafe { nic.post(peer.queue, number, verb, local, to) }
+            PostMode::Registered
         };
+        // SAFETY: bytes of the caller and of this function, which an inline request copies. Others
+        // are registered: blocks return to the pool at completion, and so does a held body.
+        let result = unsafe { nic.post(peer.queue, number, verb, local, to, mode) };
         if let Err(error) = result {
             pool.give(&flight);
             let error = PeerError::Lost(error.to_string());

@@ -63,8 +63,6 @@ pub struct IbBtl {
     nonce: u64,
     address: Vec<u8>,
     peers: Vec<Option<Box<Peer>>>,
-    /// Rank of each connection, by its number.
-    connections: Vec<Rank>,
     pool: Pool,
     shared: Option<(Memory, Registered)>,
     cache: Cache,
@@ -79,8 +77,8 @@ pub struct IbBtl {
     held: Vec<u32>,
     /// Time of the last look at the timers.
     timers: Duration,
-    /// Polls until the clock is read again.
-    unclocked: u32,
+    /// Number of polls.
+    polls: u32,
     /// A peer is failing.
     failing: bool,
     /// Completions taken since a peer began to fail.
@@ -147,7 +145,6 @@ enum State {
 struct Peer {
     address: PeerAddress,
     state: State,
-    connection: u32,
     queue: Queue,
     qpn: u32,
     psn: u32,
@@ -235,14 +232,14 @@ impl Peer {
     }
 }
 
-/// Ids of work requests: connection, kind, index. Receives have kind 0 and index 0.
+/// Ids of work requests: the peer's rank, kind, index. Receives have kind 0 and index 0.
 const MESSAGE: u32 = 1 << 28;
 const OPERATION: u32 = 2 << 28;
 const OTHER: u32 = 3 << 28;
 const INDEX: u32 = (1 << 28) - 1;
 
-fn id(connection: u32, kind: u32, index: u32) -> u64 {
-    u64::from(connection) << 32 | u64::from(kind | index)
+fn id(rank: Rank, kind: u32, index: u32) -> u64 {
+    u64::from(rank) << 32 | u64::from(kind | index)
 }
 
 impl Pool {
@@ -342,7 +339,6 @@ impl IbBtl {
             nonce,
             address,
             peers,
-            connections: Vec::new(),
             pool,
             shared,
             cache,
@@ -353,7 +349,7 @@ impl IbBtl {
             scratch: Vec::new(),
             held: Vec::new(),
             timers: now(),
-            unclocked: 0,
+            polls: 0,
             failing: false,
             taken: 0,
             armed: false,
@@ -415,12 +411,10 @@ impl IbBtl {
         find(&mut self.peers, rank)
     }
 
-    /// Returns the rank of a connection, unless that has ended.
+    /// Returns the peer of a connection, whose number is the peer's rank, unless that has ended.
     fn rank_of(&self, connection: u32) -> Option<Rank> {
-        let rank = *self.connections.get(connection as usize)?;
-        let peer = self.peer(rank)?;
-        let current = peer.connection == connection && !matches!(peer.state, State::Ended(_));
-        current.then_some(rank)
+        let peer = self.peer(connection)?;
+        (!matches!(peer.state, State::Ended(_))).then_some(connection)
     }
 
     /// Returns the maximum number of waiting completions. After taking this many, all that waited

@@ -1,10 +1,10 @@
 //! One-sided operations and held sends.
 
-use btl::{Events, PeerError, Rank, SendError, Started};
+use btl::{Events, HeldSends, PeerError, Rank, SendError, Started};
 
 use super::message::room;
 use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, find, id};
-use crate::nic::{GOOD, Sge, Verb};
+use crate::nic::{GOOD, PostMode, Sge, Verb};
 use crate::wire::{Key, PREFIX, written};
 
 /// Maximum number of bytes of one read request. Its answer is the bytes themselves, so it needs no
@@ -23,6 +23,75 @@ pub(super) enum How {
     Put,
     /// The last put into a region, with an immediate (MPICH2 over VAPI, section III-H.1).
     Last,
+}
+
+#[allow(unsafe_code)]
+impl HeldSends for IbBtl {
+    unsafe fn send_held(
+        &mut self,
+        rank: Rank,
+        header: &[u8],
+        body: *const u8,
+        length: usize,
+        token: u64,
+    ) -> Result<Started, SendError> {
+        if self.config.held_from.is_none() {
+            return Err(SendError::Unsupported);
+        }
+        // SAFETY: readable for `length` bytes, as the caller promises.
+        let bytes = match length {
+            0 => &[],
+            _ => unsafe { std::slice::from_raw_parts(body, length) },
+        };
+        let depth = self.depth();
+        let (nic, peer, pool) = self.usable(rank)?;
+        let front = PREFIX + header.len();
+        let address = body.expose_provenance();
+        let held = if length == 0 || front + length <= nic.about().inline {
+            None
+        } else if peer.operations >= OPERATIONS {
+            return Err(SendError::Busy);
+        } else {
+            room(peer, pool, depth, (header.len(), length), front)?;
+            let Some(nic) = &mut self.nic else {
+                return Err(SendError::Closed);
+            };
+            // SAFETY: the caller's promise, until completion.
+            unsafe { self.cache.acquire(&mut **nic, address, length) }.ok()
+        };
+        // An inline body is copied by the post, one that cannot be registered to blocks.
+        let Some(held) = held else {
+            return self
+                .send_message(rank, header, bytes, None)
+                .map(|()| Started::Done);
+        };
+        let operation = Operation {
+            peer: rank,
+            token,
+            reads: false,
+            held: held.id,
+            lkey: held.lkey,
+            local: address as u64,
+            remote: 0,
+            rkey: 0,
+            left: 0,
+            open: 1,
+            notice: None,
+        };
+        let index = self.begin(operation);
+        let sge = Sge {
+            address: address as u64,
+            length: length as u32,
+            lkey: held.lkey,
+        };
+        match self.send_message(rank, header, bytes, Some((index, sge))) {
+            Ok(()) => Ok(Started::Pending),
+            Err(error) => {
+                self.take_operation(index);
+                Err(error)
+            }
+        }
+    }
 }
 
 impl IbBtl {
@@ -110,76 +179,6 @@ impl IbBtl {
         index as u32
     }
 
-    /// Sends a message from the caller's memory.
-    ///
-    /// # Safety
-    /// As for [`btl::HeldSends::send_held`].
-    #[allow(unsafe_code)]
-    pub(super) unsafe fn send_from(
-        &mut self,
-        rank: Rank,
-        header: &[u8],
-        (body, length): (*const u8, usize),
-        token: u64,
-    ) -> Result<Started, SendError> {
-        if self.config.held_from.is_none() {
-            return Err(SendError::Unsupported);
-        }
-        // SAFETY: readable for `length` bytes, as the caller promises.
-        let bytes = match length {
-            0 => &[],
-            _ => unsafe { std::slice::from_raw_parts(body, length) },
-        };
-        let depth = self.depth();
-        let (nic, peer, pool) = self.usable(rank)?;
-        let front = PREFIX + header.len();
-        let address = body.expose_provenance();
-        let held = if length == 0 || front + length <= nic.about().inline {
-            None
-        } else if peer.operations >= OPERATIONS {
-            return Err(SendError::Busy);
-        } else {
-            room(peer, pool, depth, (header.len(), length), front)?;
-            let Some(nic) = &mut self.nic else {
-                return Err(SendError::Closed);
-            };
-            // SAFETY: the caller's promise, until completion.
-            unsafe { self.cache.acquire(&mut **nic, address, length) }.ok()
-        };
-        // An inline body is copied by the post, one that cannot be registered to blocks.
-        let Some(held) = held else {
-            return self
-                .send_message(rank, header, bytes, None)
-                .map(|()| Started::Done);
-        };
-        let operation = Operation {
-            peer: rank,
-            token,
-            reads: false,
-            held: held.id,
-            lkey: held.lkey,
-            local: address as u64,
-            remote: 0,
-            rkey: 0,
-            left: 0,
-            open: 1,
-            notice: None,
-        };
-        let index = self.begin(operation);
-        let sge = Sge {
-            address: address as u64,
-            length: length as u32,
-            lkey: held.lkey,
-        };
-        match self.send_message(rank, header, bytes, Some((index, sge))) {
-            Ok(()) => Ok(Started::Pending),
-            Err(error) => {
-                self.take_operation(index);
-                Err(error)
-            }
-        }
-    }
-
     /// Removes an operation and releases its memory. Returns its token.
     fn take_operation(&mut self, index: u32) -> Option<u64> {
         let operation = self.operations.get_mut(index as usize)?.take()?;
@@ -242,9 +241,10 @@ impl IbBtl {
                 Verb::Write(tells.map(written))
             };
             let to = (operation.remote, operation.rkey);
-            let number = id(peer.connection, OPERATION, index);
+            let number = id(rank, OPERATION, index);
             // SAFETY: registered, and the caller's promise, until completion.
-            let result = unsafe { nic.post(peer.queue, number, verb, &[sge], to) };
+            let mode = PostMode::Registered;
+            let result = unsafe { nic.post(peer.queue, number, verb, &[sge], to, mode) };
             if let Err(error) = result {
                 return self.fail(rank, PeerError::Lost(error.to_string()));
             }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::net::{End, Net, Request};
 use crate::nic::{
-    About, Completion, FLUSHED, MAX_DATAGRAM, Nic, NicError, Place, Queue, Registered, Remote, Sge,
-    Source, Verb,
+    About, Completion, FLUSHED, MAX_DATAGRAM, Nic, NicError, Place, PostMode, Queue, Registered,
+    Remote, Sge, Source, Verb,
 };
 
 /// One of its interfaces.
@@ -26,10 +26,6 @@ impl FabricNic {
     }
 }
 
-fn failed(call: &'static str, errno: i32) -> NicError {
-    NicError { call, errno }
-}
-
 impl FabricNic {
     fn request(&mut self, queue: Queue, request: Request) -> Result<(), NicError> {
         let at = self.at;
@@ -39,11 +35,11 @@ impl FabricNic {
             return Ok(());
         }
         let Some(end) = net.nodes[at].queues.get_mut(&queue.0) else {
-            return Err(failed("ibv_post_send", libc::ENOTCONN));
+            return Err(NicError::new("ibv_post_send", libc::ENOTCONN));
         };
         // One that nobody is told of keeps its place until a later one is over.
         if end.waiting.len() + end.untold >= end.depth {
-            return Err(failed("ibv_post_send", libc::ENOMEM));
+            return Err(NicError::new("ibv_post_send", libc::ENOMEM));
         }
         end.waiting.push_back(request);
         if end.broken {
@@ -71,7 +67,7 @@ impl Nic for FabricNic {
         let node = &mut net.nodes[at];
         let sum: u64 = node.memory.values().map(|memory| memory.1).sum();
         if sum.saturating_add(length as u64) > node.limit {
-            return Err(failed("ibv_reg_mr", node.refusal));
+            return Err(NicError::new("ibv_reg_mr", node.refusal));
         }
         node.next += 1;
         node.registrations += 1;
@@ -143,51 +139,30 @@ impl Nic for FabricNic {
         verb: Verb,
         local: &[Sge],
         remote: (u64, u32),
+        mode: PostMode,
     ) -> Result<(), NicError> {
-        self.request(
-            queue,
-            Request {
-                id,
-                verb,
-                local: local.to_vec(),
-                carried: None,
-                tell: true,
-                remote,
-            },
-        )
-    }
-
-    unsafe fn post_inline(
-        &mut self,
-        queue: Queue,
-        id: u64,
-        verb: Verb,
-        local: &[Sge],
-        remote: (u64, u32),
-        tell: bool,
-    ) -> Result<(), NicError> {
-        let mut bytes = Vec::new();
-        for sge in local {
-            let start: *const u8 = ptr::with_exposed_provenance(sge.address as usize);
-            // SAFETY: as promised to us.
-            bytes.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(start, sge.length as usize)
-            });
+        let mut request = Request {
+            id,
+            verb,
+            local: local.to_vec(),
+            carried: None,
+            tell: mode != PostMode::Inline { tell: false },
+            remote,
+        };
+        if mode != PostMode::Registered {
+            let mut bytes = Vec::new();
+            for sge in request.local.drain(..) {
+                let start: *const u8 = ptr::with_exposed_provenance(sge.address as usize);
+                let length = sge.length as usize;
+                // SAFETY: as promised to us.
+                bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(start, length) });
+            }
+            if bytes.len() > self.about.inline {
+                return Err(NicError::new("ibv_post_send", libc::ENOMEM));
+            }
+            request.carried = Some(bytes);
         }
-        if bytes.len() > self.about.inline {
-            return Err(failed("ibv_post_send", libc::ENOMEM));
-        }
-        self.request(
-            queue,
-            Request {
-                id,
-                verb,
-                local: Vec::new(),
-                carried: Some(bytes),
-                tell,
-                remote,
-            },
-        )
+        self.request(queue, request)
     }
 
     fn expect(&mut self, queue: Queue, count: usize) -> Result<(), NicError> {
@@ -223,7 +198,7 @@ impl Nic for FabricNic {
             }
         }
         let Some(node) = net.nodes.get_mut(to) else {
-            return Err(failed("ibv_create_ah", libc::EHOSTUNREACH));
+            return Err(NicError::new("ibv_create_ah", libc::EHOSTUNREACH));
         };
         if node.alive {
             let place = self.about.place;
