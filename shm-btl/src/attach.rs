@@ -10,7 +10,6 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::address::ShmAddress;
 use crate::cma::{CmaError, Probe};
-use crate::config::Copies;
 use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, Slot};
 use crate::process::{NodeView, start_time, yama_scope};
 use shmem::sync::{AtomicU64, Ordering};
@@ -177,51 +176,46 @@ pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
 }
 
 /// Checks whether cross-memory attach works with this peer; the error is the reason.
-pub(crate) fn probe(address: &ShmAddress, node: &NodeView, copies: Copies) -> Result<(), String> {
-    if copies == Copies::Two {
-        return Err("two copies: configured".into());
+pub(crate) fn probe(address: &ShmAddress, node: &NodeView, one_copy: bool) -> Result<(), String> {
+    if !one_copy {
+        return Err("configured".into());
     }
     if address.probe == 0 {
-        return Err(
-            "two copies: configured so by the peer, or its system has no cross-memory attach"
-                .into(),
-        );
+        return Err("configured so by the peer, or its system has no cross-memory attach".into());
     }
     match Probe::try_on(address.pid, address.probe, address.nonce) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(
-            "two copies: cross-memory attach reads something else than the address announces"
-                .into(),
-        ),
+        Ok(false) => {
+            Err("cross-memory attach reads something else than the address announces".into())
+        }
         Err(error) => Err(format!(
-            "two copies: cross-memory attach failed: {}",
+            "cross-memory attach failed: {}",
             advice(error, address, node)
         )),
     }
 }
 
 fn advice(error: CmaError, address: &ShmAddress, node: &NodeView) -> String {
-    if !matches!(error, CmaError::Refused(_)) {
-        return error.to_string();
-    }
-    if matches!(error, CmaError::Refused(libc::ENOSYS)) {
-        return "this kernel was built without it (CONFIG_CROSS_MEMORY_ATTACH)".into();
-    }
-    if address.node.user_ns != node.user_ns {
-        return "the processes are in different user namespaces; run the job's containers in one"
-            .into();
-    }
-    match yama_scope() {
-        Some(0) | None => {
-            "a filter of system calls or a security module refuses it; containers need CAP_SYS_PTRACE or a \
-                           profile that allows process_vm_readv and process_vm_writev"
-                .into()
+    let text = match (error, yama_scope()) {
+        (CmaError::Refused(libc::ENOSYS), _) => {
+            "this kernel was built without it (CONFIG_CROSS_MEMORY_ATTACH)"
         }
-        Some(1) => "kernel.yama.ptrace_scope is 1 and the peer has not allowed it; set it to 0".into(),
-        Some(scope) => {
-            format!("kernel.yama.ptrace_scope is {scope}; set it to 1 or 0 (3 stays until the next boot)")
+        (CmaError::Refused(_), _) if address.node.user_ns != node.user_ns => {
+            "the processes are in different user namespaces; run the job's containers in one"
         }
-    }
+        (CmaError::Refused(_), Some(0) | None) => {
+            "a filter of system calls or a security module refuses it; containers need \
+             CAP_SYS_PTRACE or a profile that allows process_vm_readv and process_vm_writev"
+        }
+        (CmaError::Refused(_), Some(scope)) => {
+            return format!(
+                "kernel.yama.ptrace_scope is {scope}; set it to 0, or to 1 if it is more (3 stays \
+                 until the next boot)"
+            );
+        }
+        (error, _) => return error.to_string(),
+    };
+    text.into()
 }
 
 /// Allows processes other than its parents to reach this one, which Yama wants to be asked for.

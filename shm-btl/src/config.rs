@@ -5,17 +5,6 @@ use std::io;
 use crate::posted::MAX_RANKS;
 use crate::topology::Thresholds;
 
-/// Number of copies of a long message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Copies {
-    /// One copy by the kernel where the system allows it, two copies through shared memory
-    /// otherwise.
-    #[default]
-    OneIfAllowed,
-    /// Always two copies: neither side uses cross-memory attach.
-    Two,
-}
-
 /// Configuration for [`ShmBtl::new`](crate::ShmBtl::new).
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
@@ -27,8 +16,9 @@ pub struct ShmConfig {
     pub job: String,
     /// Sizes from which a message is copied once.
     pub thresholds: Thresholds,
-    /// Number of copies.
-    pub copies: Copies,
+    /// Long messages are copied once, by the kernel, where the system allows it. Otherwise always
+    /// twice, through shared memory: neither side uses cross-memory attach.
+    pub one_copy: bool,
 }
 
 impl ShmConfig {
@@ -39,7 +29,7 @@ impl ShmConfig {
             size,
             job: job.into(),
             thresholds: Thresholds::default(),
-            copies: Copies::default(),
+            one_copy: true,
         }
     }
 

@@ -16,20 +16,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Files
-//! | file | content |
-//! |---|---|
-//! | `layout.rs` | the memory of a process's two files, line by line, and the writer of each line |
-//! | `fifo/` | messages: one cache line each, a ring for medium ones, a pool of chunks for long ones |
-//! | `pool.rs` | the chunks for long messages to all peers |
-//! | `posted.rs` | posted receives that senders fill by themselves (LiMIC, sections 4.3–4.5) |
-//! | `coop.rs` | cooperative copy: both sides copy parts of one long message |
-//! | `distance.rs` | how far away a peer's core is, measured; chooses stores past the caches |
-//! | `topology.rs` | which CPUs share a cache, and the size from which one copy is faster than two |
-//! | `address.rs`, `process.rs`, `attach.rs` | what identifies a process, and opening a peer's files through `/proc` |
-//! | `cma.rs` | the system calls of cross-memory attach |
-//! | `transport/` | [`ShmBtl`]: peers, messages in and out, one-sided copies, ending a peer |
-//!
 //! # Long messages
 //! From the threshold of the CPUs' cache relation on ([`Thresholds`]), a message is copied once, by
 //! the kernel (a `get`); from 48 KiB on the sender copies a part of it at the same time. Below the
@@ -78,7 +64,7 @@ mod transport;
 mod model;
 
 #[cfg(not(loom))]
-pub use config::{Copies, ShmConfig, ShmError};
+pub use config::{ShmConfig, ShmError};
 #[cfg(not(loom))]
 pub use topology::Thresholds;
 #[cfg(not(loom))]

@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use btl::{Envelope, PostedReceive};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
@@ -18,7 +19,7 @@ use crate::coop::{Next, Offer, help};
 use crate::fifo::{Consumer, Found, Producer};
 use crate::layout::{About, Apart, Common, POST_PLACES, PairHead, PostLine, Slot, Writing};
 use crate::pool::Pool;
-use crate::posted::{PostedQueue, Wanted, claim, confirms, end_copy, envelope};
+use crate::posted::{PostedQueue, claim, confirms, encode, end_copy};
 use shmem::sync::{AtomicU64, Ordering, fence};
 use shmem::{Bytes, Fence, PeerSleep, Shared, SharedSlice, SleepEpoch};
 
@@ -271,15 +272,19 @@ impl Sides {
     }
 }
 
-fn wanted(source: Option<u32>, tag: Option<i32>, buffer: u64) -> Wanted {
-    Wanted {
+fn wanted(source: Option<u32>, tag: Option<i32>, buffer: u64) -> PostedReceive {
+    PostedReceive {
         source,
         context: 1,
         tag,
-        address: buffer,
+        buffer: std::ptr::with_exposed_provenance_mut(buffer as usize),
         length: buffer as usize,
         token: buffer,
     }
+}
+
+fn envelope(context: u32, tag: i32) -> u64 {
+    encode(Envelope { context, tag })
 }
 
 /// Lets rank `me` claim a receive for a message of this tag; returns the address it would write to.

@@ -40,6 +40,8 @@
 //! the owner's check ([`PostedQueue::lost_claim`]) undoes it. When the rank dies, the owner ends
 //! the receive with an error.
 
+use btl::{Envelope, PostedReceive};
+
 use crate::layout::{Common, END_BROKEN, POST_PLACES, PairHead, PostLine};
 use shmem::sync::{AtomicU64, Ordering, fence};
 use shmem::{Shared, SharedSlice};
@@ -75,17 +77,6 @@ impl Record {
     }
 }
 
-/// A receive to post.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) source: Option<u32>,
-    pub(crate) context: u32,
-    pub(crate) tag: Option<i32>,
-    pub(crate) address: u64,
-    pub(crate) length: usize,
-    pub(crate) token: u64,
-}
-
 /// The owner's end of its posted receives.
 #[derive(Debug)]
 pub(crate) struct PostedQueue {
@@ -117,18 +108,21 @@ impl PostedQueue {
     }
 
     /// Posts a receive and returns its id, or `None` if there is no place.
-    pub(crate) fn post(&mut self, wanted: &Wanted) -> Option<u64> {
+    pub(crate) fn post(&mut self, wanted: &PostedReceive) -> Option<u64> {
         // A place is free when it has no record; what its word says is not asked.
         let place = self.records.iter().position(Option::is_none)?;
         let number = self.posted & NUMBER;
         let id = id_of(number, place);
         let line = &self.common.posts[place];
         for (word, value) in [
-            (&line.address, wanted.address),
+            (&line.address, wanted.buffer.expose_provenance() as u64),
             (&line.length, wanted.length as u64),
             (
                 &line.envelope,
-                envelope(wanted.context, wanted.tag.unwrap_or(0)),
+                encode(Envelope {
+                    context: wanted.context,
+                    tag: wanted.tag.unwrap_or(0),
+                }),
             ),
             (&line.any_tag, wanted.tag.is_none().into()),
             (&line.source, wanted.source.map_or(0, by_source)),
@@ -314,16 +308,16 @@ impl PostedQueue {
     }
 }
 
-/// Encodes context and tag as one word.
-pub(crate) fn envelope(context: u32, tag: i32) -> u64 {
-    u64::from(context) << 32 | u64::from(tag.cast_unsigned())
+/// Encodes an envelope as one word.
+pub(crate) fn encode(envelope: Envelope) -> u64 {
+    u64::from(envelope.context) << 32 | u64::from(envelope.tag.cast_unsigned())
 }
 
-/// Decodes context and tag.
-pub(crate) fn open_envelope(word: u64) -> (u32, i32) {
+/// Decodes an envelope.
+pub(crate) fn decode(word: u64) -> Envelope {
     #[allow(clippy::cast_possible_truncation)] // the two halves
-    let (context, tag) = ((word >> 32) as u32, word as u32);
-    (context, tag.cast_signed())
+    let (context, tag) = ((word >> 32) as u32, (word as u32).cast_signed());
+    Envelope { context, tag }
 }
 
 /// Encodes a source, so that 0 means any.
@@ -337,7 +331,7 @@ fn fits(line: &PostLine, me: u32, message: u64) -> bool {
     let envelope = if line.any_tag.load(Ordering::Relaxed) == 0 {
         wanted == message
     } else {
-        wanted >> 32 == message >> 32 && open_envelope(message).1 >= 0
+        wanted >> 32 == message >> 32 && decode(message).tag >= 0
     };
     envelope && (source == 0 || source == by_source(me))
 }

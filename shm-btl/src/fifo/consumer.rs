@@ -2,8 +2,8 @@
 
 use super::slot::load_message;
 use super::{
-    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, PAIR_BYTES, REST, RING, header_line,
-    lap, open_word0, place, start, word0,
+    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, Lane, PAIR, PAIR_BYTES, REST, RING,
+    header_line, open_word0, place, word0,
 };
 use crate::Corruption;
 use crate::layout::{PairHead, Slot};
@@ -59,9 +59,7 @@ pub(crate) enum Found {
 /// The receiver's end.
 #[derive(Debug)]
 pub(crate) struct Consumer {
-    slots: SharedSlice<Slot>,
-    start: u64,
-    shift: u32,
+    lane: Lane,
     taken: u64,
     published: u64,
     ring_at: u64,
@@ -76,9 +74,9 @@ pub(crate) struct Consumer {
 }
 
 impl Consumer {
-    /// Returns the end of the queue from `sender` to `receiver`.
+    /// Returns the end of the queue from one rank to another.
     pub(crate) fn new(
-        (sender, receiver): (u32, u32),
+        ranks: (u32, u32),
         slots: SharedSlice<Slot>,
         ring: Bytes,
         (pool, stride): (Bytes, usize),
@@ -86,9 +84,7 @@ impl Consumer {
         theirs: Shared<PairHead>,
     ) -> Self {
         Consumer {
-            start: start(sender, receiver, slots.len()),
-            shift: slots.len().trailing_zeros(),
-            slots,
+            lane: Lane::new(slots, ranks),
             ring,
             pool,
             stride,
@@ -105,13 +101,13 @@ impl Consumer {
     pub(crate) fn poll(&self) -> Result<Option<u64>, Corruption> {
         // SYNC POINT slot
         let word = self.slot().0[0].load(Ordering::Acquire);
-        let expected = lap(self.start + self.taken, self.shift);
+        let expected = self.lane.lap(self.taken);
         if word & !0 << 48 == expected {
             return Ok(Some(word));
         }
         if word == 0 || word & !0 << 48 == expected.wrapping_sub(1 << 48) {
             // If a pair comes, its second line is fetched along with the first one.
-            prefetch(&self.slots[self.index(self.taken + 1)]);
+            prefetch(self.lane.slot(self.taken + 1));
             return Ok(None);
         }
         Err(Corruption {
@@ -122,14 +118,7 @@ impl Consumer {
 
     #[inline]
     fn slot(&self) -> &Slot {
-        &self.slots[self.index(self.taken)]
-    }
-
-    #[inline]
-    fn index(&self, count: u64) -> usize {
-        #[allow(clippy::cast_possible_truncation)] // masked
-        let index = (self.start + count) as usize & (self.slots.len() - 1);
-        index
+        self.lane.slot(self.taken)
     }
 
     /// Takes the second half of a pair whose first slot was just taken.
@@ -137,7 +126,7 @@ impl Consumer {
     fn take_rest(&mut self) -> Result<[u8; INLINE_BYTES], Corruption> {
         // Acquire of the first slot's word covers it: an honest sender wrote it before.
         let word = self.slot().0[0].load(Ordering::Relaxed);
-        if word != word0(lap(self.start + self.taken, self.shift), REST, 0, 0) {
+        if word != word0(self.lane.lap(self.taken), REST, 0, 0) {
             return Err(Corruption {
                 what: "a pair has no second half",
                 value: word,

@@ -50,9 +50,9 @@ pub(crate) use producer::Producer;
 
 pub(crate) use slot::INLINE_BYTES;
 
-use shmem::LINE;
+use shmem::{LINE, SharedSlice};
 
-use crate::layout::ALIGN;
+use crate::layout::{ALIGN, Slot};
 
 /// Maximum bytes of header and body in two slots; the header is in the first.
 pub(crate) const PAIR_BYTES: usize = 2 * INLINE_BYTES;
@@ -67,14 +67,44 @@ const HELP: u8 = 5;
 const PAIR: u8 = 6;
 const REST: u8 = 7;
 
-/// Returns the slot at which a queue starts: another one in each pair, so that a receiver that
-/// polls the next slot of many peers does not poll one set of its cache each time.
-fn start(sender: u32, receiver: u32, slots: usize) -> u64 {
-    u64::from(
-        sender
+/// The slots of a queue. Both sides count its messages from 0.
+#[derive(Debug)]
+struct Lane {
+    slots: SharedSlice<Slot>,
+    /// Slot at which it starts: another one in each pair, so that a receiver that polls the next
+    /// slot of many peers does not poll one set of its cache each time.
+    start: u64,
+    shift: u32,
+}
+
+impl Lane {
+    fn new(slots: SharedSlice<Slot>, (sender, receiver): (u32, u32)) -> Lane {
+        let start = sender
             .wrapping_mul(5)
-            .wrapping_add(receiver.wrapping_mul(11)),
-    ) & (slots as u64 - 1)
+            .wrapping_add(receiver.wrapping_mul(11));
+        Lane {
+            start: u64::from(start) & (slots.len() as u64 - 1),
+            shift: slots.len().trailing_zeros(),
+            slots,
+        }
+    }
+
+    #[inline]
+    fn index(&self, count: u64) -> usize {
+        #[allow(clippy::cast_possible_truncation)] // masked
+        let index = (self.start + count) as usize & (self.slots.len() - 1);
+        index
+    }
+
+    #[inline]
+    fn slot(&self, count: u64) -> &Slot {
+        &self.slots[self.index(count)]
+    }
+
+    #[inline]
+    fn lap(&self, count: u64) -> u64 {
+        lap(self.start + count, self.shift)
+    }
 }
 
 #[inline]

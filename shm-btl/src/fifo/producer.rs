@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::slot::store_message;
 use super::{
-    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, PAIR, REST, RING, SLOT_HEADER, header_line,
-    lap, place, start, word0,
+    CHUNK, FILLED, HELP, Help, INLINE, INLINE_BYTES, Lane, PAIR, REST, RING, SLOT_HEADER,
+    header_line, place, word0,
 };
 use crate::Corruption;
 use crate::distance::Distance;
@@ -16,14 +16,12 @@ use shmem::{Bytes, Shared, SharedSlice};
 /// The sender's end.
 #[derive(Debug)]
 pub(crate) struct Producer {
-    slots: SharedSlice<Slot>,
+    lane: Lane,
     ring: Bytes,
     /// Own words for this peer.
     mine: Shared<PairHead>,
     /// The peer's words for this process: how much it has consumed.
     theirs: Shared<PairHead>,
-    start: u64,
-    shift: u32,
     sent: u64,
     /// Value of `sent` after the last message proper: `FILLED` and `HELP` match no receive.
     last_message: u64,
@@ -40,9 +38,9 @@ pub(crate) struct Producer {
 }
 
 impl Producer {
-    /// Returns the end of the queue from `sender` to `receiver`, which holds `lent` chunks at most.
+    /// Returns the end of the queue from one rank to another, which holds `lent` chunks at most.
     pub(crate) fn new(
-        (sender, receiver): (u32, u32),
+        ranks: (u32, u32),
         slots: SharedSlice<Slot>,
         ring: Bytes,
         mine: Shared<PairHead>,
@@ -50,11 +48,9 @@ impl Producer {
         lent: usize,
     ) -> Self {
         Producer {
-            start: start(sender, receiver, slots.len()),
-            shift: slots.len().trailing_zeros(),
             ring_ends: vec![0; slots.len()].into(),
             lent: VecDeque::with_capacity(lent),
-            slots,
+            lane: Lane::new(slots, ranks),
             ring,
             mine,
             theirs,
@@ -66,13 +62,6 @@ impl Producer {
             wants_room: false,
             distance: Distance::default(),
         }
-    }
-
-    #[inline]
-    fn index(&self, count: u64) -> usize {
-        #[allow(clippy::cast_possible_truncation)] // masked
-        let index = (self.start + count) as usize & (self.slots.len() - 1);
-        index
     }
 
     /// Reads how much the peer has consumed.
@@ -89,7 +78,7 @@ impl Producer {
             });
         }
         self.consumed = now;
-        self.ring_tail = self.ring_ends[self.index(now - 1)];
+        self.ring_tail = self.ring_ends[self.lane.index(now - 1)];
         Ok(())
     }
 
@@ -119,7 +108,7 @@ impl Producer {
     /// Returns true if this many slots are free.
     #[inline]
     pub(crate) fn has_room(&mut self, slots: usize) -> Result<bool, Corruption> {
-        let all = self.slots.len() as u64;
+        let all = self.lane.slots.len() as u64;
         let fits = |this: &Self| this.sent - this.consumed + slots as u64 <= all;
         if !fits(self) {
             self.refresh()?;
@@ -130,7 +119,7 @@ impl Producer {
     /// Returns true if half of the queue is free. Requests that may be left out leave the rest to
     /// messages.
     pub(crate) fn is_half_free(&mut self) -> Result<bool, Corruption> {
-        self.has_room(self.slots.len() / 2)
+        self.has_room(self.lane.slots.len() / 2)
     }
 
     /// Returns true if the peer has consumed every message: their callbacks have returned (see
@@ -156,14 +145,13 @@ impl Producer {
         (first, second): (&[u8], &[u8]),
         order: Ordering,
     ) {
-        let index = self.index(count);
-        let slot = &self.slots[index];
+        let slot = self.lane.slot(count);
         // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped
         // writable.
         unsafe { store_message(slot, first, second) };
-        let word = word0(lap(self.start + count, self.shift), kind, header, body);
+        let word = word0(self.lane.lap(count), kind, header, body);
         slot.0[0].store(word, order);
-        self.ring_ends[index] = self.ring_head;
+        self.ring_ends[self.lane.index(count)] = self.ring_head;
     }
 
     /// Publishes the next slot.

@@ -1,6 +1,6 @@
 //! Cooperative copies (`coop.rs` of the crate) in the transport.
 
-use btl::{Events, PeerError, Rank};
+use btl::{Events, PeerError, Rank, SendError, Started};
 
 use super::ShmBtl;
 use super::peer::{Peer, PeerState};
@@ -134,17 +134,9 @@ impl CoopGet {
     }
 }
 
-/// Result of starting a `get`.
-pub(super) enum CoopStart {
-    /// Complete already.
-    Over(Result<(), CmaError>),
-    Pending,
-    /// Not started: too short, or too many are open.
-    Alone,
-}
-
 impl ShmBtl {
     /// Starts to copy, and asks the peer to help. The memory at `to` is lent until completion.
+    /// `None`: not started, because it is too short, or too many are open.
     pub(super) fn start_coop(
         &mut self,
         rank: Rank,
@@ -152,28 +144,23 @@ impl ShmBtl {
         from: u64,
         length: usize,
         token: u64,
-    ) -> CoopStart {
-        let wanted = length >= FROM && rank != self.config.rank;
-        let Some((chunk, chunks)) = cut(length).filter(|_| wanted) else {
-            return CoopStart::Alone;
-        };
+    ) -> Option<Result<Started, SendError>> {
+        if length < FROM || rank == self.config.rank {
+            return None;
+        }
+        let (chunk, chunks) = cut(length)?;
         // Gets that completed meanwhile make room, although they are reported later.
         self.advance_gets();
-        let Some(peer) = self.added(rank) else {
-            return CoopStart::Alone;
-        };
-        let id = peer.last_offer.wrapping_add(1);
+        let id = self.added(rank)?.last_offer.wrapping_add(1);
         let in_place = |get: &CoopGet| {
             get.rank == rank && get.over.is_none() && place(get.offer.id()) == place(id)
         };
         if self.gets.iter().any(in_place) {
-            return CoopStart::Alone;
+            return None;
         }
-        let Ok((_, peer)) = self.peer(rank) else {
-            return CoopStart::Alone;
-        };
+        let (_, peer) = self.peer(rank).ok()?;
         if !matches!(peer.producer.is_half_free(), Ok(true)) {
-            return CoopStart::Alone;
+            return None;
         }
         peer.last_offer = id;
         let to = to.expose_provenance();
@@ -198,14 +185,14 @@ impl ShmBtl {
         });
         let advanced = get.advance(peer);
         if let Some(result) = get.over {
-            return CoopStart::Over(result);
+            return Some(self.copied(rank, result));
         }
         self.gets.push(get);
         if let Err(corruption) = advanced {
             // It ends with the peer.
             self.broke(rank, corruption);
         }
-        CoopStart::Pending
+        Some(Ok(Started::Pending))
     }
 
     /// Advances all open copies as far as possible now.

@@ -6,11 +6,11 @@ use btl::{Envelope, Events, PeerError, Rank};
 use rustix::event::epoll;
 
 use super::one_sided::BROKEN;
-use super::peer::{Inbound, PeerState};
+use super::peer::{Inbound, Peer, PeerState};
 use super::{BATCH, LIVENESS_INTERVAL, PIPE, ShmBtl, coarse_now};
 use crate::fifo::Found;
 use crate::layout::{END_BROKEN, END_REFUSED};
-use crate::posted::open_envelope;
+use crate::posted::decode;
 use shmem::sync::Ordering;
 
 /// Envelope of a receive that failed.
@@ -43,16 +43,8 @@ impl ShmBtl {
         // Callbacks send and withdraw, which concerns the rest of self only.
         let mut inbound = mem::take(&mut self.inbound);
         let (later, first) = inbound.split_at_mut(first);
-        let mut done = 0;
-        for from in first.iter_mut().chain(later) {
-            match from.consumer.poll() {
-                Ok(None) => {}
-                Ok(Some(word)) => done += self.drain(from, word, events),
-                Err(corruption) => {
-                    self.broke(from.rank, corruption);
-                }
-            }
-        }
+        let both = first.iter_mut().chain(later);
+        let done = both.map(|from| self.drain(from, events)).sum();
         self.inbound = inbound;
         done
     }
@@ -69,55 +61,44 @@ impl ShmBtl {
         coarse_now().saturating_sub(self.checked_at) >= LIVENESS_INTERVAL
     }
 
-    /// Delivers some messages of one peer, starting with `word`.
-    fn drain(&mut self, from: &mut Inbound, mut word: u64, events: &mut dyn Events) -> usize {
+    /// Delivers some messages of one peer.
+    fn drain(&mut self, from: &mut Inbound, events: &mut dyn Events) -> usize {
         let mut done = 0;
-        loop {
-            if let Some((bytes, header, end)) = from.consumer.take_short(word) {
-                events.message(self, from.rank, &bytes[..header], &bytes[header..end]);
-            } else {
-                match from.consumer.take(word) {
-                    Ok(Found::Message(message)) => {
-                        events.message(
-                            self,
-                            from.rank,
-                            message.header(),
-                            from.consumer.body(&message),
-                        );
-                        if message.in_pool() {
-                            self.publish_consumed(from);
-                        }
-                    }
-                    Ok(Found::Filled {
-                        id,
-                        length,
-                        envelope,
-                    }) => {
-                        self.receive_filled(from.rank, id, length, envelope, events);
-                    }
-                    Ok(Found::Help(help)) => {
-                        if self.help_with(from.rank, help) {
-                            // That was work enough for one call.
-                            done += 1;
-                            break;
-                        }
-                    }
-                    Err(corruption) => {
-                        self.broke(from.rank, corruption);
-                        break;
-                    }
-                }
-            }
-            done += 1;
-            if done == BATCH || self.check_now && self.broken(from.rank) {
-                break;
-            }
-            match from.consumer.poll() {
+        while done < BATCH && !(self.check_now && self.is_cut_off(from.rank)) {
+            let word = match from.consumer.poll() {
+                Ok(Some(word)) => word,
                 Ok(None) => break,
-                Ok(Some(next)) => word = next,
                 Err(corruption) => {
                     self.broke(from.rank, corruption);
                     break;
+                }
+            };
+            done += 1;
+            if let Some((bytes, header, end)) = from.consumer.take_short(word) {
+                events.message(self, from.rank, &bytes[..header], &bytes[header..end]);
+                continue;
+            }
+            match from.consumer.take(word) {
+                Ok(Found::Message(message)) => {
+                    let (header, body) = (message.header(), from.consumer.body(&message));
+                    events.message(self, from.rank, header, body);
+                    if message.in_pool() {
+                        self.publish_consumed(from);
+                    }
+                }
+                Ok(Found::Filled {
+                    id,
+                    length,
+                    envelope,
+                }) => self.receive_filled(from.rank, id, length, envelope, events),
+                Ok(Found::Help(help)) => {
+                    if self.help_with(from.rank, help) {
+                        // That was work enough for one call.
+                        break;
+                    }
+                }
+                Err(corruption) => {
+                    self.broke(from.rank, corruption);
                 }
             }
         }
@@ -139,10 +120,9 @@ impl ShmBtl {
         }
     }
 
-    fn broken(&self, rank: Rank) -> bool {
-        self.added(rank).is_some_and(|peer| {
-            peer.closed_here || matches!(peer.ending, Some(PeerError::Violation(_)))
-        })
+    /// Returns true if nothing of the peer is delivered any more.
+    fn is_cut_off(&self, rank: Rank) -> bool {
+        self.added(rank).is_some_and(Peer::is_cut_off)
     }
 
     fn receive_filled(
@@ -157,10 +137,8 @@ impl ShmBtl {
         let confirms = |rank, id| Self::confirms(&self.peers, rank, id);
         match own.posted.filled(id, rank, confirms) {
             Ok(Some(record)) => {
-                let (context, tag) = open_envelope(envelope);
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
-                let envelope = Envelope { context, tag };
-                events.received(self, record.token, rank, envelope, Ok(length));
+                events.received(self, record.token, rank, decode(envelope), Ok(length));
             }
             Ok(None) => {}
             Err(what) => {
@@ -194,12 +172,11 @@ impl ShmBtl {
                 };
                 peer.ending = lost.map(|why| PeerError::Lost(why.into()));
             }
-            let at_once = peer.closed_here || matches!(peer.ending, Some(PeerError::Violation(_)));
             if peer.ending.is_none() {
                 continue;
             }
             // Everything that it had sent is delivered first.
-            if !at_once && matches!(from.consumer.poll(), Ok(Some(_))) {
+            if !peer.is_cut_off() && matches!(from.consumer.poll(), Ok(Some(_))) {
                 self.check_now = true;
             } else {
                 over.push(index);

@@ -24,7 +24,7 @@ use rustix::pipe::PipeFlags;
 use crate::address::{ShmAddress, sum};
 use crate::attach::allow_others;
 use crate::cma::Probe;
-use crate::config::{Copies, ShmConfig, ShmError};
+use crate::config::{ShmConfig, ShmError};
 use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, Slot};
 use crate::pool::Pool;
 use crate::posted::PostedQueue;
@@ -94,12 +94,7 @@ struct Own {
 
 impl fmt::Debug for ShmBtl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShmBtl")
-            .field("rank", &self.config.rank)
-            .field("size", &self.config.size)
-            .field("peers", &self.live)
-            .field("closed", &self.own.is_none())
-            .finish_non_exhaustive()
+        f.debug_struct("ShmBtl").finish_non_exhaustive()
     }
 }
 
@@ -115,22 +110,17 @@ impl ShmBtl {
         config.check()?;
         let layout = Layout::of(config.size);
         let node = NodeView::own().map_err(ShmError::system("reading /proc"))?;
-        let random = || {
-            let none = |_| io::Error::other("no random numbers");
-            getrandom::u64()
-                .map_err(none)
-                .map_err(ShmError::system("random numbers"))
-        };
-        let nonce = [random()?, random()?];
-
-        let memfd = "making shared memory (memfd)";
-        let (data_file, data) = SharedFile::create_private("shm-btl", layout.data_bytes())
-            .map_err(ShmError::system(memfd))?;
-        let claims_file = SharedFile::create("shm-btl-claims", Layout::claims_bytes())
-            .map_err(ShmError::system(memfd))?;
-        let claims = claims_file
-            .map(0, claims_file.len(), Access::Write)
-            .map_err(ShmError::system(memfd))?;
+        let none = |_| io::Error::other("no random numbers");
+        let random = || getrandom::u64().map_err(none);
+        let nonce = random().and_then(|one| Ok([one, random()?]));
+        let nonce = nonce.map_err(ShmError::system("random numbers"))?;
+        let no_memory = ShmError::system("making shared memory (memfd)");
+        let (data_file, data) =
+            SharedFile::create_private("shm-btl", layout.data_bytes()).map_err(&no_memory)?;
+        let claims_file =
+            SharedFile::create("shm-btl-claims", Layout::claims_bytes()).map_err(&no_memory)?;
+        let claims = claims_file.map(0, claims_file.len(), Access::Write);
+        let claims = claims.map_err(no_memory)?;
         let (data_fd, claims_fd) = (data_file.into_fd(), claims_file.into_fd());
         let common = Shared::<Common>::new(&data, 0);
         for about in [&common.about.0, &Shared::<About>::new(&claims, 0)] {
@@ -142,19 +132,14 @@ impl ShmBtl {
             .map_err(ShmError::system("making a pipe"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(ShmError::system("making an epoll set"))?;
-        epoll::add(
-            &epoll,
-            &pipe.0,
-            epoll::EventData::new_u64(PIPE),
-            epoll::EventFlags::IN,
-        )
-        .map_err(ShmError::system("epoll_ctl"))?;
+        let data_of_pipe = epoll::EventData::new_u64(PIPE);
+        epoll::add(&epoll, &pipe.0, data_of_pipe, epoll::EventFlags::IN)
+            .map_err(ShmError::system("epoll_ctl"))?;
 
         allow_others().map_err(ShmError::system("prctl(PR_SET_PTRACER)"))?;
         let probe = Probe::new(nonce);
         let pid = std::process::id();
-        let one_copy = config.copies == Copies::OneIfAllowed
-            && Probe::try_on(pid, probe.address(), nonce) == Ok(true);
+        let one_copy = config.one_copy && Probe::try_on(pid, probe.address(), nonce) == Ok(true);
         let job = sum(&[config.job.as_bytes(), &config.size.to_le_bytes()].concat());
         let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
         let address = ShmAddress {
@@ -247,10 +232,9 @@ impl ShmBtl {
     fn end(&mut self, rank: Rank, error: PeerError) -> PeerError {
         self.check_now = true;
         if let Some(peer) = self.added_mut(rank).filter(|peer| !peer.closing) {
-            let worse = matches!(error, PeerError::Violation(_));
-            if peer.ending.is_none()
-                || worse && !matches!(peer.ending, Some(PeerError::Violation(_)))
-            {
+            let violation = |error: &PeerError| matches!(error, PeerError::Violation(_));
+            let stays = |known: &PeerError| violation(known) || !violation(&error);
+            if !peer.ending.as_ref().is_some_and(stays) {
                 peer.ending = Some(error.clone());
             }
         }

@@ -7,13 +7,12 @@ use btl::{
     PostedReceive, PostedReceives, Rank, SendError, Started, Tx, Withdrawn,
 };
 
-use super::coop::CoopStart;
 use super::peer::Peer;
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::cma::{self, CmaError};
 use crate::layout::PUTTING;
-use crate::posted::{Wanted, claim, end_copy, envelope, is_revoked};
+use crate::posted::{claim, encode, end_copy, is_revoked};
 use shmem::sync::Ordering;
 
 /// Reason for which a peer is lost that has given this process up.
@@ -69,7 +68,11 @@ impl ShmBtl {
         Ok(())
     }
 
-    fn copied(&mut self, rank: Rank, result: Result<(), CmaError>) -> Result<Started, SendError> {
+    pub(super) fn copied(
+        &mut self,
+        rank: Rank,
+        result: Result<(), CmaError>,
+    ) -> Result<Started, SendError> {
         let error = match result {
             Ok(()) => return Ok(Started::Done),
             Err(CmaError::Refused(_)) => return Err(SendError::Unsupported),
@@ -110,15 +113,12 @@ impl Tx for ShmBtl {
         let peer = self.cma_peer(rank)?;
         let pid = peer.pid;
         let from = remote(peer.nonce, key, offset, length)?;
-        match self.start_coop(rank, local, from, length, token) {
-            CoopStart::Over(result) => self.copied(rank, result),
-            CoopStart::Pending => Ok(Started::Pending),
-            CoopStart::Alone => {
-                // SAFETY: as promised to us.
-                let result = unsafe { cma::read(pid, local, from, length) };
-                self.copied(rank, result)
-            }
+        if let Some(started) = self.start_coop(rank, local, from, length, token) {
+            return started;
         }
+        // SAFETY: as promised to us.
+        let result = unsafe { cma::read(pid, local, from, length) };
+        self.copied(rank, result)
     }
 
     unsafe fn put(
@@ -171,7 +171,7 @@ impl PostedReceives for ShmBtl {
             }
             Err(corruption) => return Err(self.broke(rank, corruption)),
         }
-        let word = envelope(message.context, message.tag);
+        let word = encode(message);
         let view = (&*peer.common, peer.producer.theirs(), &*peer.claims);
         let Some(claimed) = claim(me, word, peer.producer.mine(), view) else {
             return Ok(PostedDelivery::NotPosted);
@@ -210,15 +210,7 @@ impl PostedReceives for ShmBtl {
             self.peer(rank).ok()?;
         }
         let own = self.own.as_mut()?;
-        let wanted = Wanted {
-            source: receive.source,
-            context: receive.context,
-            tag: receive.tag,
-            address: receive.buffer.expose_provenance() as u64,
-            length: receive.length,
-            token: receive.token,
-        };
-        own.posted.post(&wanted).map(PostId)
+        own.posted.post(receive).map(PostId)
     }
 }
 

@@ -70,6 +70,11 @@ impl Peer {
         self.ring();
     }
 
+    /// Returns true if nothing of it is delivered any more.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.closed_here || matches!(self.ending, Some(PeerError::Violation(_)))
+    }
+
     /// Returns true if it has closed. What it sent before is there.
     pub(super) fn has_left(&self) -> bool {
         self.common.about.0.left.load(Ordering::Acquire) != 0
@@ -129,14 +134,10 @@ impl ShmBtl {
         {
             return Err("the peer could not reach this process this way".into());
         }
-        epoll::add(
-            &own.epoll,
-            &there.pidfd,
-            epoll::EventData::new_u64(u64::from(rank)),
-            epoll::EventFlags::IN,
-        )
-        .map_err(|error| format!("epoll_ctl: {error}"))?;
-        let one_copy = probe(&address, &self.node, self.config.copies);
+        let data = epoll::EventData::new_u64(rank.into());
+        epoll::add(&own.epoll, &there.pidfd, data, epoll::EventFlags::IN)
+            .map_err(|error| format!("epoll_ctl: {error}"))?;
+        let one_copy = probe(&address, &self.node, self.config.one_copy);
         let fence = if self.registered && !address.no_heavy_fence {
             Fence::Light
         } else {
@@ -165,7 +166,7 @@ impl ShmBtl {
                 );
                 (text, from.min(max_send), from, 10_000)
             }
-            Err(why) => (why.clone(), max_send, usize::MAX, 5_000),
+            Err(why) => (format!("two copies: {why}"), max_send, usize::MAX, 5_000),
         };
         let latency_ns = match relation {
             Relation::SharedCache => 150,

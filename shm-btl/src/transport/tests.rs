@@ -5,7 +5,7 @@ use std::io::IoSlice;
 
 use super::ShmBtl;
 use crate::address::ShmAddress;
-use crate::config::{Copies, ShmConfig, ShmError};
+use crate::config::{ShmConfig, ShmError};
 use crate::topology::Thresholds;
 
 fn config(rank: u32) -> ShmConfig {
@@ -142,7 +142,7 @@ fn a_probe_that_reads_something_else_means_two_copies() {
     );
     says(&path.reason, "something else");
     let (mut one, mut mine) = (transport(0), config(1));
-    mine.copies = Copies::Two;
+    mine.one_copy = false;
     let other = ShmBtl::new(mine).expect("shared memory");
     let path = one.add_peer(1, &other.address()).expect("reachable");
     says(&path.reason, "configured so");
