@@ -83,8 +83,6 @@ pub(crate) struct Writing {
     /// Receive that the owner is copying to the rank: the id, plus one, of the receive it claims or
     /// fills; [`PUTTING`] while it writes to a region; 0 otherwise.
     pub(crate) copying: AtomicU64,
-    /// 1 while the owner waits for room.
-    pub(crate) wants_room: AtomicU64,
     /// One of the `END_` constants.
     pub(crate) end: AtomicU64,
 }

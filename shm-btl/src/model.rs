@@ -51,7 +51,6 @@ fn pair_head() -> Shared<PairHead> {
         consumed: Apart(zero()),
         writing: Apart(Writing {
             copying: zero(),
-            wants_room: zero(),
             end: zero(),
         }),
         offers: words(),
@@ -102,13 +101,13 @@ fn long_queue(count: usize, ring: usize, chunks: usize) -> (Producer, Consumer, 
         (0, 1),
         slots.clone(),
         ring.clone(),
-        sender.clone(),
+        sender,
         receiver.clone(),
         2,
     );
     (
         producer,
-        Consumer::new((0, 1), slots, ring, (chunk, 65), receiver, sender),
+        Consumer::new((0, 1), slots, ring, (chunk, 65), receiver),
         pool,
     )
 }
@@ -581,41 +580,5 @@ fn loom_no_wake_up_is_lost() {
             assert_eq!(next(&mut consumer).0, [i]);
         }
         sender.join().expect("the sender");
-    });
-}
-
-#[test]
-fn loom_room_wakes_a_waiting_sender() {
-    check("sleep: room against lying down", 3, || {
-        let (mut producer, mut consumer, _) = queue(2, 0);
-        let common = common();
-        let pipe = Arc::new(Pipe::default());
-        let (mut sleep, bell) = (PeerSleep::new(Fence::Light), pipe.clone());
-        let theirs = common.clone();
-        producer.push_inline(&[0], &[]);
-        producer.push_inline(&[1], &[]);
-        let receiver = thread::spawn(move || {
-            next(&mut consumer);
-            Fence::Light.execute();
-            if consumer.sender_waits() && sleep.needs_wake(&theirs.sleep.0) {
-                *bell.bytes.lock().expect("no panic while locked") += 1;
-                bell.readable.notify_all();
-            }
-        });
-        let mut epoch = SleepEpoch::default();
-        if !producer.has_room(1).expect("an honest receiver") {
-            producer.set_wants_room(true);
-            epoch.sleep(&common.sleep.0);
-            fence(Ordering::SeqCst);
-            if !producer.has_room_now() {
-                let mut bytes = pipe.bytes.lock().expect("no panic while locked");
-                while *bytes == 0 {
-                    bytes = pipe.readable.wait(bytes).expect("no panic while locked");
-                }
-            }
-            epoch.wake(&common.sleep.0);
-            assert!(producer.has_room(1).expect("an honest receiver"));
-        }
-        receiver.join().expect("the receiver");
     });
 }

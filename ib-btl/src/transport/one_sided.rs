@@ -38,9 +38,9 @@ impl HeldSends for IbBtl {
         if self.config.held_from.is_none() {
             return Err(SendError::Unsupported);
         }
-        // SAFETY: readable for `length` bytes, as the caller promises.
         let bytes = match length {
             0 => &[],
+            // SAFETY: readable for `length` bytes, as the caller promises.
             _ => unsafe { std::slice::from_raw_parts(body, length) },
         };
         let depth = self.depth();
@@ -242,8 +242,8 @@ impl IbBtl {
             };
             let to = (operation.remote, operation.rkey);
             let number = id(rank, OPERATION, index);
-            // SAFETY: registered, and the caller's promise, until completion.
             let mode = PostMode::Registered;
+            // SAFETY: registered, and the caller's promise, until completion.
             let result = unsafe { nic.post(peer.queue, number, verb, &[sge], to, mode) };
             if let Err(error) = result {
                 return self.fail(rank, PeerError::Lost(error.to_string()));

@@ -69,8 +69,6 @@ pub(crate) struct Consumer {
     stride: usize,
     /// Own words for the sender: how much was consumed.
     mine: Shared<PairHead>,
-    /// The sender's words for this process.
-    theirs: Shared<PairHead>,
 }
 
 impl Consumer {
@@ -81,7 +79,6 @@ impl Consumer {
         ring: Bytes,
         (pool, stride): (Bytes, usize),
         mine: Shared<PairHead>,
-        theirs: Shared<PairHead>,
     ) -> Self {
         Consumer {
             lane: Lane::new(slots, ranks),
@@ -89,7 +86,6 @@ impl Consumer {
             pool,
             stride,
             mine,
-            theirs,
             taken: 0,
             published: 0,
             ring_at: 0,
@@ -255,22 +251,14 @@ impl Consumer {
         view.unwrap_or_default()
     }
 
-    /// Publishes how many messages were consumed: taken, and their callbacks have returned. Returns
-    /// false if that has not changed.
+    /// Publishes how many messages were consumed: taken, and their callbacks have returned. The
+    /// sender may use the space again.
     #[inline]
-    pub(crate) fn done(&mut self) -> bool {
-        if self.published == self.taken {
-            return false;
+    pub(crate) fn done(&mut self) {
+        if self.published != self.taken {
+            self.published = self.taken;
+            // SYNC POINT consumed
+            self.mine.consumed.0.store(self.taken, Ordering::Release);
         }
-        self.published = self.taken;
-        // SYNC POINT consumed
-        self.mine.consumed.0.store(self.taken, Ordering::Release);
-        true
-    }
-
-    /// Returns true if the sender waits for room. To be called after the fence of `shmem::Fence`.
-    #[inline]
-    pub(crate) fn sender_waits(&self) -> bool {
-        self.theirs.writing.0.wants_room.load(Ordering::Relaxed) != 0
     }
 }

@@ -32,7 +32,6 @@ pub(crate) struct Producer {
     ring_ends: Box<[u64]>,
     /// Chunks lent to the peer, and the count at which each comes back.
     lent: VecDeque<(u64, u32)>,
-    wants_room: bool,
     /// Distance of the peer's core.
     distance: Distance,
 }
@@ -59,7 +58,6 @@ impl Producer {
             consumed: 0,
             ring_head: 0,
             ring_tail: 0,
-            wants_room: false,
             distance: Distance::default(),
         }
     }
@@ -163,9 +161,6 @@ impl Producer {
         self.sent += 1;
         if !matches!(kind, FILLED | HELP) {
             self.last_message = self.sent;
-        }
-        if self.wants_room {
-            self.set_wants_room(false);
         }
     }
 
@@ -277,21 +272,6 @@ impl Producer {
     fn publish_words(&mut self, kind: u8, words: [u64; 4]) {
         let bytes = words.map(u64::to_ne_bytes);
         self.publish(kind, (0, 0), bytes.as_flattened(), &[]);
-    }
-
-    /// Publishes whether this process waits for room.
-    pub(crate) fn set_wants_room(&mut self, wants: bool) {
-        self.wants_room = wants;
-        self.mine
-            .writing
-            .0
-            .wants_room
-            .store(u64::from(wants), Ordering::Relaxed);
-    }
-
-    /// Returns true if this process waits for room and the peer has consumed something since.
-    pub(crate) fn has_room_now(&self) -> bool {
-        self.wants_room && self.theirs.consumed.0.load(Ordering::Relaxed) != self.consumed
     }
 
     /// Returns the process's own words for this peer.

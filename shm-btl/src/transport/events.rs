@@ -83,7 +83,7 @@ impl ShmBtl {
                     let (header, body) = (message.header(), from.consumer.body(&message));
                     events.message(self, from.rank, header, body);
                     if message.in_pool() {
-                        self.publish_consumed(from);
+                        from.consumer.done();
                     }
                 }
                 Ok(Found::Filled {
@@ -102,22 +102,8 @@ impl ShmBtl {
                 }
             }
         }
-        self.publish_consumed(from);
+        from.consumer.done();
         done
-    }
-
-    /// Publishes that callbacks have returned: the sender may use the space again.
-    #[inline]
-    fn publish_consumed(&mut self, from: &mut Inbound) {
-        if !from.consumer.done() {
-            return;
-        }
-        from.fence.execute();
-        if from.consumer.sender_waits()
-            && let Some(peer) = self.added_mut(from.rank)
-        {
-            peer.ring();
-        }
     }
 
     /// Returns true if nothing of the peer is delivered any more.
@@ -251,12 +237,10 @@ impl ShmBtl {
         };
         own.sleep.sleep(&own.common.sleep.0);
         shmem::global_fence();
-        let has_room = |entry: &PeerState| matches!(entry, PeerState::Added(peer) if !peer.closing && peer.producer.has_room_now());
         let something = self
             .inbound
             .iter()
             .any(|from| !matches!(from.consumer.poll(), Ok(None)))
-            || self.peers.iter().any(has_room)
             || !self.gets.iter().all(|get| self.waits(get));
         if something && let Some(own) = &mut self.own {
             own.sleep.wake(&own.common.sleep.0);

@@ -166,7 +166,8 @@ impl PostedReceives for ShmBtl {
             Ok((true, true)) => {}
             Ok((true, false)) => return Ok(PostedDelivery::NotPosted),
             Ok((false, _)) => {
-                peer.wait_for_room();
+                // It may sleep over requests for help, which wake no peer.
+                peer.ring();
                 return Err(SendError::Busy);
             }
             Err(corruption) => return Err(self.broke(rank, corruption)),

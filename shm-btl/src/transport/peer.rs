@@ -63,13 +63,6 @@ impl Peer {
         }
     }
 
-    /// Asks the peer to wake this process when it has made room.
-    pub(super) fn wait_for_room(&mut self) {
-        self.producer.set_wants_room(true);
-        // It may sleep over requests for help, which wake no peer.
-        self.ring();
-    }
-
     /// Returns true if nothing of it is delivered any more.
     pub(super) fn is_cut_off(&self) -> bool {
         self.closed_here || matches!(self.ending, Some(PeerError::Violation(_)))
@@ -85,8 +78,6 @@ impl Peer {
 #[derive(Debug)]
 pub(super) struct Inbound {
     pub(super) rank: Rank,
-    /// Fence before checking whether the sender waits for room.
-    pub(super) fence: Fence,
     pub(super) consumer: Consumer,
 }
 
@@ -202,15 +193,13 @@ fn join(
 ) -> (Peer, Inbound) {
     let (head, slots, ring) = own.pair(layout, rank);
     let lent = own.pool.len().min(layout.slots);
-    let (mine, theirs) = (head.clone(), there.pair.clone());
-    let producer = Producer::new((me, rank), slots, ring, mine, theirs, lent);
+    let producer = Producer::new((me, rank), slots, ring, head.clone(), there.pair, lent);
     let consumer = Consumer::new(
         (rank, me),
         there.slots,
         there.ring,
         (there.pool, CHUNK_STRIDE),
         head,
-        there.pair,
     );
     let peer = Peer {
         producer,
@@ -229,12 +218,7 @@ fn join(
         closing: false,
         reported: false,
     };
-    let inbound = Inbound {
-        rank,
-        fence,
-        consumer,
-    };
-    (peer, inbound)
+    (peer, Inbound { rank, consumer })
 }
 
 /// Formats a set of CPUs: `CPU 3`, `CPUs 0-7`, `16 CPUs`.

@@ -54,7 +54,8 @@ impl ShmBtl {
                 Ok(())
             }
             Ok(false) => {
-                peer.wait_for_room();
+                // It may sleep over requests for help, which wake no peer.
+                peer.ring();
                 Err(SendError::Busy)
             }
             Err(corruption) => Err(self.broke(rank, corruption)),
