@@ -87,8 +87,8 @@ impl Cache {
         self.watch.is_some()
     }
 
-    /// Returns a registration of `length` bytes (not 0) in use until [`Cache::release`]: a kept one or
-    /// a new one.
+    /// Returns a registration of `length` bytes (not 0) in use until [`Cache::release`]: a kept one
+    /// or a new one.
     ///
     /// # Safety
     /// As for [`Nic::register`], until the release.

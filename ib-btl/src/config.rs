@@ -34,9 +34,9 @@ pub struct IbConfig {
     pub held_from: Option<usize>,
     /// Length from which bodies are *long*: moved by one-sided operations without a copy.
     pub long_from: usize,
-    /// Supports [`btl::Tx::get`] by RDMA reads, an experiment of the papers: it saves a message with
-    /// a key, but most devices read slower than they write. Otherwise long data moves by RDMA writes
-    /// only, as in VIA-RPI.
+    /// Supports [`btl::Tx::get`] by RDMA reads, an experiment of the papers: it saves a message
+    /// with a key, but most devices read slower than they write. Otherwise long data moves by RDMA
+    /// writes only, as in VIA-RPI.
     pub reads: bool,
     /// Maximum number of bytes of unused registrations in the cache. 0: none is kept.
     pub cache_bytes: u64,

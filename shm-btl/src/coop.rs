@@ -105,8 +105,8 @@ impl Offer {
         Ok((claimed.into(), done.into()))
     }
 
-    /// Returns what the sender has settled: all is copied, or it copies the rest. `None`: there is a
-    /// chunk for the receiver.
+    /// Returns what the sender has settled: all is copied, or it copies the rest. `None`: there is
+    /// a chunk for the receiver.
     fn settled(&self, theirs: &AtomicU64) -> Result<Option<Next>, Corruption> {
         let (claimed, done) = self.share(theirs)?;
         let missing = self.chunks - self.front + u32::from(self.contested);

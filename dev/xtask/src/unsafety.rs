@@ -146,7 +146,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("ib-btl/src/cache.rs", "hands lent memory to the adapter"),
     (
-        "ib-btl/src/cache_tests.rs",
+        "ib-btl/src/cache/tests.rs",
         "maps and unmaps memory behind the cache",
     ),
     (

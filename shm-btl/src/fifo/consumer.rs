@@ -147,7 +147,8 @@ impl Consumer {
         Some((bytes, header, header + body))
     }
 
-    /// Takes what [`Consumer::take_short`] has left, by the same word 0. Everything in it is checked.
+    /// Takes what [`Consumer::take_short`] has left, by the same word 0. Everything in it is
+    /// checked.
     pub(crate) fn take(&mut self, word: u64) -> Result<Found, Corruption> {
         let (kind, header, body) = open_word0(word);
         let bad = |what| Err(Corruption { what, value: word });

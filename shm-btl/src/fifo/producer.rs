@@ -246,8 +246,8 @@ impl Producer {
         self.lent.len()
     }
 
-    /// Returns the next chunk that came back, as of the last [`Producer::refresh`]. `all`: whether it
-    /// came back or not, because the peer is gone.
+    /// Returns the next chunk that came back, as of the last [`Producer::refresh`]. `all`: whether
+    /// it came back or not, because the peer is gone.
     pub(crate) fn take_back(&mut self, all: bool) -> Option<u32> {
         let (due, chunk) = *self.lent.front()?;
         (all || due <= self.consumed).then(|| {
