@@ -199,7 +199,7 @@ impl Cache {
     pub(crate) fn forget_gone(&mut self, nic: &mut dyn Nic) {
         let mut gone = Vec::new();
         if let Some(watch) = &self.watch {
-            watch.gone(|range| gone.push(range.unwrap_or((0, usize::MAX))));
+            watch.gone(|range| gone.push(range));
         }
         for (start, end) in gone {
             for id in self.overlapping(start, end) {

@@ -28,8 +28,6 @@ pub struct About {
     pub bandwidth: u32,
     /// Maximum number of completions that wait.
     pub max_completions: usize,
-    /// Maximum length of one operation, in bytes.
-    pub max_message: usize,
     /// Maximum number of bytes of [`PostMode::Inline`]; 0: not supported.
     pub inline: usize,
 }

@@ -61,7 +61,7 @@ pub(super) struct PortAttr {
     pub(super) active_mtu: c_int,
     pub(super) gid_tbl_len: c_int,
     _port_cap_flags: u32,
-    pub(super) max_msg_sz: u32,
+    _max_msg_sz: u32,
     _keys: [u8; 10],
     pub(super) lid: u16,
     _sm: [u8; 7],
@@ -311,7 +311,7 @@ layout! {
     Context = 328 { ops: 8 }
     Ops = 256 { poll_cq: 88, req_notify_cq: 96, post_srq_recv: 160, post_send: 200, post_recv: 208 }
     DeviceAttr = 232 { max_cqe: 132, max_qp_rd_atom: 144, max_qp_init_rd_atom: 156 }
-    PortAttr = 52 { max_msg_sz: 20, lid: 34, active_width: 43, link_layer: 46 }
+    PortAttr = 52 { lid: 34, active_width: 43, link_layer: 46 }
     Mr = 48 { lkey: 36, rkey: 40 }
     Qp = 160 { qp_num: 52 }
     CompChannel = 16 { fd: 8 }

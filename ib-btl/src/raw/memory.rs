@@ -36,38 +36,36 @@ impl Memory {
         self.layout.size()
     }
 
+    fn holds(&self, at: usize, length: usize) -> bool {
+        let end = at.checked_add(length);
+        end.is_some_and(|end| end <= self.length())
+    }
+
     /// Copies in. False: it does not fit, and nothing is written.
     #[must_use]
     pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) -> bool {
-        if at
-            .checked_add(bytes.len())
-            .is_none_or(|end| end > self.length())
-        {
+        if !self.holds(at, bytes.len()) {
             return false;
         }
         // SAFETY: within the memory, as just checked; a device may read it meanwhile, and gets old
         // or new bytes.
         unsafe {
-            self.start
-                .as_ptr()
-                .add(at)
-                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            let start = self.start.as_ptr().add(at);
+            start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         };
         true
     }
 
     /// The address of bytes that are looked at in place. `None`: outside.
     pub(crate) fn view(&self, at: usize, length: usize) -> Option<*const u8> {
-        let inside = at
-            .checked_add(length)
-            .is_some_and(|end| end <= self.length());
-        inside.then(|| self.start.as_ptr().cast_const().wrapping_add(at))
+        self.holds(at, length)
+            .then(|| self.start.as_ptr().cast_const().wrapping_add(at))
     }
 
     /// Appends a copy to `out`. False: outside, and nothing is appended.
     #[must_use]
     pub(crate) fn read(&self, at: usize, length: usize, out: &mut Vec<u8>) -> bool {
-        if at.checked_add(length).is_none_or(|end| end > self.length()) {
+        if !self.holds(at, length) {
             return false;
         }
         out.reserve(length);

@@ -220,7 +220,6 @@ impl Verbs {
             mtu: u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, 5),
             bandwidth: bandwidth(attr.active_width, attr.active_speed),
             max_completions: room.saturating_sub(DATAGRAMS * 2),
-            max_message: attr.max_msg_sz as usize,
             inline: 0,
         };
         let room = c_int::try_from(room).unwrap_or(c_int::MAX);

@@ -40,6 +40,7 @@ const EVENT_UNMAP: u8 = 0x16;
 
 /// Ranges that wait to be taken; beyond that: everything went.
 const ROOM: usize = 128;
+const EVERYTHING: (u64, u64) = (0, u64::MAX);
 
 /// `struct uffd_msg`
 #[repr(C)]
@@ -152,20 +153,17 @@ impl Watch {
         self.holds(middle, end)
     }
 
-    /// Takes what went since the last time. `None` stands for everything.
-    pub(crate) fn gone(&self, mut each: impl FnMut(Option<(usize, usize)>)) {
+    /// Takes what went since the last time.
+    pub(crate) fn gone(&self, each: impl FnMut((usize, usize))) {
         let (ranges, count) = {
             // Nothing is allocated or freed while this is held: whoever frees watched memory waits
             // for the thread, which waits for this.
             let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
             (gone.ranges, std::mem::take(&mut gone.count))
         };
-        if count > ROOM {
-            return each(None);
-        }
-        for (start, end) in &ranges[..count] {
-            each(Some((*start as usize, *end as usize)));
-        }
+        let ranges = ranges.get(..count).unwrap_or(&[EVERYTHING]);
+        let range = |range: &(u64, u64)| (range.0 as usize, range.1 as usize);
+        ranges.iter().map(range).for_each(each);
     }
 }
 
@@ -230,9 +228,9 @@ fn next(fd: &OwnedFd) -> Option<(u64, u64)> {
         EVENT_REMOVE | EVENT_UNMAP => Some((first, second)),
         EVENT_REMAP => Some((first, first.saturating_add(third))),
         // None was asked for; whatever it is, it means nothing good.
-        _ => Some((0, u64::MAX)),
+        _ => Some(EVERYTHING),
     }
-    .map(|range| if second == 0 { (0, u64::MAX) } else { range })
+    .map(|range| if second == 0 { EVERYTHING } else { range })
 }
 
 /// Returns whether all of a range is private anonymous memory, according to /proc/self/maps.
@@ -323,7 +321,7 @@ mod tests {
         }
     }
 
-    fn taken(watch: &Watch) -> Vec<Option<(usize, usize)>> {
+    fn taken(watch: &Watch) -> Vec<(usize, usize)> {
         let mut all = Vec::new();
         watch.gone(|range| all.push(range));
         all
@@ -346,14 +344,14 @@ mod tests {
             )
         }
         .unwrap();
-        assert_eq!(taken(&watch), [Some((start, start + 2 * PAGE))]);
+        assert_eq!(taken(&watch), [(start, start + 2 * PAGE)]);
         // Replaced in place: unmapped, and the new one is not watched.
         map(start + 4 * PAGE, 1);
-        assert_eq!(taken(&watch), [Some((start + 4 * PAGE, start + 5 * PAGE))]);
+        assert_eq!(taken(&watch), [(start + 4 * PAGE, start + 5 * PAGE)]);
         assert_eq!(watch.holds(start, end), Err(Moving::No));
         assert_eq!(watch.holds(start, start + 4 * PAGE), Ok(()));
         unmap(start + 6 * PAGE, 2);
-        assert_eq!(taken(&watch), [Some((start + 6 * PAGE, end))]);
+        assert_eq!(taken(&watch), [(start + 6 * PAGE, end)]);
         let moved = map(0, 1);
         unmap(moved, 1);
         // SAFETY: memory of this test, to a place that is free.
@@ -366,7 +364,7 @@ mod tests {
             )
         };
         let to = to.unwrap().expose_provenance();
-        assert!(taken(&watch).contains(&Some((start, start + 2 * PAGE))) && to != start);
+        assert!(taken(&watch).contains(&(start, start + 2 * PAGE)) && to != start);
         assert_eq!(watch.holds(start, start + PAGE), Err(Moving::No));
         unmap(to, 64);
         unmap(start + 2 * PAGE, 4);
@@ -401,7 +399,7 @@ mod tests {
         for page in 0..=ROOM {
             unmap(start + page * PAGE, 1);
         }
-        assert_eq!(taken(&watch), [None]);
+        assert_eq!(taken(&watch), [(0, usize::MAX)]);
         assert_eq!(taken(&watch), []);
     }
 }

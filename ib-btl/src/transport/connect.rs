@@ -9,7 +9,7 @@ use super::{BATCH, CONTROL, IbBtl, PIECES, Peer, State, completions, now, receiv
 use crate::IbError;
 use crate::credit::{Credits, Debt};
 use crate::error::explain;
-use crate::nic::{Completion, Remote, Source};
+use crate::nic::{Completion, NicError, Remote, Source};
 use crate::wire::{ASK, HAVE, Hello, LEAVING, PeerAddress};
 
 /// Time without any datagram of a peer after which it is lost. A live process requests its
@@ -77,41 +77,26 @@ impl IbBtl {
 
     fn open(&mut self, rank: Rank, address: PeerAddress) -> Result<Peer, IbError> {
         let (depth, receives, blocks) = (self.depth(), receives(&self.config), self.config.blocks);
+        let needed = completions(&self.config, self.peers.iter().flatten().count() + 1);
         let ring_bytes = self.config.ring();
-        let needed = completions(
-            &self.config,
-            self.peers.iter().flatten().count().saturating_add(1),
-        );
         let Some(nic) = &mut self.nic else {
             return Err(IbError::Config("closed".into()));
         };
-        if needed > nic.about().max_completions {
-            let most = nic.about().max_completions;
+        let most = nic.about().max_completions;
+        if needed > most {
             return Err(IbError::NoPort(format!(
                 "the device has room for {most} completions, which is less than one more peer needs"
             )));
         }
-        // Checked before anything is allocated.
         let mut random = [0; 4];
         getrandom::fill(&mut random).map_err(|_| IbError::NoRandom)?;
-        let ring = if blocks == 0 {
-            None
-        } else {
-            Some(registered(&mut **nic, ring_bytes, true)?)
-        };
-        let back = |nic: &mut dyn crate::nic::Nic, error| {
-            if let Some((_, keys)) = &ring {
-                nic.deregister(keys.id);
-            }
-            IbError::Verbs(error)
-        };
-        let (queue, qpn) = nic
-            .open(rank, depth.max(receives))
-            .map_err(|e| back(&mut **nic, e))?;
-        if let Err(error) = nic.expect(queue, receives) {
-            nic.close(queue);
-            return Err(back(&mut **nic, error));
-        }
+        let (queue, qpn) = nic.open(rank, depth.max(receives))?;
+        let ring = nic.expect(queue, receives).map_err(IbError::from);
+        let ring = ring.and_then(|()| {
+            let ring = (blocks != 0).then(|| registered(&mut **nic, ring_bytes, true));
+            ring.transpose()
+        });
+        let ring = ring.inspect_err(|_| nic.close(queue))?;
         let now = now();
         // Messages to shared blocks are bounded by the sender's queue only.
         let credits = if address.blocks == 0 {
@@ -202,12 +187,7 @@ impl IbBtl {
     }
 
     /// Sends this side's part of the connection.
-    pub(super) fn greet(
-        &mut self,
-        rank: Rank,
-        peer: &Peer,
-        flags: u8,
-    ) -> Result<(), crate::nic::NicError> {
+    pub(super) fn greet(&mut self, rank: Rank, peer: &Peer, flags: u8) -> Result<(), NicError> {
         let have = if peer.theirs.is_some() { HAVE } else { 0 };
         let hello = Hello {
             from: self.config.rank,
@@ -298,12 +278,14 @@ impl IbBtl {
                 ASK
             };
             if let Err(error) = self.greet(rank, peer, flags) {
-                self.stop(
-                    peer,
-                    PeerError::Lost(format!("no way to its port: {error}")),
-                );
+                self.no_way(peer, &error);
             }
         }
+    }
+
+    fn no_way(&mut self, peer: &mut Peer, error: &NicError) {
+        let text = format!("no way to its port: {error}");
+        self.stop(peer, PeerError::Lost(text));
     }
 
     /// Repeats requests that have no answer, and gives up after the limits.
@@ -326,10 +308,7 @@ impl IbBtl {
                     let text = format!("{text} in {limit:?} to {tries} requests for a connection");
                     self.stop(&mut peer, PeerError::Lost(text));
                 } else if let Err(error) = self.greet(rank as Rank, &peer, ASK) {
-                    self.stop(
-                        &mut peer,
-                        PeerError::Lost(format!("no way to its port: {error}")),
-                    );
+                    self.no_way(&mut peer, &error);
                 } else {
                     let pause = Duration::from_millis(if tries < 20 { 20 } else { 200 });
                     peer.state = State::Connecting {

@@ -24,7 +24,6 @@ impl IbBtl {
         if matches!(peer.state, State::Failing(_) | State::Ended(_)) {
             return;
         }
-        self.stats.violations += u64::from(matches!(error, PeerError::Violation(_)));
         if let Some(nic) = &mut self.nic {
             nic.stop(peer.queue);
         }

@@ -324,7 +324,6 @@ impl IbBtl {
         if let Some(peer) = self.peer_mut(rank).filter(|_| !shared) {
             peer.debt.took(1);
         }
-        self.stats.noticed += 1;
         let header = notice.header.get(..notice.length).unwrap_or_default();
         events.message(self, rank, header, &[]);
         self.pay(rank);

@@ -41,10 +41,6 @@ const SGES: usize = MESSAGE_BLOCKS + 1;
 /// Counters of a transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Notices of filled regions delivered ([`btl::NoticedPuts`]).
-    pub noticed: u64,
-    /// Peers that violated the protocol.
-    pub violations: u64,
     /// Received messages of no known peer.
     pub strays: u64,
     /// Connection requests from another port or queue pair than the rank's address names.

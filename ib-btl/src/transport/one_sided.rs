@@ -210,7 +210,6 @@ impl IbBtl {
         if peer.state != State::Connected {
             return;
         }
-        let limit = nic.about().max_message.max(4096);
         while peer.pieces < PIECES && peer.posted + CONTROL < depth {
             let Some(&index) = peer.unposted.front() else {
                 return;
@@ -220,7 +219,7 @@ impl IbBtl {
                 continue;
             };
             let most = if operation.reads { READ_PART } else { PIECE };
-            let now = operation.left.min(limit).min(most);
+            let now = operation.left.min(most);
             let sge = Sge {
                 address: operation.local,
                 length: now as u32,

@@ -70,7 +70,6 @@ impl Fabric {
             mtu: 5,
             bandwidth: 1000,
             max_completions: 1 << 20,
-            max_message: 1 << 20,
             inline: 188,
         };
         Ok((
