@@ -82,11 +82,10 @@ impl FromStr for EspAddr {
     }
 }
 
-fn bad_address(text: &str, why: &'static str) -> EspError {
-    EspError::BadAddress {
-        text: text.to_owned(),
-        why,
-    }
+fn bad_address(text: &str, why: &str) -> EspError {
+    EspError::BadArgument(format!(
+        "{text:?} is not an ESP address: {why} (like 02:00:00:00:00:01:5000 or node1%eth0:5000)"
+    ))
 }
 
 fn parse_port(text: &str) -> Option<u16> {
@@ -109,12 +108,6 @@ impl ToEspAddr for EspAddr {
 }
 
 impl ToEspAddr for (MacAddr, u16) {
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
-        Ok(EspAddr::new(self.0, self.1))
-    }
-}
-
-impl ToEspAddr for (NodeAddr, u16) {
     fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
         Ok(EspAddr::new(self.0, self.1))
     }
@@ -185,23 +178,16 @@ pub fn resolve_udp(target: &str) -> Result<NodeAddr, EspError> {
     if let Ok(addr @ NodeAddr::Udp(_)) = target.parse() {
         return Ok(addr);
     }
-    let unknown = |why: String| EspError::UnknownName {
-        name: target.to_owned(),
-        why,
-    };
     let found = (target, esp_proto::UDP_PORT).to_socket_addrs();
-    let mut found = found.map_err(|error| unknown(error.to_string()))?;
+    let mut found = found.map_err(|error| unknown(target, error.to_string()))?;
     let first = found.next().map(NodeAddr::Udp);
-    first.ok_or_else(|| unknown("the resolver has no address".into()))
+    first.ok_or_else(|| unknown(target, "the resolver has no address"))
 }
 
 /// Returns the address of a name in this file of `MAC name` lines. `#` begins a comment; the case
 /// of names is ignored.
 fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
-    let unknown = |why: String| EspError::UnknownName {
-        name: name.to_owned(),
-        why,
-    };
+    let unknown = |why: String| unknown(name, why);
     let text = read_bounded(file).map_err(|error| {
         unknown(format!(
             "{} cannot be read ({error}); use a MAC address, or add the name to that file",
@@ -228,6 +214,13 @@ fn resolve_in(file: &Path, name: &str) -> Result<MacAddr, EspError> {
         "it is neither in {} nor known to the resolver; add a line such as \"02:00:00:00:00:01 {name}\"",
         file.display()
     )))
+}
+
+fn unknown(name: &str, why: impl Into<String>) -> EspError {
+    EspError::UnknownName {
+        name: name.to_owned(),
+        why: why.into(),
+    }
 }
 
 fn read_bounded(file: &Path) -> std::io::Result<String> {

@@ -12,7 +12,6 @@ use crate::control::{ErrorKind, InterfaceInfo, Reply, Request, Status};
 use crate::error::EspError;
 use crate::lease::Leases;
 use crate::path::Path;
-use crate::route::Routes;
 use crate::session::{Session, Welcome};
 use crate::sync::lock;
 
@@ -60,14 +59,12 @@ pub struct Client {
 /// State of a client; dropped with its last handle, which ends the session.
 struct Owner {
     session: Arc<Session>,
-    routes: Routes,
     leases: Mutex<Option<Arc<Leases>>>,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        let leases = lock(&self.leases).take();
-        if let Some(leases) = leases {
+        if let Some(leases) = lock(&self.leases).take() {
             leases.finish();
         }
         self.session.close();
@@ -141,7 +138,7 @@ impl Client {
     fn open(path: &std::path::Path) -> Result<Client, EspError> {
         // An invalid value is an error even if all streams set their path.
         Path::from_environment()?;
-        Ok(Self::of(Session::open(path)?))
+        Ok(Self::of(Session::open(path, false)?.0))
     }
 
     /// Returns the client of this process that needs no daemon and no privilege: its streams,
@@ -179,8 +176,8 @@ impl Client {
         port: u16,
         polled: bool,
     ) -> Result<Client, EspError> {
-        let failed = |error| EspError::resource("open a UDP socket", error);
-        let links = UdpLink::bind_all(which, wants, port).map_err(failed)?;
+        let links = UdpLink::bind_all(which, wants, port)
+            .map_err(EspError::resource("open a UDP socket"))?;
         if links.is_empty() {
             return Err(EspError::denied(
                 ErrorKind::NotFound,
@@ -194,19 +191,18 @@ impl Client {
             up: true,
         };
         let welcome = Welcome {
-            client: 0,
-            incarnation: esp_engine::random().map_err(failed)?,
+            incarnation: esp_engine::random()
+                .map_err(EspError::resource("read a random number"))?,
             interfaces: links.iter().map(interface).collect(),
             leases: true,
             standbys: false,
         };
-        let session = Session::local(welcome, polled)?;
-        let leases = Leases::start(&session)?;
+        let client = Self::of(Session::local(welcome, polled)?);
+        let leases = client.leases()?;
         for link in links {
-            leases.add_udp(link)?;
+            let interface = interface(&link);
+            leases.add_udp(link, interface)?;
         }
-        let client = Self::of(session);
-        *lock(&client.owner.leases) = Some(leases);
         Ok(client)
     }
 
@@ -215,21 +211,9 @@ impl Client {
         Client {
             owner: Arc::new(Owner {
                 session,
-                routes: Routes::default(),
                 leases: Mutex::default(),
             }),
         }
-    }
-
-    /// Returns the shared connection if it is open, without waiting for the daemon.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn already_shared() -> Option<Client> {
-        let registry = REGISTRY.try_lock().ok()?;
-        let registry = registry
-            .as_ref()
-            .filter(|registry| registry.pid == std::process::id())?;
-        let owner = registry.open.get(&socket_path()).and_then(Weak::upgrade)?;
-        Some(Client { owner }).filter(|client| client.check().is_ok())
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
@@ -274,11 +258,7 @@ impl Client {
         let leases = lock(&self.owner.leases);
         leases
             .as_ref()
-            .is_some_and(|leases| leases.has(interface, port))
-    }
-
-    pub(crate) fn routes(&self) -> &Routes {
-        &self.owner.routes
+            .is_some_and(|leases| leases.holder(interface, port).is_some())
     }
 
     /// Returns an error if the connection to the daemon is lost.
@@ -289,11 +269,6 @@ impl Client {
     /// Returns the path of the daemon's socket.
     pub fn path(&self) -> &std::path::Path {
         self.session().path()
-    }
-
-    /// Returns the id that the daemon gave this program.
-    pub fn id(&self) -> u64 {
-        self.session().welcome().client
     }
 
     /// Returns true if streams with this path setting use a lease: the node's policy allows it to
@@ -337,7 +312,6 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("path", &self.path())
-            .field("id", &self.id())
             .finish_non_exhaustive()
     }
 }

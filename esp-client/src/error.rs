@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 
 use esp_engine::shm::RegionError;
-use esp_proto::NodeAddr;
+use esp_proto::{CloseReason, NodeAddr, ResetReason};
 
 use crate::control;
 use crate::control::codec::DecodeError;
@@ -81,11 +81,6 @@ pub enum EspError {
         "the node of {0} reset the connection: a limit there is reached (connections, memory or link MTU)"
     )]
     PeerLimit(PeerName),
-    /// One side violated the protocol.
-    #[error(
-        "the connection with {0} was reset: a frame violated the protocol; do both nodes run the same version?"
-    )]
-    Protocol(PeerName),
     /// The peer has not acknowledged anything for too long.
     #[error("{0} does not respond; the node or the link to it is down (check with esping)")]
     TimedOut(PeerName),
@@ -102,14 +97,11 @@ pub enum EspError {
     /// The peer's daemon was stopped.
     #[error("the daemon on the node of {0} was stopped; connect again when it runs again")]
     PeerShutdown(PeerName),
-    /// The peer reset the connection for a reason that this version does not know.
-    #[error("{peer} reset the connection for the unknown reason {reason}")]
-    ResetOther { peer: PeerName, reason: u8 },
-    /// This program aborted the connection.
-    #[error("the connection with {0} was aborted by this program")]
-    AbortedHere(PeerName),
-    /// This node's daemon ended the connection.
-    #[error("this node's daemon ended the connection with {peer}: {what}")]
+    /// The peer reset the connection for another reason.
+    #[error("{peer} reset the connection: {why}")]
+    ResetOther { peer: PeerName, why: String },
+    /// This node ended the connection.
+    #[error("this node ended the connection with {peer}: {what}")]
     EndedHere { peer: PeerName, what: &'static str },
     /// The sending direction has ended.
     #[error("cannot write to {0}: the sending direction or the connection has ended")]
@@ -120,23 +112,11 @@ pub enum EspError {
     /// Connecting timed out; the attempt was withdrawn.
     #[error("{0} did not answer within the time-out of the call")]
     ConnectCallTimedOut(PeerName),
-    /// An environment variable has an invalid value.
-    #[error("invalid {variable}={value:?}: expected {expected}")]
-    BadVariable {
-        variable: &'static str,
-        value: String,
-        expected: &'static str,
-    },
     /// None of several interfaces leads to the peer.
     #[error(
         "no interface reaches {peer}: {tried}; check the link, or name the interface (TARGET%IF:PORT)"
     )]
     NoPath { peer: NodeAddr, tried: String },
-    /// The text is not an ESP address.
-    #[error(
-        "{text:?} is not an ESP address: {why} (like 02:00:00:00:00:01:5000 or node1%eth0:5000)"
-    )]
-    BadAddress { text: String, why: &'static str },
     /// The name is unknown.
     #[error("unknown name {name:?}: {why}")]
     UnknownName { name: String, why: String },
@@ -148,9 +128,9 @@ pub enum EspError {
     /// A thread, a descriptor or memory could not be created in this process.
     #[error("cannot {what}: {why}")]
     Resource { what: &'static str, why: String },
-    /// An argument is out of range.
+    /// An argument, an address or an environment variable is invalid.
     #[error("{0}")]
-    BadArgument(&'static str),
+    BadArgument(String),
     /// A datagram does not fit into a frame of the interface.
     #[error("a datagram of {len} bytes is too long: {interface} carries at most {max}")]
     TooLong {
@@ -200,8 +180,8 @@ fn reach_advice(kind: io::ErrorKind) -> &'static str {
 
 impl EspError {
     /// Returns the error for a resource of this process: `what` is the failed operation.
-    pub(crate) fn resource(what: &'static str, why: impl std::fmt::Display) -> EspError {
-        EspError::Resource {
+    pub(crate) fn resource<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> EspError {
+        move |why| EspError::Resource {
             what,
             why: why.to_string(),
         }
@@ -215,6 +195,46 @@ impl EspError {
         }
     }
 
+    /// Returns the error for a close reason; `None` if both sides closed the connection.
+    pub(crate) fn of_close(reason: CloseReason, peer: PeerName) -> Option<EspError> {
+        let ended = |what| EspError::EndedHere { peer, what };
+        let reset = |why: String| EspError::ResetOther { peer, why };
+        Some(match reason {
+            CloseReason::Finished => return None,
+            CloseReason::ConnectTimedOut => EspError::ConnectTimedOut(peer),
+            CloseReason::TimedOut
+            | CloseReason::Reset(ResetReason::TimedOut)
+            | CloseReason::Aborted(ResetReason::TimedOut) => EspError::TimedOut(peer),
+            CloseReason::Reset(ResetReason::Version(version))
+            | CloseReason::Aborted(ResetReason::Version(version)) => {
+                EspError::PeerVersion { peer, version }
+            }
+            CloseReason::Reset(reason) => match reason {
+                ResetReason::Refused => EspError::Refused(peer),
+                ResetReason::BadKey => EspError::BadKey(peer),
+                ResetReason::Aborted => EspError::Aborted(peer),
+                ResetReason::ProgramDied => EspError::PeerDied(peer),
+                ResetReason::Resources => EspError::PeerLimit(peer),
+                ResetReason::Unknown => EspError::Forgotten(peer),
+                ResetReason::Shutdown => EspError::PeerShutdown(peer),
+                ResetReason::Protocol => reset(
+                    "a frame violated the protocol; do both nodes run the same version?".into(),
+                ),
+                other => reset(format!("unknown reason {other:?}")),
+            },
+            CloseReason::Aborted(reason) => ended(match reason {
+                ResetReason::Aborted => "this program aborted it",
+                ResetReason::Protocol => "a frame violated the protocol",
+                ResetReason::Resources => "a limit was reached, or the link's MTU became smaller",
+                ResetReason::Shutdown => {
+                    "its daemon is stopping, or did not adopt this program's lease after a restart"
+                }
+                ResetReason::ProgramDied => "its daemon considered this program dead",
+                _ => "see the log of its daemon",
+            }),
+        })
+    }
+
     /// Returns the `EspError` inside an error that a call of this crate returned.
     pub fn of(error: &io::Error) -> Option<&EspError> {
         error
@@ -225,37 +245,25 @@ impl EspError {
 
     /// Returns the [`io::ErrorKind`] that this error has as an [`io::Error`].
     pub fn kind(&self) -> io::ErrorKind {
+        use EspError as E;
         use io::ErrorKind as K;
         match self {
-            EspError::Unreachable { kind, .. } => *kind,
-            EspError::DaemonGone { .. } => K::NotConnected,
-            EspError::DaemonSilent { .. } => K::TimedOut,
-            EspError::BadControl { .. } | EspError::Memory { .. } => K::InvalidData,
-            EspError::Resource { .. } => K::Other,
-            EspError::Denied { kind, .. } => denied_kind(*kind),
-            EspError::Refused { .. } | EspError::BadKey { .. } | EspError::PeerVersion { .. } => {
-                K::ConnectionRefused
-            }
-            EspError::Aborted { .. }
-            | EspError::PeerDied { .. }
-            | EspError::PeerLimit { .. }
-            | EspError::Protocol { .. }
-            | EspError::Forgotten { .. }
-            | EspError::PeerShutdown { .. }
-            | EspError::ResetOther { .. } => K::ConnectionReset,
-            EspError::AbortedHere { .. } | EspError::EndedHere { .. } => K::ConnectionAborted,
-            EspError::WriteAfterEnd { .. } => K::BrokenPipe,
-            EspError::TimedOut { .. }
-            | EspError::ConnectTimedOut { .. }
-            | EspError::CallTimedOut { .. }
-            | EspError::ConnectCallTimedOut { .. } => K::TimedOut,
-            EspError::NoPath { .. } => K::HostUnreachable,
-            EspError::UnknownName { .. } => K::NotFound,
-            EspError::BadAddress { .. }
-            | EspError::BadArgument(_)
-            | EspError::BadVariable { .. }
-            | EspError::TooLong { .. } => K::InvalidInput,
-            EspError::Forked => K::Unsupported,
+            E::Unreachable { kind, .. } => *kind,
+            E::DaemonGone { .. } => K::NotConnected,
+            E::BadControl { .. } | E::Memory { .. } => K::InvalidData,
+            E::Resource { .. } => K::Other,
+            E::Denied { kind, .. } => denied_kind(*kind),
+            E::Refused(_) | E::BadKey(_) | E::PeerVersion { .. } => K::ConnectionRefused,
+            E::Aborted(_) | E::PeerDied(_) | E::PeerLimit(_) => K::ConnectionReset,
+            E::Forgotten(_) | E::PeerShutdown(_) | E::ResetOther { .. } => K::ConnectionReset,
+            E::EndedHere { .. } => K::ConnectionAborted,
+            E::WriteAfterEnd(_) => K::BrokenPipe,
+            E::DaemonSilent { .. } | E::CallTimedOut { .. } => K::TimedOut,
+            E::TimedOut(_) | E::ConnectTimedOut(_) | E::ConnectCallTimedOut(_) => K::TimedOut,
+            E::NoPath { .. } => K::HostUnreachable,
+            E::UnknownName { .. } => K::NotFound,
+            E::BadArgument(_) | E::TooLong { .. } => K::InvalidInput,
+            E::Forked => K::Unsupported,
         }
     }
 }
@@ -294,12 +302,6 @@ impl From<EspError> for io::Error {
     }
 }
 
-impl From<control::ErrorReply> for EspError {
-    fn from(reply: control::ErrorReply) -> EspError {
-        EspError::denied(reply.kind, reply.message)
-    }
-}
-
 impl From<RegionError> for EspError {
     fn from(error: RegionError) -> EspError {
         EspError::Memory {
@@ -330,11 +332,7 @@ mod tests {
 
     #[test]
     fn io_errors_print_the_sentence() {
-        let error = EspError::BadVariable {
-            variable: "ESP_PATH",
-            value: "nonsense".into(),
-            expected: "auto, lease or daemon",
-        };
+        let error = EspError::BadArgument("invalid ESP_PATH=\"nonsense\"".into());
         let sentence = error.to_string();
         let printed = format!("{:?}", io::Error::from(error));
         assert!(printed.contains(&sentence), "{printed}");

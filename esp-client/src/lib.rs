@@ -26,14 +26,14 @@
 //! |---|---|
 //! | `control/` | messages of the control protocol, and their framing (`codec`) |
 //! | `error`, `addr`, `path` | errors, addresses and names, the setting "lease or daemon" |
-//! | `sync`, `blocking`, `options` | locks and wakers, blocking mode and time-outs, builder options |
+//! | `sync`, `options` | locks and wakers, builder options |
 //! | `session/` | the control connection: handshake, requests and replies, its thread |
-//! | `region` | the shared-memory region of a socket, waits for its events |
 //! | `lease/` | leased ports: the embedded engine, the registry of connections, the progress thread |
-//! | `route`, `client` | cached choices of interfaces; [`Client`]: one session and its leases |
-//! | `edp/` | [`EdpSocket`] and [`NodeInfo`] |
-//! | `probe` | choice of the interface to a peer, measured by EDP echoes |
-//! | `stream/` | [`EspStream`], its builder, reads and writes |
+//! | `client` | [`Client`]: one session and its leases |
+//! | `socket` | what streams and datagram sockets have in common: rings, engine, waits |
+//! | `edp` | [`EdpSocket`] and [`NodeInfo`] |
+//! | `route` | choice of the interface to a peer, measured by EDP echoes |
+//! | `stream` | [`EspStream`], its builder, reads and writes |
 //! | `listener`, `poller` | [`EspListener`]; [`Poller`], events of many streams for one thread |
 //! | `aio/` | the asynchronous types |
 #![forbid(unsafe_code)]
@@ -45,7 +45,6 @@
 mod addr;
 #[cfg(feature = "tokio")]
 pub mod aio;
-mod blocking;
 mod client;
 pub mod control;
 mod edp;
@@ -55,10 +54,9 @@ mod listener;
 mod options;
 mod path;
 mod poller;
-mod probe;
-mod region;
 mod route;
 mod session;
+mod socket;
 mod stream;
 mod sync;
 
@@ -70,9 +68,8 @@ pub use edp::{
 pub use error::{EspError, PeerName};
 pub use esp_engine::shm::Spin;
 pub use esp_proto::{EdpKind, MacAddr, NodeAddr};
-pub use listener::{DEFAULT_BACKLOG, EspListener, Incoming, ListenerBuilder};
+pub use listener::{DEFAULT_BACKLOG, EspListener, ListenerBuilder};
 pub use options::{DEFAULT_RING, MAX_KEY};
 pub use path::{PATH_VARIABLE, Path};
 pub use poller::Poller;
-pub use route::{Route, RouteReason};
-pub use stream::{Connecting, EspStream, Interest, ReadHalf, StreamBuilder, WriteHalf};
+pub use stream::{Connecting, EspStream, Interest, StreamBuilder};

@@ -2,22 +2,22 @@
 
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::Spin;
 
 use crate::addr::EspAddr;
-use crate::blocking::Blocking;
 use crate::client::Client;
-use crate::control::{ErrorKind, InterfaceInfo, Reply, Request, Rings};
+use crate::control::{ErrorKind, InterfaceInfo, Reply, Request};
 use crate::error::EspError;
 use crate::lease::LeasedListener;
 use crate::options::{DEFAULT_RING, SocketOptions, socket_options, stream_options};
 use crate::path::Path;
-use crate::region::{default_lease_spin, default_spin};
 use crate::session::{Call, ReplyCell};
-use crate::stream::{EspStream, StreamRings};
+use crate::socket::default_spin;
+use crate::stream::EspStream;
 use crate::sync::lock;
 
 /// Default of [`ListenerBuilder::backlog`].
@@ -75,24 +75,20 @@ impl ListenerBuilder {
             backlog: self.backlog,
             key: self.options.key.clone(),
         };
-        match client.session().ask(&request)?.reply {
-            Reply::Listening { listener, port } => {
-                let mut bound = EspListener {
-                    client: client.clone(),
-                    listener,
-                    port,
-                    rings: self.options.rings,
-                    spin: self.options.spin.unwrap_or_else(default_spin),
-                    lease_spin: self.options.spin.unwrap_or_else(default_lease_spin),
-                    blocking: Blocking::default(),
-                    pending: Mutex::new(None),
-                    leased: Vec::new(),
-                };
-                bound.leased = self.lease(client, (listener, port), path)?;
-                Ok(bound)
-            }
-            _ => Err(client.session().unexpected("a listener").into()),
-        }
+        let Reply::Listening { listener, port } = client.session().ask(&request)?.reply else {
+            return Err(client.session().unexpected("a listener").into());
+        };
+        let mut bound = EspListener {
+            client: client.clone(),
+            listener,
+            port,
+            options: self.options.clone(),
+            nonblocking: AtomicBool::new(false),
+            pending: Mutex::new(None),
+            leased: Vec::new(),
+        };
+        bound.leased = self.lease(client, (listener, port), path)?;
+        Ok(bound)
     }
 
     /// Listens over leases, too, as far as the path setting and the daemon allow.
@@ -124,11 +120,8 @@ pub struct EspListener {
     client: Client,
     listener: u64,
     port: u16,
-    rings: Rings,
-    spin: Spin,
-    /// Spin setting of accepted streams over a lease.
-    lease_spin: Spin,
-    blocking: Blocking,
+    options: SocketOptions,
+    nonblocking: AtomicBool,
     /// Accept request at the daemon. All callers of `accept` wait for it; one takes the reply, the
     /// others send the next request. It survives a call that times out, so that its connection is
     /// not lost.
@@ -189,7 +182,7 @@ impl EspListener {
                 }
                 Err(cell) => cell,
             };
-            if self.blocking.is_nonblocking() {
+            if self.nonblocking.load(Ordering::Relaxed) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             if !self.wait(&cell, deadline) {
@@ -208,11 +201,12 @@ impl EspListener {
                 || self.leased.iter().all(|leased| leased.lost().is_some())
         };
         // Spins only at first, because listeners wait long.
-        let mut spin = self.spin;
+        let mut spin = self.options.spin.unwrap_or_else(default_spin);
         loop {
             let step = Instant::now() + DAEMON_CHECK;
             let until = deadline.map_or(step, |deadline| deadline.min(step));
-            if first.engine().wait(spin, ready, Some(until)) || cell.wait(Some(Instant::now())) {
+            if first.leases.engine.wait(spin, ready, Some(until)) || cell.wait(Some(Instant::now()))
+            {
                 return true;
             }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -224,21 +218,20 @@ impl EspListener {
 
     /// Has the progress thread wake the task, which receives no events of leases.
     #[cfg(feature = "tokio")]
-    pub(crate) fn wake_later(&self, cx: &std::task::Context<'_>) {
+    pub(crate) fn register(&self, cx: &std::task::Context<'_>) {
         if let Some(first) = self.leased.first() {
-            first.wake_later(cx);
+            first.leases.tasks.register(cx);
         }
     }
 
     fn accept_leased(&self) -> io::Result<Option<EspStream>> {
         if let Some(first) = self.leased.first() {
-            first.engine().poll(true);
+            first.leases.engine.poll();
         }
+        let (client, options) = (&self.client, &self.options);
         for leased in &self.leased {
-            if let Some(opened) = leased.accept(self.rings)? {
-                let rings = StreamRings::leased(&self.client, opened, self.lease_spin);
-                rings.register_lease();
-                return Ok(Some(EspStream::accepted(rings)));
+            if let Some((parts, peer)) = leased.accept(options.rings)? {
+                return Ok(Some(EspStream::leased(client, parts, peer, options.spin)));
             }
         }
         Ok(None)
@@ -259,7 +252,7 @@ impl EspListener {
             Some(call) => Ok(call),
             None => session.call(&Request::Accept {
                 listener: self.listener,
-                rings: self.rings,
+                rings: self.options.rings,
             }),
         };
         let reply = match call {
@@ -276,8 +269,8 @@ impl EspListener {
         drop(pending);
         match reply {
             Ok(answer) => {
-                let rings = StreamRings::from_answer(&self.client, answer, self.spin)?;
-                Ok(Ok(EspStream::accepted(rings)))
+                let stream = EspStream::granted(&self.client, &answer, self.options.spin)?;
+                Ok(Ok(stream))
             }
             Err(error) if self.client.check().is_ok() => Err(error.into()),
             Err(error) => {
@@ -291,15 +284,10 @@ impl EspListener {
         }
     }
 
-    /// Returns an iterator over connections that never ends.
-    pub fn incoming(&self) -> Incoming<'_> {
-        Incoming { listener: self }
-    }
-
     /// Makes `accept` return `WouldBlock` instead of waiting. The first such call sends a request
     /// to the daemon; a later one returns the connection.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.blocking.set_nonblocking(nonblocking);
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -319,19 +307,5 @@ impl fmt::Debug for EspListener {
         f.debug_struct("EspListener")
             .field("port", &self.port)
             .finish_non_exhaustive()
-    }
-}
-
-/// Iterator over accepted connections; see [`EspListener::incoming`].
-#[derive(Debug)]
-pub struct Incoming<'a> {
-    listener: &'a EspListener,
-}
-
-impl Iterator for Incoming<'_> {
-    type Item = io::Result<EspStream>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        Some(self.listener.accept().map(|(stream, _)| stream))
     }
 }

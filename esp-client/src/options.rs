@@ -35,7 +35,8 @@ impl SocketOptions {
 
     pub(crate) fn check_key(&self) -> Result<(), EspError> {
         if self.key.len() > MAX_KEY {
-            return Err(EspError::BadArgument("the job key is longer than 32 bytes"));
+            let text = format!("the job key is longer than {MAX_KEY} bytes");
+            return Err(EspError::BadArgument(text));
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ impl Path {
     /// Returns the value of [`PATH_VARIABLE`], or `Auto` if it is not set or empty.
     ///
     /// # Errors
-    /// [`EspError::BadVariable`] for any other value. Opening a [`Client`](crate::Client) makes the
+    /// [`EspError::BadArgument`] for any other value. Opening a [`Client`](crate::Client) makes the
     /// same check.
     pub fn from_environment() -> Result<Path, EspError> {
         match std::env::var_os(PATH_VARIABLE) {
@@ -36,11 +36,9 @@ impl Path {
             "" | "auto" => Ok(Path::Auto),
             "lease" => Ok(Path::Lease),
             "daemon" => Ok(Path::Daemon),
-            _ => Err(EspError::BadVariable {
-                variable: PATH_VARIABLE,
-                value: value.to_owned(),
-                expected: "auto, lease or daemon",
-            }),
+            _ => Err(EspError::BadArgument(format!(
+                "invalid {PATH_VARIABLE}={value:?}: expected auto, lease or daemon"
+            ))),
         }
     }
 }

@@ -14,7 +14,7 @@ use rustix::time::{
 
 use crate::client::Client;
 use crate::error::EspError;
-use crate::lease::{EmbeddedEngine, FIRST_LEASED_SLOT};
+use crate::lease::{FIRST_LEASED_SLOT, Leases};
 use crate::path::Path;
 use crate::session::{ReplyNotice, Session};
 
@@ -40,7 +40,7 @@ pub struct Poller {
 
 /// The embedded engine that this poller drives.
 struct Leased {
-    engine: Arc<EmbeddedEngine>,
+    leases: Arc<Leases>,
     events: Events,
     /// Readable at the engine's next deadline.
     timer: OwnedFd,
@@ -48,20 +48,20 @@ struct Leased {
 
 impl Leased {
     /// Adds the engine to the epoll set. `None`: another poller has its events.
-    fn new(engine: &Arc<EmbeddedEngine>, all: &OwnedFd) -> io::Result<Option<Leased>> {
-        let Some(events) = engine.take_events() else {
+    fn new(leases: Arc<Leases>, all: &OwnedFd) -> io::Result<Option<Leased>> {
+        let Some(events) = leases.engine.take_events() else {
             return Ok(None);
         };
         let timer = timerfd_create(
             TimerfdClockId::Monotonic,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )?;
-        for fd in engine.wait_fds() {
+        for fd in leases.engine.wait_fds() {
             add(all, fd)?;
         }
         add(all, timer.as_fd())?;
         Ok(Some(Leased {
-            engine: Arc::clone(engine),
+            leases,
             events,
             timer,
         }))
@@ -72,7 +72,7 @@ impl Leased {
         if !self.events.try_sleep() {
             return false;
         }
-        let Some(deadline) = self.engine.try_sleep() else {
+        let Some(deadline) = self.leases.engine.try_sleep() else {
             return false;
         };
         let zero = Timespec::default();
@@ -107,9 +107,9 @@ impl Client {
     ) -> Result<(Client, Poller), EspError> {
         // An invalid value is an error even if all streams set their path.
         Path::from_environment()?;
-        let (session, events) = Session::open_polled(socket.as_ref())?;
+        let (session, events) = Session::open(socket.as_ref(), true)?;
         let client = Client::of(session);
-        let poller = Poller::new(&client, Some(events), path)?;
+        let poller = Poller::new(&client, events, path)?;
         Ok((client, poller))
     }
 
@@ -126,21 +126,20 @@ impl Poller {
     /// Creates the poller of a client, with the events of its slots at the daemon.
     fn new(client: &Client, mut events: Option<Events>, path: Path) -> Result<Poller, EspError> {
         let session = Arc::clone(client.session());
-        let failed = |error| EspError::resource("create an epoll descriptor", error);
-        let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let failed = EspError::resource("create an epoll descriptor");
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&failed)?;
         if let Some(fd) = session.notify_fd() {
-            add(&all, fd).map_err(failed)?;
+            add(&all, fd).map_err(&failed)?;
         }
         if let Some(notice) = session.notice() {
-            add(&all, notice.fd()).map_err(failed)?;
+            add(&all, notice.wake.as_fd()).map_err(&failed)?;
         }
-        let fork = ForkMark::new().map_err(|error| EspError::resource("map a page", error))?;
+        let fork = ForkMark::new().map_err(EspError::resource("map a page"))?;
         if let Some(events) = &mut events {
             events.awake();
         }
         let lease = if client.may_lease(path) {
-            Leased::new(client.leases()?.engine(), &all)
-                .map_err(|error| EspError::resource("create a timer", error))?
+            Leased::new(client.leases()?, &all).map_err(EspError::resource("create a timer"))?
         } else {
             None
         };
@@ -177,10 +176,8 @@ impl Poller {
         if let Some(events) = &mut self.events {
             events.poll(&mut found);
         }
-        if let Some(lease) = &mut self.lease
-            && lease.engine.is_used()
-        {
-            lease.engine.poll(true);
+        if let Some(lease) = &mut self.lease {
+            lease.leases.engine.poll();
             lease.events.poll(|slot| found(FIRST_LEASED_SLOT + slot));
         }
         self.session.notice().is_some_and(ReplyNotice::take)
@@ -195,7 +192,7 @@ impl Poller {
             return false;
         }
         self.asleep = true;
-        let may_sleep = self.session.notice().is_none_or(ReplyNotice::try_sleep)
+        let may_sleep = !self.session.notice().is_some_and(ReplyNotice::is_raised)
             && self.events.as_mut().is_none_or(Events::try_sleep)
             && self.lease.as_mut().is_none_or(Leased::try_sleep);
         if !may_sleep {
@@ -221,11 +218,11 @@ impl Poller {
             let _ = rustix::io::read(fd, &mut [0u8; 64]);
         }
         if let Some(notice) = self.session.notice() {
-            notice.awake();
+            let _ = rustix::io::read(&notice.wake, &mut [0u8; 8]);
         }
         if let Some(lease) = &mut self.lease {
             lease.events.awake();
-            lease.engine.awake();
+            lease.leases.engine.awake();
         }
     }
 }

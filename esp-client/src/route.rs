@@ -1,116 +1,93 @@
-//! [`Route`]: the interface towards a peer, and the cache of measured ones.
+//! Choice of the interface towards a peer, measured with EDP echoes.
 
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use esp_proto::NodeAddr;
+use esp_proto::{EdpKind, NodeAddr};
 
-use crate::sync::lock;
+use crate::client::Client;
+use crate::control::InterfaceInfo;
+use crate::edp::{EdpSocket, monotonic_nanos};
+use crate::error::EspError;
 
-/// Time for which a measured route is used.
-const LIFETIME: Duration = Duration::from_secs(30);
-/// Maximum number of cached routes.
-const MAX_CACHED: usize = 1024;
+/// Maximum number of echo requests on each interface, until one is answered.
+const ROUNDS: u16 = 3;
+/// Maximum wait for the first answer to each.
+const FIRST_ANSWER: Duration = Duration::from_millis(250);
+/// Maximum wait after it for the other interfaces.
+const OTHER_ANSWERS: Duration = Duration::from_millis(20);
+/// Period of polling the sockets. The engine's time stamps measure the round trip.
+const POLL_PERIOD: Duration = Duration::from_micros(100);
 
-/// Interface towards a peer, and the reason for its choice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// Name of the interface.
-    pub interface: String,
-    /// Reason.
-    pub reason: RouteReason,
+impl Client {
+    /// Returns the name of the interface to this peer. With several interfaces, an EDP echo is sent
+    /// over each that is up, and the fastest answer decides.
+    ///
+    /// # Errors
+    /// [`EspError::NoPath`] if the peer answers over no interface.
+    pub fn route(&self, peer: NodeAddr) -> Result<String, EspError> {
+        let no_path = |tried: String| EspError::NoPath { peer, tried };
+        let reaches = |own: &&InterfaceInfo| own.addr.is_kind_of(&peer);
+        let mut fit = self.interfaces().iter().filter(reaches);
+        match (fit.next(), fit.next()) {
+            (Some(only), None) => return Ok(only.name.clone()),
+            (Some(_), Some(_)) => {}
+            (None, _) => return Err(no_path("no interface has an address of this kind".into())),
+        }
+        let interfaces = if self.session().is_local() {
+            self.interfaces().to_vec()
+        } else {
+            self.status()?.interfaces
+        };
+        if let Some(own) = interfaces.iter().find(|own| own.addr == peer) {
+            return Ok(own.name.clone());
+        }
+        let up = interfaces.iter().filter(reaches).filter(|own| own.up);
+        let up: Vec<_> = up.map(|interface| interface.name.as_str()).collect();
+        match up.as_slice() {
+            [] => Err(no_path("none of the daemon's interfaces is up".into())),
+            [only] => Ok((*only).to_owned()),
+            names => fastest(self, peer, names)?.ok_or_else(|| {
+                no_path(format!("no answer to an EDP echo on {}", names.join(", ")))
+            }),
+        }
+    }
 }
 
-/// Reason for the choice of an interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RouteReason {
-    /// The caller named it.
-    Named,
-    /// The daemon has only this one.
-    Only,
-    /// Only this one is up.
-    OnlyUp,
-    /// The peer's address is the interface's own.
-    Local,
-    /// It answered an EDP echo first.
-    Fastest {
-        /// Its round-trip time.
-        round_trip: Duration,
-        /// Names and round-trip times of the others; `None` without an answer.
-        others: Vec<(String, Option<Duration>)>,
-    },
-}
-
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.interface)?;
-        match &self.reason {
-            RouteReason::Named => f.write_str("named by the caller"),
-            RouteReason::Only => f.write_str("the only interface of the daemon"),
-            RouteReason::OnlyUp => f.write_str("the only interface that is up"),
-            RouteReason::Local => f.write_str("the peer's address is its own"),
-            RouteReason::Fastest { round_trip, others } => {
-                write!(f, "answered fastest ({} µs", round_trip.as_micros())?;
-                for (name, time) in others {
-                    match time {
-                        Some(time) => write!(f, ", {name} {} µs", time.as_micros())?,
-                        None => write!(f, ", {name} no answer")?,
-                    }
+/// Returns the interface of these with the shortest round trip to the peer.
+fn fastest(client: &Client, peer: NodeAddr, names: &[&str]) -> Result<Option<String>, EspError> {
+    let bind = |name: &&str| {
+        let builder = EdpSocket::builder().interface(*name);
+        builder.rings(16 << 10, 64 << 10).bind_at(client, 0)
+    };
+    let sockets: Vec<EdpSocket> = names.iter().map(bind).collect::<Result<_, _>>()?;
+    let send = |socket: &EdpSocket, round| {
+        let now = monotonic_nanos();
+        // A request that cannot be sent counts as unanswered.
+        let _ = socket.send_echo(peer, round, b"route");
+        now
+    };
+    for round in 0..ROUNDS {
+        let sent: Vec<u64> = sockets.iter().map(|socket| send(socket, round)).collect();
+        let mut times = vec![None; sockets.len()];
+        let mut deadline = Instant::now() + FIRST_ANSWER;
+        while times.contains(&None) && Instant::now() < deadline {
+            for (socket, (sent, time)) in sockets.iter().zip(sent.iter().zip(&mut times)) {
+                let Ok((_, info)) = socket.try_recv_from(&mut [0; 64]) else {
+                    continue;
+                };
+                let answers = info.kind == EdpKind::EchoReply && info.src == peer;
+                if answers && info.sequence == round {
+                    *time = Some(info.received_nanos.saturating_sub(*sent));
+                    deadline = deadline.min(Instant::now() + OTHER_ANSWERS);
                 }
-                f.write_str(")")
             }
+            std::thread::sleep(POLL_PERIOD);
+        }
+        let answered = times.iter().zip(names);
+        let answered = answered.filter_map(|(time, name)| Some(((*time)?, *name)));
+        if let Some((_, name)) = answered.min() {
+            return Ok(Some(name.to_owned()));
         }
     }
-}
-
-/// Cache of measured routes.
-#[derive(Default)]
-pub(crate) struct Routes(Mutex<HashMap<NodeAddr, (Route, Instant)>>);
-
-impl Routes {
-    pub(crate) fn get(&self, peer: NodeAddr) -> Option<Route> {
-        let routes = lock(&self.0);
-        let (route, since) = routes.get(&peer)?;
-        (since.elapsed() < LIFETIME).then(|| route.clone())
-    }
-
-    pub(crate) fn put(&self, peer: NodeAddr, route: &Route) {
-        let mut routes = lock(&self.0);
-        if routes.len() >= MAX_CACHED {
-            routes.clear();
-        }
-        routes.insert(peer, (route.clone(), Instant::now()));
-    }
-
-    /// Removes the route to a peer that did not answer on it.
-    pub(crate) fn forget(&self, peer: NodeAddr) {
-        lock(&self.0).remove(&peer);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_reason_is_readable() {
-        let others = vec![
-            ("eth1".to_owned(), Some(Duration::from_micros(90))),
-            ("eth2".to_owned(), None),
-        ];
-        let reason = RouteReason::Fastest {
-            round_trip: Duration::from_micros(17),
-            others,
-        };
-        let route = Route {
-            interface: "eth0".into(),
-            reason,
-        };
-        assert_eq!(
-            route.to_string(),
-            "eth0: answered fastest (17 µs, eth1 90 µs, eth2 no answer)"
-        );
-    }
+    Ok(None)
 }

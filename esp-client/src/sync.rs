@@ -1,7 +1,9 @@
-//! Helpers for mutexes and wakers.
+//! Mutexes, and what waits for events of a socket.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+
+use esp_engine::shm::{Region, Status};
 
 /// Locks a mutex, poisoned or not: the short critical sections of this crate leave nothing half
 /// done when a thread panics in one.
@@ -41,5 +43,26 @@ impl Wakers {
     pub(crate) fn wake(&self) {
         let wakers = std::mem::take(&mut *lock(&self.0));
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Status word of a socket's region, on which threads wait, and the tasks that wait for its events.
+pub(crate) struct Waiting {
+    pub(crate) status: Status,
+    pub(crate) tasks: Wakers,
+}
+
+impl Waiting {
+    pub(crate) fn new(region: Arc<Region>) -> Arc<Waiting> {
+        Arc::new(Waiting {
+            status: Status::new(region),
+            tasks: Wakers::default(),
+        })
+    }
+
+    /// Wakes all threads and tasks to check their condition again.
+    pub(crate) fn poke(&self) {
+        self.status.poke();
+        self.tasks.wake();
     }
 }

@@ -23,7 +23,7 @@ async fn connect(daemon: &FakeDaemon, port: u16) -> aio::EspStream {
 }
 
 async fn echo_much(daemon: &FakeDaemon, bytes: usize) {
-    let (mut reader, mut writer) = connect(daemon, port::ECHO).await.into_split();
+    let (mut reader, mut writer) = tokio::io::split(connect(daemon, port::ECHO).await);
     let sent: Vec<u8> = (0..bytes).map(|i| (i / 7 % 251) as u8).collect();
     let expected = sent.clone();
     let writing = tokio::spawn(async move {
@@ -152,7 +152,7 @@ async fn the_fastest_of_two_interfaces_is_found_without_blocking() {
         ..Options::default()
     });
     let stream = connect(&daemon, port::ECHO).await;
-    assert_eq!(stream.peer_addr().interface.as_deref(), Some("eth1"));
+    assert_eq!(stream.get_ref().peer_addr().interface.as_deref(), Some("eth1"));
 }
 
 #[tokio::test]

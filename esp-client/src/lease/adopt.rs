@@ -12,12 +12,13 @@
 //! connections end here and at their peers, and its listener with the daemon's error. It could not
 //! go on, because the daemon answers its peers with resets.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::leases::Leases;
-use super::ports::{LeaseKind, LeasedPorts, Spares, sockets};
+use esp_engine::LeasedSocket;
+
+use super::leases::{LeaseKind, LeasedPorts, Leases, sockets};
 use crate::control::{ErrorKind, Reply, Request};
 use crate::error::EspError;
 use crate::session::{Answer, Session};
@@ -34,38 +35,36 @@ enum NotAdopted {
     Refused(EspError),
 }
 
+/// A lease that the next daemon adopted: its new id, and the new spare sockets.
+type Adopted = (Arc<LeasedPorts>, u64, [LeasedSocket; 2]);
+
 /// Starts the thread that searches for the next daemon, unless it runs or nothing is leased.
 pub(super) fn start(leases: &Arc<Leases>) {
     if lock(&leases.table).is_empty() || leases.adopting.swap(true, Ordering::Relaxed) {
         return;
     }
-    let weak = Arc::downgrade(leases);
+    let searching = Arc::clone(leases);
     let thread = std::thread::Builder::new()
         .name("esp-adopt".into())
-        .spawn(move || search(&weak));
+        .spawn(move || searching.search());
     if thread.is_err() {
         // The next step of the progress thread tries again.
         leases.adopting.store(false, Ordering::Relaxed);
     }
 }
 
-fn search(leases: &Weak<Leases>) {
-    let mut pause = FIRST_PAUSE;
-    loop {
-        std::thread::sleep(pause);
-        pause = (2 * pause).min(LONGEST_PAUSE);
-        // The program has dropped everything.
-        let Some(leases) = leases.upgrade() else {
-            return;
-        };
-        if leases.adopt() {
-            leases.adopting.store(false, Ordering::Relaxed);
-            return;
+impl Leases {
+    fn search(&self) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+            if self.is_finished() || self.adopt() {
+                return self.adopting.store(false, Ordering::Relaxed);
+            }
         }
     }
-}
 
-impl Leases {
     /// Makes one attempt; false if there is no daemon yet.
     fn adopt(&self) -> bool {
         let mut all: Vec<Arc<LeasedPorts>> = lock(&self.table)
@@ -78,52 +77,61 @@ impl Leases {
         if all.is_empty() || self.engine.is_forked() {
             return true;
         }
-        let Ok(session) = Session::open(self.session.path()) else {
+        let Ok((session, _)) = Session::open(self.session.path(), false) else {
             return false;
         };
-        let mut adopted = Vec::with_capacity(all.len());
+        let mut adopted: Vec<Adopted> = Vec::with_capacity(all.len());
         for ports in all {
             match self.adopt_one(&session, &ports, &adopted) {
-                Ok(id) => adopted.push((ports, id)),
+                Ok((id, spares)) => adopted.push((ports, id, spares)),
                 Err(NotAdopted::Retry(why)) => {
                     // The end of the session ends what was adopted in it.
                     session.fail(why);
+                    for (ports, _, spares) in adopted {
+                        *lock(&ports.spares) = Some(spares);
+                    }
                     return false;
                 }
                 Err(NotAdopted::Refused(why)) => {
                     let _ = ports.lost.set(why);
-                    self.engine.give_up(ports.link);
+                    // Resets the connections here and at their peers.
+                    let _ = self.engine.with_engine(|engine| {
+                        engine.give_up_leased(ports.link);
+                        engine.poll()
+                    });
                 }
             }
         }
         let mut registry = lock(&self.registry);
-        for (ports, id) in &adopted {
-            ports.id.store(*id, Ordering::Relaxed);
+        let mut ids = Vec::with_capacity(adopted.len());
+        for (ports, id, spares) in adopted {
+            ports.id.store(id, Ordering::Relaxed);
+            *lock(&ports.spares) = Some(spares);
+            ids.push(Arc::clone(&ports.id));
         }
-        registry.set_keeper(session, |lease| {
-            adopted
-                .iter()
-                .any(|(ports, _)| Arc::ptr_eq(&ports.id, lease))
-        });
-        drop(registry);
-        *lock(&self.refused) = None;
+        registry.set_keeper(session, |lease| ids.iter().any(|id| Arc::ptr_eq(id, lease)));
+        // The client may have been dropped meanwhile.
+        if self.is_finished() {
+            registry.keeper.close();
+        }
         true
     }
 
-    /// Requests the same ports again, replaces the sockets, and returns the lease's new id.
+    /// Requests the same ports again, replaces the sockets, and returns the lease's new id and
+    /// spare sockets.
     fn adopt_one(
         &self,
         session: &Arc<Session>,
         ports: &LeasedPorts,
-        adopted: &[(Arc<LeasedPorts>, u64)],
-    ) -> Result<u64, NotAdopted> {
+        adopted: &[Adopted],
+    ) -> Result<(u64, [LeasedSocket; 2]), NotAdopted> {
         let (port, last) = (*ports.ports.start(), *ports.ports.end());
         let count = last - port + 1;
-        let interface = ports.interface.clone();
+        let interface = ports.interface.name.clone();
         let request = if ports.kind == LeaseKind::Standby {
             let is_owner =
                 |of: &LeasedPorts| of.kind != LeaseKind::Standby && of.ports == ports.ports;
-            let Some((_, lease)) = adopted.iter().find(|(of, _)| is_owner(of)) else {
+            let Some((_, lease, _)) = adopted.iter().find(|(of, ..)| is_owner(of)) else {
                 return Err(NotAdopted::Refused(EspError::denied(
                     ErrorKind::NotFound,
                     "the lease of a standby was not adopted",
@@ -158,7 +166,7 @@ impl Leases {
             return Err(NotAdopted::Retry(session.unexpected("a lease")));
         };
         let ([esp, edp], spares) = sockets(descriptors, ring).map_err(NotAdopted::Retry)?;
-        if (interface.addr, first, given) != (ports.addr, port, count) {
+        if (interface.addr, first, given) != (ports.interface.addr, port, count) {
             session.post(&Request::EndLease { lease });
             return Err(NotAdopted::Refused(EspError::denied(
                 ErrorKind::NotFound,
@@ -166,9 +174,9 @@ impl Leases {
             )));
         }
         self.engine
-            .replace(ports.link, esp, edp)
+            .with_engine(|engine| engine.replace_leased(ports.link, esp, edp))
+            .and_then(|replaced| replaced.map_err(EspError::resource("use a leased socket")))
             .map_err(NotAdopted::Retry)?;
-        *lock(&ports.spares) = Some(Spares::new(spares, session));
-        Ok(lease)
+        Ok((lease, spares))
     }
 }

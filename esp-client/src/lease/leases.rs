@@ -1,77 +1,122 @@
-//! [`Leases`]: all leases of one client.
+//! [`Leases`]: all leases of one client, and [`LeasedPorts`]: one of them.
 
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use esp_engine::shm::Spin;
-use esp_engine::{ConnPath, LINGER, LeasedLink, LinkId, UdpLink};
-use esp_proto::FIRST_USER_PORT;
+use esp_engine::{LINGER, LeasedLink, LeasedSocket, LinkId, RingShape, UdpLink};
+use esp_proto::{EndpointConfig, FIRST_USER_PORT};
 
-use super::embedded::EmbeddedEngine;
-use super::ports::{LeaseKind, LeasedPorts, Spares, sockets};
-use super::registry::{LeaseConnection, Registry};
-use crate::control::{ErrorKind, Reply, Request};
-use crate::error::EspError;
+use super::engine::EmbeddedEngine;
+use super::registry::Registry;
+use crate::control::{InterfaceInfo, LeaseRing, Reply, Request};
+use crate::error::{EspError, MISSING_DESCRIPTORS};
 use crate::session::{Answer, Session};
 use crate::sync::{Wakers, lock};
 
 /// Maximum number of standbys of a lease; each uses four descriptors.
 const MAX_STANDBYS: usize = 3;
 
+/// Purpose of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeaseKind {
+    /// Connections that this program opens. Kept while the client lives.
+    Range,
+    /// A listener.
+    Listener,
+    /// The connections of another lease, after its interface has failed.
+    Standby,
+}
+
+/// A lease: ports of one interface, whose sockets the embedded engine uses.
+pub(crate) struct LeasedPorts {
+    /// Id at the daemon that keeps it.
+    pub(super) id: Arc<AtomicU64>,
+    pub(super) link: LinkId,
+    pub(crate) interface: InterfaceInfo,
+    pub(super) ports: RangeInclusive<u16>,
+    pub(super) kind: LeaseKind,
+    /// Leases to which its connections can move; set before the first connection.
+    standbys: OnceLock<Vec<Arc<LeasedPorts>>>,
+    /// Counter that selects the next port.
+    pub(super) next: AtomicU32,
+    /// Sockets for the time without the daemon, when the first ones may receive no more frames.
+    pub(super) spares: Mutex<Option<[LeasedSocket; 2]>>,
+    /// Reason why the next daemon did not adopt it.
+    pub(super) lost: OnceLock<EspError>,
+}
+
+impl LeasedPorts {
+    fn new(
+        (id, kind): (u64, LeaseKind),
+        link: LinkId,
+        interface: InterfaceInfo,
+        ports: RangeInclusive<u16>,
+        spares: Option<[LeasedSocket; 2]>,
+    ) -> Arc<LeasedPorts> {
+        Arc::new(LeasedPorts {
+            id: Arc::new(AtomicU64::new(id)),
+            link,
+            interface,
+            ports,
+            kind,
+            standbys: OnceLock::new(),
+            next: AtomicU32::new(0),
+            spares: Mutex::new(spares),
+            lost: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+}
+
 /// All leases of one client.
 pub(crate) struct Leases {
-    pub(super) engine: Arc<EmbeddedEngine>,
+    pub(crate) engine: EmbeddedEngine,
     /// The client's own session.
     pub(super) session: Arc<Session>,
     pub(super) registry: Mutex<Registry>,
-    /// Connections to register once they are established.
-    pub(super) pending: Mutex<Vec<(u16, LeaseConnection)>>,
     /// A thread searches for the next daemon.
     pub(super) adopting: AtomicBool,
     pub(super) table: Mutex<Vec<Arc<LeasedPorts>>>,
-    /// The daemon's refusal of leases to this program.
-    pub(super) refused: Mutex<Option<EspError>>,
-    pub(super) wakers: Wakers,
-    /// The engine's activity when futures were last woken.
-    pub(super) seen: AtomicU64,
+    /// Tasks that wait for events of sockets. The progress thread wakes them when the engine had
+    /// work.
+    pub(crate) tasks: Wakers,
+    /// The client is dropped.
+    finished: AtomicBool,
 }
 
 impl Leases {
     pub(super) fn new(session: &Arc<Session>) -> Result<Leases, EspError> {
         Ok(Leases {
-            engine: EmbeddedEngine::start(session)?,
+            engine: EmbeddedEngine::new(session)?,
             session: Arc::clone(session),
             registry: Mutex::new(Registry::new(Arc::clone(session))),
-            pending: Mutex::default(),
             adopting: AtomicBool::new(false),
             table: Mutex::default(),
-            refused: Mutex::new(None),
-            wakers: Wakers::default(),
-            seen: AtomicU64::new(0),
+            tasks: Wakers::default(),
+            finished: AtomicBool::new(false),
         })
     }
 
     /// Adds a UDP socket of this program, all of whose ports are its own.
-    pub(crate) fn add_udp(&self, link: UdpLink) -> Result<(), EspError> {
-        let (interface, addr, mtu) = (link.name().to_owned(), link.addr(), link.mtu());
+    pub(crate) fn add_udp(
+        &self,
+        socket: UdpLink,
+        interface: InterfaceInfo,
+    ) -> Result<(), EspError> {
+        let incarnation = self.session.welcome().incarnation;
         let link = self
             .engine
-            .add_udp(link, self.session.welcome().incarnation)?;
-        lock(&self.table).push(Arc::new(LeasedPorts {
-            engine: Arc::clone(&self.engine),
-            id: Arc::new(AtomicU64::new(0)),
-            link,
-            interface,
-            addr,
-            mtu,
-            ports: FIRST_USER_PORT..=u16::MAX,
-            kind: LeaseKind::Range,
-            standbys: OnceLock::new(),
-            next: AtomicU32::new(0),
-            spares: Mutex::new(None),
-            lost: OnceLock::new(),
-        }));
+            .with_engine(|engine| engine.add_udp(socket, EndpointConfig::default(), incarnation))?
+            .map_err(EspError::resource("use a UDP socket"))?;
+        let (kind, ports) = ((0, LeaseKind::Range), FIRST_USER_PORT..=u16::MAX);
+        lock(&self.table).push(LeasedPorts::new(kind, link, interface, ports, None));
         Ok(())
     }
 
@@ -82,26 +127,15 @@ impl Leases {
         listener: Option<u64>,
         count: u16,
     ) -> Result<Arc<LeasedPorts>, EspError> {
-        if let Some(error) = &*lock(&self.refused) {
-            return Err(error.clone());
-        }
         let session = self.keeper();
-        let request = Request::Lease {
+        let answer = session.ask(&Request::Lease {
             interface: Some(interface.into()),
             listener,
             count,
-        };
-        let answer = session.ask(&request).inspect_err(|error| {
-            if let EspError::Denied { kind, .. } = error
-                && matches!(kind, ErrorKind::Permission | ErrorKind::BadRequest)
-            {
-                *lock(&self.refused) = Some(error.clone());
-            }
         })?;
-        let kind = if listener.is_some() {
-            LeaseKind::Listener
-        } else {
-            LeaseKind::Range
+        let kind = match listener {
+            Some(_) => LeaseKind::Listener,
+            None => LeaseKind::Range,
         };
         self.take_lease(&session, answer, kind)
     }
@@ -125,39 +159,33 @@ impl Leases {
             session.give_back(&answer);
             return Err(session.unexpected("a lease"));
         };
-        let Some(mac) = interface.addr.mac() else {
-            session.post(&Request::EndLease { lease });
-            return Err(session.unexpected("a lease of raw Ethernet"));
+        let ports = port..=port.saturating_add(count.saturating_sub(1));
+        let add = || {
+            let mac = interface.addr.mac();
+            let mac = mac.ok_or_else(|| session.unexpected("a lease of raw Ethernet"))?;
+            let ([esp, edp], spares) = sockets(answer.descriptors, ring)?;
+            let leased = LeasedLink {
+                interface: interface.name.clone(),
+                mac,
+                mtu: interface.mtu,
+                endpoint: protocol.endpoint(),
+                incarnation: session.welcome().incarnation,
+                ports: ports.clone(),
+                standby: kind == LeaseKind::Standby,
+                esp,
+                edp,
+            };
+            let link = self
+                .engine
+                .with_engine(|engine| engine.add_leased(leased))?;
+            Ok((
+                link.map_err(EspError::resource("use a leased socket"))?,
+                spares,
+            ))
         };
-        let end = || session.post(&Request::EndLease { lease });
-        let ([esp, edp], spares) = sockets(answer.descriptors, ring).inspect_err(|_| end())?;
-        let last = port.saturating_add(count.saturating_sub(1));
-        let leased = LeasedLink {
-            interface: interface.name.clone(),
-            mac,
-            mtu: interface.mtu,
-            endpoint: protocol.endpoint(),
-            incarnation: session.welcome().incarnation,
-            ports: port..=last,
-            standby: kind == LeaseKind::Standby,
-            esp,
-            edp,
-        };
-        let link = self.engine.add(leased).inspect_err(|_| end())?;
-        let ports = Arc::new(LeasedPorts {
-            engine: Arc::clone(&self.engine),
-            id: Arc::new(AtomicU64::new(lease)),
-            link,
-            interface: interface.name,
-            addr: interface.addr,
-            mtu: interface.mtu,
-            ports: port..=last,
-            kind,
-            standbys: OnceLock::new(),
-            next: AtomicU32::new(0),
-            spares: Mutex::new(Some(Spares::new(spares, session))),
-            lost: OnceLock::new(),
-        });
+        let (link, spares) =
+            add().inspect_err(|_: &EspError| session.post(&Request::EndLease { lease }))?;
+        let ports = LeasedPorts::new((lease, kind), link, interface, ports, Some(spares));
         lock(&self.table).push(Arc::clone(&ports));
         Ok(ports)
     }
@@ -166,30 +194,20 @@ impl Leases {
     /// allows. Call it before the first connection, because only later ones can move.
     pub(super) fn prepare_standbys(&self, ports: &LeasedPorts) {
         let session = self.keeper();
-        if !session.welcome().standbys
-            || ports.kind == LeaseKind::Standby
-            || ports.standbys.get().is_some()
-        {
+        let is_prepared = ports.kind == LeaseKind::Standby || ports.standbys.get().is_some();
+        if !session.welcome().standbys || is_prepared {
             return;
         }
-        let elsewhere = |name: &str| self.holder(Some(name), *ports.ports.start()).is_none();
-        let others = session
-            .welcome()
-            .interfaces
-            .iter()
-            .map(|other| other.name.as_str());
         let lease = ports.id.load(Ordering::Relaxed);
-        let standby = |name: &str| {
-            let answer = session
-                .ask(&Request::Standby {
-                    lease,
-                    interface: name.into(),
-                })
-                .ok()?;
+        let standby = |interface: &InterfaceInfo| {
+            let interface = interface.name.clone();
+            let answer = session.ask(&Request::Standby { lease, interface }).ok()?;
             self.take_lease(&session, answer, LeaseKind::Standby).ok()
         };
+        let first = *ports.ports.start();
+        let others = session.welcome().interfaces.iter();
         let all = others
-            .filter(|name| elsewhere(name))
+            .filter(|other| self.holder(Some(&other.name), first).is_none())
             .take(MAX_STANDBYS)
             .filter_map(standby)
             .collect();
@@ -198,110 +216,77 @@ impl Leases {
 
     /// Returns the session with the daemon that keeps the ports.
     pub(super) fn keeper(&self) -> Arc<Session> {
-        Arc::clone(lock(&self.registry).keeper())
+        Arc::clone(&lock(&self.registry).keeper)
     }
 
-    /// Returns the lease that has this port: one of a range, or that of an earlier listener, whose
-    /// connections keep it.
-    pub(super) fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
-        let here = |ports: &LeasedPorts| interface.is_none_or(|name| name == ports.interface);
-        let there =
-            |ports: &LeasedPorts| ports.ports.contains(&port) && !ports.is_lost() && here(ports);
-        lock(&self.table).iter().find(|ports| there(ports)).cloned()
+    /// Returns the lease that has this port on this interface (`None`: on any): one of a range, or
+    /// that of an earlier listener, whose connections keep it.
+    pub(crate) fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
+        let has = |ports: &&Arc<LeasedPorts>| {
+            interface.is_none_or(|name| name == ports.interface.name)
+                && ports.ports.contains(&port)
+                && !ports.is_lost()
+        };
+        lock(&self.table).iter().find(has).cloned()
     }
 
-    /// Returns true if a lease has this port on this interface (`None`: on any).
-    pub(crate) fn has(&self, interface: Option<&str>, port: u16) -> bool {
-        self.holder(interface, port).is_some()
+    /// Switches to the spare sockets if the daemon that keeps the ports is gone; returns true if it
+    /// is.
+    pub(super) fn use_spares(&self) -> bool {
+        // Held until the end: the spares of a daemon that adopts the leases meanwhile are not
+        // needed.
+        let registry = lock(&self.registry);
+        if registry.keeper.check().is_ok() {
+            return false;
+        }
+        let table = lock(&self.table).clone();
+        for ports in table {
+            let spares = lock(&ports.spares).take();
+            // On failure the link keeps its sockets, which may still work.
+            if let Some([esp, edp]) = spares
+                && esp.make_ring().is_ok()
+            {
+                let _ = self
+                    .engine
+                    .with_engine(|engine| engine.use_spares(ports.link, esp, edp));
+            }
+        }
+        true
     }
 
-    pub(crate) fn engine(&self) -> &Arc<EmbeddedEngine> {
-        &self.engine
-    }
-
-    /// Gives closed streams of a polled client half a second to deliver and to close. The client is
-    /// about to be dropped.
+    /// Ends the progress thread, and gives closed streams of a polled client half a second to
+    /// deliver and to close. The client is about to be dropped.
     pub(crate) fn finish(&self) {
         if self.engine.is_forked() {
             return;
         }
-        if self.session.notice().is_some() && !self.engine.is_idle() {
-            self.engine.wait(
-                Spin::default(),
-                || self.engine.is_idle(),
-                Some(Instant::now() + LINGER),
-            );
+        let is_idle = || lock(&self.engine.log).all_closed();
+        if self.session.notice().is_some() && !is_idle() {
+            let deadline = Some(Instant::now() + LINGER);
+            self.engine.wait(Spin::default(), is_idle, deadline);
         }
+        self.finished.store(true, Ordering::Relaxed);
         // Else the daemon would reset them at their peers.
         self.report_closed();
+        self.keeper().close();
     }
 
-    /// Reports an established connection to the daemon.
-    pub(super) fn register(&self, slot: u16, connection: LeaseConnection) {
-        if let Some(path) = self.engine.path_of(slot) {
-            self.report_opened(slot, connection, path);
-        }
-    }
-
-    fn report_opened(&self, slot: u16, mut connection: LeaseConnection, path: ConnPath) {
-        if let Some(lease) = self.id_of(path.link) {
-            connection.lease = lease;
-        }
-        connection.peer.addr = path.peer;
-        lock(&self.registry).opened(slot, connection, path.nonce);
-    }
-
-    /// Reports pending connections that are established now.
-    pub(super) fn report_pending(&self) {
-        lock(&self.pending).retain(|(slot, connection)| match self.engine.path_now(*slot) {
-            None => true,
-            Some(path) => {
-                self.report_opened(*slot, connection.clone(), path);
-                false
-            }
-        });
-    }
-
-    /// Reports connections that moved to another interface.
-    pub(super) fn report_moved(&self) {
-        for (slot, link, peer) in self.engine.take_moved() {
-            if let Some(lease) = self.id_of(link) {
-                lock(&self.registry).moved(slot, lease, peer);
-            }
-        }
-    }
-
-    /// Reports connections that have ended. Only the progress thread and [`Leases::finish`] may
-    /// call it, so that no slot is reused meanwhile.
-    pub(super) fn report_closed(&self) {
-        for slot in self.engine.closed() {
-            lock(&self.pending).retain(|pending| pending.0 != slot);
-            lock(&self.registry).closed(slot);
-            self.engine.reported(slot);
-        }
-    }
-
-    /// Returns the id of the lease of a link.
-    fn id_of(&self, link: LinkId) -> Option<Arc<AtomicU64>> {
-        let table = lock(&self.table);
-        let ports = table.iter().find(|ports| ports.link == link)?;
-        Some(Arc::clone(&ports.id))
-    }
-
-    /// Registers a task that the progress thread wakes when the engine had work. (The task checks
-    /// again after this call, so nothing is missed.)
-    #[cfg(feature = "tokio")]
-    pub(super) fn wake_later(&self, cx: &std::task::Context<'_>) {
-        self.wakers.register(cx);
+    pub(super) fn is_finished(&self) -> bool {
+        self.finished.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Leases {
-    /// Closes the session with a later daemon; the client closes its own.
-    fn drop(&mut self) {
-        let keeper = self.keeper();
-        if !Arc::ptr_eq(&keeper, &self.session) {
-            keeper.close();
-        }
-    }
+/// Returns the two sockets of a lease, and the two spares.
+pub(super) fn sockets(
+    descriptors: Vec<OwnedFd>,
+    LeaseRing { slot_len, slots }: LeaseRing,
+) -> Result<([LeasedSocket; 2], [LeasedSocket; 2]), EspError> {
+    let [esp, edp, spare_esp, spare_edp] =
+        <[OwnedFd; 4]>::try_from(descriptors).map_err(|_| EspError::Memory {
+            what: format!("the sockets of a lease {MISSING_DESCRIPTORS}"),
+        })?;
+    let ring = (slots > 0).then_some(RingShape { slot_len, slots });
+    let both =
+        |esp, edp| [(esp, ring), (edp, None)].map(|(socket, ring)| LeasedSocket { socket, ring });
+    Ok((both(esp, edp), both(spare_esp, spare_edp)))
 }

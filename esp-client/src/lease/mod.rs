@@ -6,24 +6,19 @@
 //! node connect to it. On a node with several interfaces each lease has *standbys*: sockets for the
 //! same ports on the other interfaces, to which its connections move when its interface fails.
 //!
-//! From bottom to top: [`events`] and [`embedded`] are the engine, [`ports`] one lease,
-//! [`registry`] the connections that the daemon knows, [`leases`] all leases of a client,
-//! [`stream`] and [`open`] streams and listeners. [`adopt`] renews leases at the next daemon,
-//! [`progress`] is the thread that polls the engine while the program does not.
+//! From bottom to top: [`log`], [`engine`] and [`wait`] are the engine, [`registry`] the
+//! connections that the daemon knows, [`leases`] all leases of a client, [`sockets`] streams,
+//! listeners and datagram sockets. [`adopt`] renews leases at the next daemon, [`progress`] is the
+//! thread that polls the engine while the program does not.
 
 mod adopt;
-mod datagrams;
-mod embedded;
-mod events;
+mod engine;
 mod leases;
-mod open;
-mod ports;
+mod log;
 mod progress;
 mod registry;
-mod stream;
+mod sockets;
+mod wait;
 
-pub(crate) use datagrams::{LeasedDatagrams, OpenedDatagrams};
-pub(crate) use embedded::EmbeddedEngine;
 pub(crate) use leases::Leases;
-pub(crate) use ports::FIRST_LEASED_SLOT;
-pub(crate) use stream::{LeasedListener, LeasedStream, Opened};
+pub(crate) use sockets::{FIRST_LEASED_SLOT, LeasedListener, LeasedSlot, LeasedSocketParts};

@@ -1,27 +1,202 @@
 //! The progress thread: polls the embedded engine while the program does not, and maintains the
 //! leases.
+//!
+//! While the program polls, the thread only checks that it still does. Once no poll has been made
+//! for [`AWAY`] the program computes or waits for something else. The thread then sleeps in the
+//! engine's epoll set and polls at each frame, doorbell and deadline: acknowledgements, bytes that
+//! the peer's window held back, retransmissions, closes. The program's next poll sends it back to
+//! its checks.
+//!
+//! A check takes some 20 µs of the program's core, so checks become rare while they find the
+//! program polling: the interval doubles from [`AWAY`] to [`RARELY`], and is [`AWAY`] again once
+//! the program was away. A write that leaves bytes unsent wakes the thread, which checks every
+//! [`AWAY`] until they are sent. So bytes written wait at most [`AWAY`] for a program that
+//! computes, and frames that arrive at most [`RARELY`].
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::time::Duration;
+
+use esp_engine::Clock;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::adopt;
-use super::embedded::Progress;
-use super::leases::Leases;
-use super::ports::{LeaseKind, Spares};
+use super::engine::EmbeddedEngine;
+use super::leases::{LeaseKind, Leases};
 use crate::control::Request;
 use crate::error::EspError;
 use crate::session::Session;
 use crate::sync::lock;
 
-/// Runs until the leases are dropped.
-fn run(leases: &Weak<Leases>) {
-    let mut state = Progress::default();
-    while let Some(held) = leases.upgrade() {
-        held.maintain();
-        let engine = Arc::clone(&held.engine);
-        let waits = held.has_futures();
-        drop(held);
-        engine.progress(&mut state, waits);
+/// The program is away once it has not polled for this long. Also the shortest interval of checks;
+/// at a quarter of it streams lost a tenth of their bandwidth.
+const AWAY: Duration = Duration::from_millis(1);
+/// Longest interval of checks. Of the round trips of a polling ping-pong fewer than one in a
+/// hundred meet a check.
+const RARELY: Duration = Duration::from_millis(8);
+/// Longest sleep, for work that no descriptor announces: a daemon to look for, futures to wake.
+const HOUSEKEEPING: Duration = Duration::from_millis(20);
+
+// What the thread does, or is about to do.
+const AWAKE: u8 = 0;
+/// Sleeps for longer than [`AWAY`] although the program polls.
+const CHECKS_RARELY: u8 = 1;
+/// Sleeps because the program is away.
+const STANDS_IN: u8 = 2;
+
+/// How the progress thread's sleep ends early.
+pub(super) struct ProgressSleep {
+    state: AtomicU8,
+    /// Bytes were left unsent since the thread last found none.
+    unsent: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl ProgressSleep {
+    pub(super) fn new() -> Result<ProgressSleep, EspError> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(ProgressSleep {
+            state: AtomicU8::new(AWAKE),
+            unsent: AtomicBool::new(false),
+            wake: wake.map_err(EspError::resource("create an eventfd"))?,
+        })
+    }
+
+    /// Ends the sleep of a thread that stands in: the program polls again. The caller has made a
+    /// full fence since its poll.
+    #[inline]
+    pub(super) fn wake(&self) {
+        self.end_sleep(STANDS_IN);
+    }
+
+    /// Has the thread check every [`AWAY`] until the bytes are sent that a write left unsent.
+    pub(super) fn attend(&self) {
+        if !self.unsent.load(Ordering::Relaxed) {
+            self.unsent.store(true, Ordering::Relaxed);
+            // Against the one in `check_later`: it sees the bytes, or we see its sleep.
+            fence(Ordering::SeqCst);
+        }
+        self.end_sleep(CHECKS_RARELY);
+    }
+
+    #[inline]
+    fn end_sleep(&self, state: u8) {
+        if self.state.load(Ordering::Relaxed) == state
+            && self.state.swap(AWAKE, Ordering::Relaxed) != AWAKE
+        {
+            // Fails only with a full counter, which wakes as well.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// State of the progress thread between its steps.
+struct Progress {
+    /// Time of its own last poll, in ns of the engine's clock.
+    own_poll: u64,
+    /// The engine's epoll set ended the last sleep.
+    woken_by_engine: bool,
+    /// Interval of checks.
+    interval: Duration,
+}
+
+impl EmbeddedEngine {
+    /// Takes one step of the progress thread: checks while the program polls, else polls the engine
+    /// and sleeps until there is work for it. `attentive`: checks every [`AWAY`].
+    fn progress(&self, state: &mut Progress, attentive: bool) {
+        if self.is_forked() {
+            return std::thread::sleep(HOUSEKEEPING);
+        }
+        let left = self.until_away(state);
+        if !left.is_zero() {
+            return self.check_later(state, attentive, left);
+        }
+        state.interval = AWAY;
+        // Before the lock is tried: a poll of the program from here on ends the sleep.
+        self.progress.state.store(STANDS_IN, Ordering::Relaxed);
+        // Against the one between an unlock and `wake`: we get the lock, or are woken.
+        fence(Ordering::SeqCst);
+        let mut limit = HOUSEKEEPING;
+        let mut watch = false;
+        if let Some(mut engine) = self.try_engine() {
+            let work = engine.collect() | engine.poll();
+            self.count(work);
+            state.own_poll = engine.polled_at().as_nanos();
+            self.last_poll.store(state.own_poll, Ordering::Relaxed);
+            // A poller that sleeps on the set itself is the program, and handles deadlines, too.
+            if !engine.is_watched() {
+                engine.arm();
+                watch = true;
+                let deadline = engine.deadline().map(|at| at.since(Clock.now()));
+                limit = deadline.map_or(limit, |deadline| limit.min(deadline));
+            }
+            drop(engine);
+            self.wake_parked();
+            // A set that stays readable without work (an error at a socket) must not make this a
+            // busy loop.
+            let futile = std::mem::take(&mut state.woken_by_engine) && !work;
+            if work || self.doorbell.pending() || futile {
+                self.progress.state.store(AWAKE, Ordering::Relaxed);
+                if futile {
+                    std::thread::sleep(AWAY);
+                }
+                return;
+            }
+        }
+        state.woken_by_engine = self.sleep_until_work(limit, watch);
+    }
+
+    /// Time until the program counts as away; zero if it does.
+    fn until_away(&self, state: &Progress) -> Duration {
+        let last = self.last_poll.load(Ordering::Relaxed);
+        if last == state.own_poll {
+            return Duration::ZERO;
+        }
+        let idle = Clock.now().as_nanos().saturating_sub(last);
+        AWAY.saturating_sub(Duration::from_nanos(idle))
+    }
+
+    /// Sleeps until the next check of a program that polls: `left` while bytes are unsent, else
+    /// for the interval.
+    fn check_later(&self, state: &mut Progress, attentive: bool, left: Duration) {
+        let sleep = &self.progress;
+        if sleep.unsent.load(Ordering::Relaxed)
+            && let Some(engine) = self.try_engine()
+        {
+            sleep.unsent.store(engine.any_unsent(), Ordering::Relaxed);
+        }
+        sleep.state.store(CHECKS_RARELY, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if attentive || sleep.unsent.load(Ordering::Relaxed) {
+            state.interval = AWAY;
+        }
+        if state.interval <= AWAY {
+            sleep.state.store(AWAKE, Ordering::Relaxed);
+            std::thread::sleep(left);
+        } else {
+            self.sleep_until_work(state.interval, false);
+        }
+        state.interval = RARELY.min(2 * state.interval);
+    }
+
+    /// Sleeps until `limit` has passed, the program ends the sleep or, with `watch`, the engine's
+    /// epoll set is readable. Returns whether it was the last.
+    fn sleep_until_work(&self, limit: Duration, watch: bool) -> bool {
+        let limit = Timespec {
+            tv_sec: 0,
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let mut fds = [
+            PollFd::new(&self.progress.wake, PollFlags::IN),
+            PollFd::new(&self.frames, PollFlags::IN),
+        ];
+        let fds = &mut fds[..if watch { 2 } else { 1 }];
+        let woken = poll(fds, Some(&limit)).is_ok();
+        let by_engine = woken && fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        self.progress.state.store(AWAKE, Ordering::Relaxed);
+        let _ = rustix::io::read(&self.progress.wake, &mut [0u8; 8]);
+        by_engine
     }
 }
 
@@ -29,62 +204,60 @@ impl Leases {
     /// Starts the embedded engine of a client and its progress thread.
     pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Leases>, EspError> {
         let leases = Arc::new(Leases::new(session)?);
-        let weak = Arc::downgrade(&leases);
+        let shared = Arc::clone(&leases);
         std::thread::Builder::new()
             .name("esp-lease".into())
-            .spawn(move || run(&weak))
-            .map_err(|error| EspError::resource("start a thread", error))?;
+            .spawn(move || shared.run())
+            .map_err(EspError::resource("start a thread"))?;
         Ok(leases)
     }
 
-    /// Maintains the leases: prepares for the next daemon when one is gone, reports connections,
-    /// wakes futures, and ends unused leases.
+    /// Runs the progress thread until the client is dropped.
+    fn run(self: Arc<Self>) {
+        let mut state = Progress {
+            own_poll: 0,
+            woken_by_engine: false,
+            interval: AWAY,
+        };
+        let mut seen = 0;
+        while !self.is_finished() {
+            self.maintain();
+            // Wakes the waiting futures if the engine had work since.
+            let activity = self.engine.activity();
+            if std::mem::replace(&mut seen, activity) != activity {
+                self.tasks.wake();
+            }
+            self.engine.progress(&mut state, !self.tasks.is_empty());
+        }
+    }
+
+    /// Prepares for the next daemon when one is gone, reports connections, ends unused leases.
     fn maintain(self: &Arc<Self>) {
-        if self.keeper().check().is_err() && !self.engine.is_forked() {
-            self.use_spares();
+        if !self.engine.is_forked() && self.use_spares() {
             adopt::start(self);
         }
-        self.report_pending();
+        self.report_opened();
         self.report_moved();
         self.report_closed();
-        self.wake_futures();
+        let keeper = self.keeper();
         lock(&self.table).retain(|ports| {
             // Streams, listeners and the lease of a standby hold further references.
-            let unused = (ports.kind != LeaseKind::Range || ports.is_lost())
-                && Arc::strong_count(ports) == 1;
-            if !unused || !self.engine.remove(ports.link) {
+            let is_used = ports.kind == LeaseKind::Range && !ports.is_lost();
+            if is_used || Arc::strong_count(ports) > 1 || !self.remove_link(ports.link) {
                 return true;
             }
             if !ports.is_lost() {
-                self.keeper().post(&Request::EndLease {
-                    lease: ports.id.load(Ordering::Relaxed),
-                });
+                let lease = ports.id.load(Ordering::Relaxed);
+                keeper.post(&Request::EndLease { lease });
             }
             false
         });
     }
 
-    /// Switches leases whose daemon is gone to their spare sockets. Adopted leases have new ones.
-    fn use_spares(&self) {
-        let table = lock(&self.table).clone();
-        for ports in table {
-            let spares = lock(&ports.spares).take_if(|spares| spares.are_needed());
-            if let Some(Spares { sockets, .. }) = spares {
-                self.engine.use_spares(ports.link, sockets);
-            }
-        }
-    }
-
-    /// Returns true while futures wait to be woken by this thread.
-    fn has_futures(&self) -> bool {
-        !self.wakers.is_empty()
-    }
-
-    /// Wakes the waiting futures if the engine had work since.
-    fn wake_futures(&self) {
-        let now = self.engine.activity();
-        if self.seen.swap(now, Ordering::Relaxed) != now {
-            self.wakers.wake();
-        }
+    /// Removes a link from the engine; false while it has connections or another thread has the
+    /// engine.
+    fn remove_link(&self, link: esp_engine::LinkId) -> bool {
+        let removed = self.engine.try_with(|engine| engine.remove_leased(link));
+        removed == Some(true)
     }
 }

@@ -5,28 +5,27 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use esp_engine::LinkId;
 use esp_proto::NodeAddr;
 
+use super::leases::Leases;
 use crate::control::Request;
 use crate::error::PeerName;
 use crate::session::Session;
+use crate::sync::lock;
 
 /// A connection over a lease.
-#[derive(Clone)]
 pub(super) struct LeaseConnection {
     /// Id of its lease at the daemon.
     pub(super) lease: Arc<AtomicU64>,
     pub(super) local_port: u16,
     pub(super) peer: PeerName,
+    /// Nonce that authenticates a reset to the peer. `None` until the connection is established and
+    /// reported.
+    nonce: Option<u64>,
 }
 
 impl LeaseConnection {
-    /// Returns true if the daemon could not distinguish the two.
-    fn is_same(&self, other: &LeaseConnection) -> bool {
-        Arc::ptr_eq(&self.lease, &other.lease)
-            && (self.local_port, self.peer) == (other.local_port, other.peer)
-    }
-
     /// Reports the connection, or with `None` its end.
     fn report(&self, keeper: &Session, nonce: Option<u64>) {
         keeper.post(&Request::LeaseConnection {
@@ -37,60 +36,58 @@ impl LeaseConnection {
             nonce,
         });
     }
+
+    fn report_end(&self, keeper: &Session) {
+        if self.nonce.is_some() {
+            self.report(keeper, None);
+        }
+    }
 }
 
-/// Connections reported to the daemon, and the session with it.
+/// Connections over leases by slot, and the session with the daemon that knows them.
 pub(super) struct Registry {
     /// Session with the daemon that keeps the leased ports. At first the client's own; after the
     /// end of that daemon, the session with the one that adopted the leases.
-    keeper: Arc<Session>,
-    /// Connections by slot, with the nonce that authenticates a reset to the peer.
-    known: HashMap<u16, (LeaseConnection, u64)>,
+    pub(super) keeper: Arc<Session>,
+    connections: HashMap<u16, LeaseConnection>,
 }
 
 impl Registry {
     pub(super) fn new(keeper: Arc<Session>) -> Registry {
         Registry {
             keeper,
-            known: HashMap::new(),
+            connections: HashMap::new(),
         }
-    }
-
-    pub(super) fn keeper(&self) -> &Arc<Session> {
-        &self.keeper
     }
 
     /// Reports an established connection.
-    pub(super) fn opened(&mut self, slot: u16, connection: LeaseConnection, nonce: u64) {
+    fn opened(&mut self, slot: u16, mut connection: LeaseConnection, nonce: u64) {
         // An earlier connection with the same ports has ended, perhaps unreported. A later report
         // of its end would remove the new one.
-        let is_same = |other: &LeaseConnection| other.is_same(&connection);
-        let earlier = self.known.iter().find(|(_, (other, _))| is_same(other));
-        if let Some(slot) = earlier.map(|(slot, _)| *slot) {
-            self.closed(slot);
-        }
+        let is_same = |earlier: &LeaseConnection| {
+            Arc::ptr_eq(&earlier.lease, &connection.lease)
+                && (earlier.local_port, earlier.peer) == (connection.local_port, connection.peer)
+        };
+        let earlier = self.connections.extract_if(|_, earlier| is_same(earlier));
+        earlier.for_each(|(_, earlier)| earlier.report_end(&self.keeper));
         connection.report(&self.keeper, Some(nonce));
-        self.known.insert(slot, (connection, nonce));
+        connection.nonce = Some(nonce);
+        self.connections.insert(slot, connection);
     }
 
     /// Reports that a connection moved to a link of this lease and a peer's address.
-    pub(super) fn moved(&mut self, slot: u16, lease: Arc<AtomicU64>, peer: NodeAddr) {
-        let Some((connection, nonce)) = self.known.get_mut(&slot) else {
+    fn moved(&mut self, slot: u16, lease: Option<Arc<AtomicU64>>, peer: NodeAddr) {
+        let connection = self.connections.get_mut(&slot);
+        let (Some(connection), Some(lease)) = (connection, lease) else {
             return;
         };
-        if peer != connection.peer.addr || !Arc::ptr_eq(&lease, &connection.lease) {
+        let is_new = peer != connection.peer.addr || !Arc::ptr_eq(&lease, &connection.lease);
+        if is_new && connection.nonce.is_some() {
             // The end first, because the user may be at the limit of connections.
-            connection.report(&self.keeper, None);
+            connection.report_end(&self.keeper);
             connection.lease = lease;
             connection.peer.addr = peer;
-            connection.report(&self.keeper, Some(*nonce));
-        }
-    }
-
-    /// Reports the end of a connection.
-    pub(super) fn closed(&mut self, slot: u16) {
-        if let Some((connection, _)) = self.known.remove(&slot) {
-            connection.report(&self.keeper, None);
+            connection.report(&self.keeper, connection.nonce);
         }
     }
 
@@ -100,11 +97,81 @@ impl Registry {
         keeper: Arc<Session>,
         is_adopted: impl Fn(&Arc<AtomicU64>) -> bool,
     ) {
-        for (connection, nonce) in self.known.values() {
-            if is_adopted(&connection.lease) {
-                connection.report(&keeper, Some(*nonce));
+        for connection in self.connections.values() {
+            if connection.nonce.is_some() && is_adopted(&connection.lease) {
+                connection.report(&keeper, connection.nonce);
             }
         }
         self.keeper = keeper;
+    }
+}
+
+impl Leases {
+    /// Adds a connection, which is reported once it is established.
+    pub(super) fn register(&self, slot: u16, lease: Arc<AtomicU64>, port: u16, peer: PeerName) {
+        let connection = LeaseConnection {
+            lease,
+            local_port: port,
+            peer,
+            nonce: None,
+        };
+        lock(&self.registry).connections.insert(slot, connection);
+        self.report_opened();
+    }
+
+    /// Removes a connection that the program closes before it is reported.
+    pub(super) fn unregister(&self, slot: u16) {
+        let connections = &mut lock(&self.registry).connections;
+        if connections.get(&slot).is_some_and(|it| it.nonce.is_none()) {
+            connections.remove(&slot);
+        }
+    }
+
+    /// Reports the connections that are established now. If another thread has the engine, the
+    /// progress thread does it later.
+    pub(crate) fn report_opened(&self) {
+        let mut registry = lock(&self.registry);
+        let all = registry.connections.iter();
+        let pending = all.filter(|(_, connection)| connection.nonce.is_none());
+        let pending: Vec<u16> = pending.map(|(slot, _)| *slot).collect();
+        for slot in pending {
+            let path = self.engine.try_with(|engine| engine.path_of(slot));
+            let Some(path) = path.flatten() else { continue };
+            if let Some(mut connection) = registry.connections.remove(&slot) {
+                connection.lease = self.lease_of(path.link).unwrap_or(connection.lease);
+                connection.peer.addr = path.peer;
+                registry.opened(slot, connection, path.nonce);
+            }
+        }
+    }
+
+    /// Reports connections that moved to another interface.
+    pub(super) fn report_moved(&self) {
+        let moved = std::mem::take(&mut lock(&self.engine.log).moved);
+        for (slot, (link, peer)) in moved {
+            let lease = self.lease_of(link);
+            lock(&self.registry).moved(slot, lease, peer);
+        }
+    }
+
+    /// Reports connections that have ended. Only the progress thread and [`Leases::finish`] may
+    /// call it, so that no slot is reused meanwhile.
+    pub(super) fn report_closed(&self) {
+        let closed: Vec<u16> = lock(&self.engine.log).closed.iter().copied().collect();
+        for slot in closed {
+            let mut registry = lock(&self.registry);
+            if let Some(connection) = registry.connections.remove(&slot) {
+                connection.report_end(&registry.keeper);
+            }
+            drop(registry);
+            lock(&self.engine.log).reported(slot);
+        }
+    }
+
+    /// Returns the id of the lease of a link.
+    fn lease_of(&self, link: LinkId) -> Option<Arc<AtomicU64>> {
+        let table = lock(&self.table);
+        let ports = table.iter().find(|ports| ports.link == link)?;
+        Some(Arc::clone(&ports.id))
     }
 }

@@ -1,15 +1,91 @@
 //! [`Call`]: a request whose reply is waited for.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 #[cfg(feature = "tokio")]
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use super::connection::Session;
 use super::handshake::DAEMON_TIMEOUT;
-use super::reply::{Answer, CallResult, ReplyCell, State};
 use crate::control::{Reply, Request};
 use crate::error::EspError;
+use crate::sync::{Wakers, lock};
+
+/// A reply with its descriptors.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) reply: Reply,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Answer to a request, or a refusal, or the error that ended the session.
+pub(crate) type CallResult = Result<Answer, EspError>;
+
+/// Slot for the reply to one request. Several threads and tasks may wait for it; one takes it.
+#[derive(Default)]
+pub(crate) struct ReplyCell {
+    state: Mutex<ReplyState>,
+    changed: Condvar,
+    wakers: Wakers,
+}
+
+#[derive(Default)]
+enum ReplyState {
+    #[default]
+    Pending,
+    Done(CallResult),
+    /// Taken, or no longer wanted.
+    Over,
+}
+
+impl ReplyCell {
+    /// Stores the reply and wakes all that wait. Returns it if it is no longer wanted.
+    pub(super) fn finish(&self, result: CallResult) -> Option<CallResult> {
+        let mut state = lock(&self.state);
+        if !matches!(*state, ReplyState::Pending) {
+            return Some(result);
+        }
+        *state = ReplyState::Done(result);
+        drop(state);
+        self.changed.notify_all();
+        self.wakers.wake();
+        None
+    }
+
+    /// Waits until the reply has arrived (another thread may take it); false at the deadline.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> bool {
+        let mut state = lock(&self.state);
+        while matches!(*state, ReplyState::Pending) {
+            state = match deadline {
+                None => self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    let woken = self.changed.wait_timeout(state, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+
+    /// Polls for the reply; see [`ReplyCell::wait`].
+    #[cfg(feature = "tokio")]
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        let state = lock(&self.state);
+        if !matches!(*state, ReplyState::Pending) {
+            return Poll::Ready(());
+        }
+        self.wakers.register(cx);
+        Poll::Pending
+    }
+}
 
 /// A pending request. Dropping it gives back to the daemon what the reply grants.
 pub(crate) struct Call {
@@ -47,37 +123,36 @@ impl Call {
 
     /// Takes the reply if it has arrived; a refusal is an `Err`.
     pub(crate) fn take(&self) -> Option<CallResult> {
-        match self.cell.take()? {
-            Ok(Answer {
-                reply: Reply::Error(error),
-                ..
-            }) => Some(Err(error.into())),
-            other => Some(other),
-        }
+        let mut state = lock(&self.cell.state);
+        let result = match std::mem::replace(&mut *state, ReplyState::Over) {
+            ReplyState::Done(result) => result,
+            other => {
+                *state = other;
+                return None;
+            }
+        };
+        Some(result.and_then(|answer| match answer.reply {
+            Reply::Error(error) => Err(EspError::denied(error.kind, error.message)),
+            _ => Ok(answer),
+        }))
     }
 
     /// Waits for the reply; `None` at the deadline.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<CallResult> {
         self.cell.wait(deadline).then(|| self.take()).flatten()
     }
-
-    /// Polls for the reply. Only one task may wait.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<CallResult> {
-        ready!(self.cell.poll(cx));
-        self.take().map_or(Poll::Pending, Poll::Ready)
-    }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        match self.cell.close() {
-            State::Done(Ok(answer)) => self.session.give_back(&answer),
-            State::Pending if self.accept => {
-                self.session
-                    .post(&Request::CancelAccept { accept: self.id });
+        let state = std::mem::replace(&mut *lock(&self.cell.state), ReplyState::Over);
+        match state {
+            ReplyState::Done(Ok(answer)) => self.session.give_back(&answer),
+            ReplyState::Pending if self.accept => {
+                let accept = self.id;
+                self.session.post(&Request::CancelAccept { accept });
             }
-            State::Done(Err(_)) | State::Pending | State::Over => {}
+            ReplyState::Done(Err(_)) | ReplyState::Pending | ReplyState::Over => {}
         }
     }
 }

@@ -9,47 +9,67 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
+use super::call::{Answer, ReplyCell};
 use super::handshake::{Welcome, connect_socket, is_temporary, say_hello, send_all};
 use super::local::{LOCAL, LocalPorts};
-use super::notice::ReplyNotice;
-use super::reply::{Answer, ReplyCell};
 use crate::control::codec::{DecodeError, Decoder, encode, receive};
 use crate::control::{Envelope, Reply, Request};
 use crate::error::EspError;
-use crate::sync::lock;
+use crate::sync::{Waiting, lock};
 
 /// Cause of a lost connection.
 const CLOSED: &str = "the daemon closed the control socket";
-
-/// Owner of a slot that the session's thread wakes: a stream or a datagram socket.
-pub(crate) trait Wakeable: Send + Sync {
-    /// Handles an event of the slot.
-    fn event(&self);
-    /// Wakes all threads and tasks that wait, so that they see [`Session::check`] fail.
-    fn daemon_gone(&self);
-}
 
 /// Control connection, shared by its thread, the client handles and all objects opened.
 pub(crate) struct Session {
     path: PathBuf,
     /// `None`: there is no daemon, the program serves itself.
     daemon: Option<Daemon>,
-    ports: LocalPorts,
+    ports: Mutex<LocalPorts>,
     welcome: Welcome,
     /// Process that opened it; a forked child must not use it.
     pid: u32,
     next_id: AtomicU64,
     sending: Mutex<()>,
     calls: Mutex<HashMap<u64, Arc<ReplyCell>>>,
-    slots: Mutex<HashMap<u16, Arc<dyn Wakeable>>>,
+    slots: Mutex<HashMap<u16, Arc<Waiting>>>,
     /// Set before `gone_flag`, which hot paths check.
     gone: OnceLock<EspError>,
     gone_flag: AtomicBool,
-    /// Notifies a [`Poller`](crate::Poller), which then also handles the events instead of the
-    /// thread.
+    /// For a session with a [`Poller`](crate::Poller), which then also handles the events instead
+    /// of the thread.
     notice: Option<ReplyNotice>,
+}
+
+/// Notifies the owner of a [`Poller`](crate::Poller) that a reply has arrived or the daemon is
+/// gone.
+pub(crate) struct ReplyNotice {
+    raised: AtomicBool,
+    /// Eventfd on which a sleeping owner waits.
+    pub(crate) wake: OwnedFd,
+}
+
+impl ReplyNotice {
+    fn new() -> Result<ReplyNotice, EspError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(ReplyNotice {
+            raised: AtomicBool::new(false),
+            wake: eventfd(0, flags).map_err(EspError::resource("create an eventfd"))?,
+        })
+    }
+
+    /// Returns true while there is something that [`ReplyNotice::take`] has not returned.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Relaxed)
+    }
+
+    /// Returns true once after each notice.
+    #[inline]
+    pub(crate) fn take(&self) -> bool {
+        self.is_raised() && self.raised.swap(false, Ordering::Acquire)
+    }
 }
 
 /// The connection to a daemon.
@@ -64,8 +84,7 @@ impl Session {
     /// Creates the session of a program that serves itself over its own UDP sockets. With `polled`
     /// it has a notice.
     pub(crate) fn local(welcome: Welcome, polled: bool) -> Result<Arc<Session>, EspError> {
-        let notice = polled.then(ReplyNotice::new).transpose();
-        let notice = notice.map_err(|error| EspError::resource("create an eventfd", error))?;
+        let notice = polled.then(ReplyNotice::new).transpose()?;
         let path = PathBuf::from(LOCAL);
         Ok(Arc::new(Self::new(path, None, welcome, notice)))
     }
@@ -79,7 +98,7 @@ impl Session {
         Session {
             path,
             daemon,
-            ports: LocalPorts::default(),
+            ports: Mutex::default(),
             welcome,
             pid: std::process::id(),
             next_id: AtomicU64::new(2),
@@ -97,30 +116,24 @@ impl Session {
         self.daemon.is_none()
     }
 
-    /// Connects, introduces the program and starts the thread.
-    pub(crate) fn open(path: &Path) -> Result<Arc<Session>, EspError> {
-        let (session, decoder, mut events) = Self::prepare(path, None)?;
+    /// Connects, introduces the program and starts the thread. With `polled` the session has a
+    /// notice, and the caller handles its events.
+    pub(crate) fn open(
+        path: &Path,
+        polled: bool,
+    ) -> Result<(Arc<Session>, Option<Events>), EspError> {
+        let notice = polled.then(ReplyNotice::new).transpose()?;
+        let (session, decoder, events) = Self::prepare(path, notice)?;
+        let (of_poller, mut of_thread) = match polled {
+            true => (Some(events), None),
+            false => (None, Some(events)),
+        };
         let shared = Arc::clone(&session);
-        Self::spawn(move || shared.run(decoder, Some(&mut events)))?;
-        Ok(session)
-    }
-
-    /// Opens a session whose events the caller handles.
-    pub(crate) fn open_polled(path: &Path) -> Result<(Arc<Session>, Events), EspError> {
-        let notice =
-            ReplyNotice::new().map_err(|error| EspError::resource("create an eventfd", error))?;
-        let (session, decoder, events) = Self::prepare(path, Some(notice))?;
-        let shared = Arc::clone(&session);
-        Self::spawn(move || shared.run(decoder, None))?;
-        Ok((session, events))
-    }
-
-    fn spawn(work: impl FnOnce() + Send + 'static) -> Result<(), EspError> {
         std::thread::Builder::new()
             .name("esp-client".into())
-            .spawn(work)
-            .map(drop)
-            .map_err(|error| EspError::resource("start a thread", error))
+            .spawn(move || shared.run(decoder, of_thread.as_mut()))
+            .map_err(EspError::resource("start a thread"))?;
+        Ok((session, of_poller))
     }
 
     fn prepare(
@@ -159,7 +172,9 @@ impl Session {
     /// Notifies the poller as a reply does.
     pub(crate) fn notify_poller(&self) {
         if let Some(notice) = &self.notice {
-            notice.raise();
+            notice.raised.store(true, Ordering::Release);
+            // Fails only with a full counter, which wakes as well.
+            let _ = rustix::io::write(&notice.wake, &1u64.to_ne_bytes());
         }
     }
 
@@ -225,28 +240,26 @@ impl Session {
     }
 
     /// Registers the owner of a slot for its events.
-    pub(crate) fn register<T: Wakeable + 'static>(&self, slot: u16, object: &Arc<T>) {
-        lock(&self.slots).insert(slot, Arc::clone(object) as Arc<dyn Wakeable>);
+    pub(crate) fn register(&self, slot: u16, owner: &Arc<Waiting>) {
+        lock(&self.slots).insert(slot, Arc::clone(owner));
         if self.check().is_err() {
-            object.daemon_gone();
+            owner.poke();
         }
     }
 
     /// Unregisters the owner of a slot; call it before the request that releases the slot. Returns
-    /// false if the object does not own the slot and must not release it; also in a forked child,
-    /// which shares its parent's memory.
-    pub(crate) fn unregister<T: Wakeable>(&self, slot: u16, object: &Arc<T>) -> bool {
+    /// false if it does not own the slot and must not release it; also in a forked child, which
+    /// shares its parent's memory.
+    pub(crate) fn unregister(&self, slot: u16, owner: &Arc<Waiting>) -> bool {
         if self.is_forked() {
             return false;
         }
         let mut slots = lock(&self.slots);
-        let ours = slots
-            .get(&slot)
-            .is_some_and(|owner| std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(object)));
-        if ours {
+        let is_owner = slots.get(&slot).is_some_and(|own| Arc::ptr_eq(own, owner));
+        if is_owner {
             slots.remove(&slot);
         }
-        ours
+        is_owner
     }
 
     /// Sends a request for a [`ReplyCell`]; returns its id, too.
@@ -291,10 +304,9 @@ impl Session {
             id,
             body: request.clone(),
         })
-        .map_err(|_| EspError::BadArgument("a name or key of the request is too long"))?;
+        .map_err(|_| EspError::BadArgument("a name or key of the request is too long".into()))?;
         let _turn = lock(&self.sending);
-        let result = send_all(&daemon.socket, &bytes);
-        result.map_err(|error| {
+        send_all(&daemon.socket, &bytes).map_err(|error| {
             let error = match error.kind() {
                 io::ErrorKind::TimedOut => self.silent("it does not read its control socket"),
                 _ => self.lost(CLOSED),
@@ -316,10 +328,8 @@ impl Session {
         for cell in calls.into_values() {
             cell.finish(Err(self.gone_error()));
         }
-        let objects: Vec<_> = lock(&self.slots).values().cloned().collect();
-        for object in objects {
-            object.daemon_gone();
-        }
+        let owners: Vec<_> = lock(&self.slots).values().cloned().collect();
+        owners.iter().for_each(|owner| owner.poke());
         self.notify_poller();
     }
 
@@ -362,7 +372,7 @@ impl Session {
         if let Request::CancelAccept { accept } = request {
             lock(&self.calls).remove(accept);
         }
-        let Some(reply) = self.ports.answer(request) else {
+        let Some(reply) = lock(&self.ports).answer(request) else {
             return;
         };
         if let Some(cell) = lock(&self.calls).remove(&id) {
@@ -436,12 +446,9 @@ impl Session {
     /// Delivers the events of slots.
     fn drain(&self, events: &mut Events) {
         let mut woken = Vec::new();
-        {
-            let slots = lock(&self.slots);
-            events.drain(|slot| woken.extend(slots.get(&slot).cloned()));
-        }
-        for object in woken {
-            object.event();
-        }
+        let slots = lock(&self.slots);
+        events.drain(|slot| woken.extend(slots.get(&slot).cloned()));
+        drop(slots);
+        woken.iter().for_each(|owner| owner.tasks.wake());
     }
 }

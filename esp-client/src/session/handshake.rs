@@ -20,7 +20,6 @@ const MAX_PROGRAM_NAME: usize = 64;
 /// Contents of [`Reply::Hello`].
 #[derive(Clone, Debug)]
 pub(crate) struct Welcome {
-    pub(crate) client: u64,
     pub(crate) incarnation: u64,
     pub(crate) interfaces: Vec<InterfaceInfo>,
     pub(crate) leases: bool,
@@ -48,12 +47,9 @@ pub(super) fn connect_socket(path: &Path) -> io::Result<OwnedFd> {
 
 /// Returns the name of this program's file, cut to [`MAX_PROGRAM_NAME`].
 fn program_name() -> String {
-    let path = std::env::current_exe().ok();
-    let name = path
-        .as_deref()
-        .and_then(Path::file_name)
-        .map(|name| name.to_string_lossy().into_owned());
-    let mut name = name.unwrap_or_default();
+    let path = std::env::current_exe().unwrap_or_default();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut name = name.into_owned();
     let mut end = name.len().min(MAX_PROGRAM_NAME);
     while !name.is_char_boundary(end) {
         end -= 1;
@@ -89,8 +85,8 @@ pub(super) fn say_hello(
             program: program_name(),
         },
     };
-    let bytes =
-        encode(&hello).map_err(|_| EspError::BadArgument("the program's name cannot be sent"))?;
+    let bytes = encode(&hello)
+        .map_err(|_| EspError::BadArgument("the program's name cannot be sent".into()))?;
     match send_all(socket, &bytes) {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(silent()),
         // A daemon that closed the socket may have sent the reason before.
@@ -130,7 +126,6 @@ fn welcome(
             "it speaks version {version}, this program {VERSION}"
         ))),
         Reply::Hello {
-            client,
             incarnation,
             interfaces,
             leases,
@@ -138,7 +133,6 @@ fn welcome(
             ..
         } => {
             let welcome = Welcome {
-                client,
                 incarnation,
                 interfaces,
                 leases,
@@ -149,7 +143,7 @@ fn welcome(
                 .map_err(|_| malformed(format!("its descriptors {MISSING_DESCRIPTORS}")))?;
             Ok((welcome, four))
         }
-        Reply::Error(error) => Err(error.into()),
+        Reply::Error(error) => Err(EspError::denied(error.kind, error.message)),
         _ => Err(malformed("the first reply is not a welcome".into())),
     }
 }

@@ -3,22 +3,17 @@
 //! listeners and datagram sockets are made by its embedded engine.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 
 use esp_proto::FIRST_EPHEMERAL_PORT;
 
 use crate::control::{ErrorKind, ErrorReply, Reply, Request};
-use crate::sync::lock;
 
 /// Stands for the daemon's socket in error texts.
 pub(super) const LOCAL: &str = "(no daemon: ESP in UDP)";
 
 /// Ports of the program's listeners.
 #[derive(Default)]
-pub(super) struct LocalPorts(Mutex<Listeners>);
-
-#[derive(Default)]
-struct Listeners {
+pub(super) struct LocalPorts {
     /// Ports by the id of their listener.
     ports: HashMap<u64, u16>,
     last_id: u64,
@@ -26,11 +21,11 @@ struct Listeners {
 
 impl LocalPorts {
     /// Returns the reply to a request; `None` if there is none yet.
-    pub(super) fn answer(&self, request: &Request) -> Option<Reply> {
+    pub(super) fn answer(&mut self, request: &Request) -> Option<Reply> {
         match *request {
             Request::Listen { port, .. } => Some(self.listen(port)),
             Request::CloseListener { listener } => {
-                lock(&self.0).ports.remove(&listener);
+                self.ports.remove(&listener);
                 Some(Reply::Done)
             }
             // Connections come to the embedded engine.
@@ -41,22 +36,15 @@ impl LocalPorts {
             | Request::CloseEdp { .. }
             | Request::EndLease { .. }
             | Request::LeaseConnection { .. } => Some(Reply::Done),
-            Request::Hello { .. }
-            | Request::Connect { .. }
-            | Request::BindEdp { .. }
-            | Request::Lease { .. }
-            | Request::Adopt { .. }
-            | Request::Standby { .. }
-            | Request::Status => Some(refusal(
+            _ => Some(refusal(
                 ErrorKind::Unavailable,
                 "this needs esp-daemon, and the program runs without one",
             )),
         }
     }
 
-    fn listen(&self, wanted: u16) -> Reply {
-        let mut listeners = lock(&self.0);
-        let is_free = |port: &u16| !listeners.ports.values().any(|used| used == port);
+    fn listen(&mut self, wanted: u16) -> Reply {
+        let is_free = |port: &u16| !self.ports.values().any(|used| used == port);
         let found = match wanted {
             0 => (FIRST_EPHEMERAL_PORT..=u16::MAX).find(is_free),
             port => Some(port).filter(is_free),
@@ -64,9 +52,9 @@ impl LocalPorts {
         let Some(port) = found else {
             return refusal(ErrorKind::InUse, "this program listens on the port already");
         };
-        listeners.last_id += 1;
-        let listener = listeners.last_id;
-        listeners.ports.insert(listener, port);
+        self.last_id += 1;
+        let listener = self.last_id;
+        self.ports.insert(listener, port);
         Reply::Listening { listener, port }
     }
 }
@@ -82,7 +70,7 @@ fn refusal(kind: ErrorKind, message: &str) -> Reply {
 mod tests {
     use super::*;
 
-    fn listen(ports: &LocalPorts, port: u16) -> Option<Reply> {
+    fn listen(ports: &mut LocalPorts, port: u16) -> Option<Reply> {
         ports.answer(&Request::Listen {
             interface: None,
             port,
@@ -93,25 +81,25 @@ mod tests {
 
     #[test]
     fn a_port_has_one_listener_at_a_time() {
-        let ports = LocalPorts::default();
+        let mut ports = LocalPorts::default();
         let first = Reply::Listening {
             listener: 1,
             port: 7,
         };
-        assert_eq!(listen(&ports, 7), Some(first));
-        assert!(matches!(listen(&ports, 7), Some(Reply::Error(_))));
+        assert_eq!(listen(&mut ports, 7), Some(first));
+        assert!(matches!(listen(&mut ports, 7), Some(Reply::Error(_))));
         ports.answer(&Request::CloseListener { listener: 1 });
         assert!(matches!(
-            listen(&ports, 7),
+            listen(&mut ports, 7),
             Some(Reply::Listening { port: 7, .. })
         ));
     }
 
     #[test]
     fn port_0_is_any_free_one() {
-        let ports = LocalPorts::default();
+        let mut ports = LocalPorts::default();
         for port in [FIRST_EPHEMERAL_PORT, FIRST_EPHEMERAL_PORT + 1] {
-            let Some(Reply::Listening { port: given, .. }) = listen(&ports, 0) else {
+            let Some(Reply::Listening { port: given, .. }) = listen(&mut ports, 0) else {
                 panic!("refused");
             };
             assert_eq!(given, port);

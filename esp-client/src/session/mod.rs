@@ -5,11 +5,7 @@ mod call;
 mod connection;
 mod handshake;
 mod local;
-mod notice;
-mod reply;
 
-pub(crate) use call::Call;
-pub(crate) use connection::{Session, Wakeable};
+pub(crate) use call::{Answer, Call, ReplyCell};
+pub(crate) use connection::{ReplyNotice, Session};
 pub(crate) use handshake::{DAEMON_TIMEOUT, Welcome};
-pub(crate) use notice::ReplyNotice;
-pub(crate) use reply::{Answer, ReplyCell};

@@ -1,29 +1,32 @@
 //! Reading from the receive ring.
 
 use std::cell::Cell;
-use std::io;
+use std::io::{self, Read};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+#[cfg(feature = "tokio")]
+use std::task::{Context, Poll};
 
 use esp_engine::Engine;
-use esp_engine::shm::Wake;
+use esp_engine::shm::{RxConsumer, Wake};
 
-use super::rings::StreamRings;
-use crate::blocking::would_block;
+use super::EspStream;
 use crate::error::EspError;
+use crate::socket::would_block;
 use crate::sync::lock;
 
-/// Operation in time-out errors.
-const READING: &str = "reading";
 /// Minimum length of a buffer that is posted to the embedded engine, which then receives into it.
 /// For a shorter one the additional copy costs less.
 const MIN_POSTED: usize = 2048;
 
-impl StreamRings {
-    /// See [`EspStream::try_read`](crate::EspStream::try_read). Bytes that arrived before an error
-    /// are returned before it.
+impl EspStream {
+    /// Reads available bytes without waiting. Returns 0 at the end of the stream (or for an empty
+    /// buffer).
+    ///
+    /// # Errors
+    /// `WouldBlock` if no bytes are available; else the error that closed the connection, after the
+    /// bytes that arrived before it.
     #[inline]
-    pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() || self.read_shut.load(Ordering::Relaxed) {
             return Ok(0);
         }
@@ -37,7 +40,7 @@ impl StreamRings {
     #[inline]
     fn take(&self, buffer: &mut [u8]) -> usize {
         let (n, notice) = {
-            let mut rx = lock(&self.rx);
+            let mut rx = lock(&self.socket.rx);
             let n = rx.read(buffer);
             (n, n > 0 && rx.consumed_notice_due())
         };
@@ -51,12 +54,13 @@ impl StreamRings {
     /// Polls the embedded engine, then reads.
     #[cold]
     fn poll_and_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        if let Some(lease) = &self.lease {
+        if let Some(lease) = self.socket.lease() {
+            let engine = &lease.leases.engine;
             if buffer.len() < MIN_POSTED {
-                lease.engine().poll(true);
+                engine.poll();
             } else {
-                let mut rx = lock(&self.rx);
-                let posted = lease.engine().poll_into(lease.slot, buffer);
+                let mut rx = lock(&self.socket.rx);
+                let posted = engine.poll_into(lease.slot, buffer);
                 rx.consume(posted);
                 drop(rx);
                 if posted > 0 {
@@ -64,42 +68,50 @@ impl StreamRings {
                 }
             }
         }
-        // Loaded first, because the engine publishes the last bytes before the state.
-        let closed = self.closed();
+        let end = self.end_of_reading(RxConsumer::at_end);
+        match self.take(buffer) {
+            0 => end(&lock(&self.socket.rx)),
+            n => Ok(n),
+        }
+    }
+
+    /// Loads the state of the connection, and returns what a read returns that finds no bytes
+    /// afterwards: 0 at the end, which `at_end` tells, or an error. The state is loaded first,
+    /// because the engine publishes the last bytes before it.
+    fn end_of_reading(
+        &self,
+        at_end: impl FnOnce(&RxConsumer) -> bool,
+    ) -> impl FnOnce(&RxConsumer) -> io::Result<usize> {
+        let closed = self.is_closed();
         let failure = self.failure();
-        let n = self.take(buffer);
-        if n > 0 {
-            return Ok(n);
-        }
-        if lock(&self.rx).at_end() {
-            return Ok(0);
-        }
-        match failure {
+        move |rx| match failure {
+            _ if at_end(rx) => Ok(0),
             Some(error) => Err(error.into()),
             None if closed => Ok(0),
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
-    /// See [`EspStream::try_read_with`](crate::EspStream::try_read_with).
+    /// Passes the readable bytes to `take` as one contiguous slice without copying, and consumes
+    /// the number that `take` returns, which is also the result. Other threads cannot read while
+    /// `take` runs; `take` may write to the stream.
+    ///
+    /// `known` is the number of bytes that an earlier call left unconsumed.
+    ///
+    /// # Errors
+    /// `WouldBlock` if no more than `known` bytes are readable. At the end of the stream the result
+    /// is that of [`EspStream::try_read`].
     #[inline]
-    pub(crate) fn try_read_with(
+    pub fn try_read_with(
         &self,
         known: usize,
         take: impl FnOnce(&[u8]) -> usize,
     ) -> io::Result<usize> {
-        let mut rx = lock(&self.rx);
+        let mut rx = lock(&self.socket.rx);
         if rx.available() <= known {
-            // Loaded first, because the engine publishes the last bytes before the state.
-            let closed = self.closed();
-            let failure = self.failure();
+            let end = self.end_of_reading(RxConsumer::finished);
             if rx.available() <= known {
-                return match failure {
-                    _ if rx.finished() => Ok(0),
-                    Some(error) => Err(error.into()),
-                    None if closed => Ok(0),
-                    None => Err(io::ErrorKind::WouldBlock.into()),
-                };
+                return end(&rx);
             }
         }
         let available = rx.peek();
@@ -113,10 +125,11 @@ impl StreamRings {
         Ok(taken)
     }
 
+    /// Returns true if [`EspStream::try_read_with`] would not return `WouldBlock`.
     #[inline]
-    pub(crate) fn has_news(&self, known: usize) -> bool {
+    pub fn has_news(&self, known: usize) -> bool {
         let (available, finished) = self.arrived.available();
-        available > known || finished || self.closed() || self.gone()
+        available > known || finished || self.is_over()
     }
 
     /// Returns true if a read would not block. Takes no lock, because the caller may hold the
@@ -125,18 +138,40 @@ impl StreamRings {
         self.has_news(0) || self.read_shut.load(Ordering::Relaxed)
     }
 
-    /// Reads; blocks until there is something to read.
-    pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self.try_read(buffer) {
-            Err(error) if would_block(&error) && !self.blocking.is_nonblocking() => {}
-            done => return done,
-        }
-        let deadline = self.blocking.read.deadline();
+    /// Waits for bytes or the end of the stream, then reads. The embedded engine receives directly
+    /// into a long buffer.
+    fn wait_and_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let deadline = self.socket.deadline(Wake::Readable);
+        let lease = self.socket.lease();
+        let lease = lease.filter(|_| buffer.len() >= MIN_POSTED);
         loop {
-            match self.wait_readable(buffer, deadline) {
-                (_, posted @ 1..) => return Ok(self.posted(posted)),
-                (true, 0) => {}
-                (false, 0) => return Err(EspError::CallTimedOut { what: READING }.into()),
+            let posted = Cell::new(0);
+            let in_time = match lease {
+                None => {
+                    let ready = || self.readable();
+                    self.socket.wait(Wake::Readable, ready, deadline)
+                }
+                Some(lease) => {
+                    let poll = |engine: &mut Engine| {
+                        // A thread that holds `rx` may be waiting for the engine.
+                        let Ok(mut rx) = self.socket.rx.try_lock() else {
+                            return engine.poll();
+                        };
+                        let (work, filled) = engine.poll_into(lease.slot, buffer);
+                        rx.consume(filled);
+                        posted.set(filled);
+                        work
+                    };
+                    let ready = || posted.get() > 0 || self.readable();
+                    let engine = &lease.leases.engine;
+                    engine.wait_by(self.socket.spin, poll, ready, deadline)
+                }
+            };
+            if posted.get() > 0 {
+                return Ok(self.posted(posted.get()));
+            }
+            if !in_time {
+                return Err(EspError::CallTimedOut { what: "reading" }.into());
             }
             match self.try_read(buffer) {
                 // Another thread has read the bytes.
@@ -146,68 +181,43 @@ impl StreamRings {
         }
     }
 
-    /// Waits for bytes or the end of the stream. Returns false at the deadline, and the number of
-    /// bytes that the embedded engine received directly into the buffer.
-    fn wait_readable(&self, buffer: &mut [u8], deadline: Option<Instant>) -> (bool, usize) {
-        let lease = self.lease.as_ref().filter(|_| buffer.len() >= MIN_POSTED);
-        let Some(lease) = lease else {
-            return (self.wait(Wake::Readable, || self.readable(), deadline), 0);
-        };
-        let posted = Cell::new(0);
-        let poll = |engine: &mut Engine| {
-            // A thread that holds `rx` may be waiting for the engine.
-            let Ok(mut rx) = self.rx.try_lock() else {
-                return engine.poll();
-            };
-            let (work, filled) = engine.poll_into(lease.slot, buffer);
-            rx.consume(filled);
-            posted.set(filled);
-            work
-        };
-        let ready = || posted.get() > 0 || self.readable();
-        let in_time = lease.engine().wait_by(self.spin, poll, ready, deadline);
-        (in_time, posted.get())
-    }
-
     /// Notifies the engine after a read of `count` bytes that bypassed the ring, if due.
     fn posted(&self, count: usize) -> usize {
-        if lock(&self.rx).consumed_notice_due() {
+        if lock(&self.socket.rx).consumed_notice_due() {
             self.ring();
         }
         count
     }
 
-    /// See [`EspStream::peek`](crate::EspStream::peek).
-    pub(crate) fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        if buffer.is_empty() || self.read_shut.load(Ordering::Relaxed) {
-            return Ok(0);
-        }
-        let attempt = || {
-            let (closed, failure) = (self.closed(), self.failure());
-            let rx = lock(&self.rx);
-            let available = rx.peek();
-            let n = available.len().min(buffer.len());
-            match failure {
-                _ if n > 0 => buffer[..n].copy_from_slice(&available[..n]),
-                _ if rx.at_end() => {}
-                Some(error) => return Err(error.into()),
-                None if closed => {}
-                None => return Err(io::ErrorKind::WouldBlock.into()),
-            }
-            Ok(n)
-        };
-        let wait = |until| self.wait(Wake::Readable, || self.readable(), until);
-        self.blocking
-            .run(&self.blocking.read, READING, attempt, wait)
+    #[cfg(feature = "tokio")]
+    pub(crate) fn poll_read(&self, cx: &Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        let attempt = || self.try_read(buffer);
+        self.socket.poll(cx, Wake::Readable, attempt)
     }
 
     /// Makes all reads return 0, including those that wait.
-    pub(crate) fn finish_reading(&self) {
+    pub(super) fn finish_reading(&self) {
         self.read_shut.store(true, Ordering::Relaxed);
-        match &self.lease {
-            None => self.waiting.status.poke(),
-            Some(lease) => lease.engine().poke(),
+        self.socket.poke();
+    }
+}
+
+impl Read for &EspStream {
+    /// Reads; blocks until there is something to read.
+    #[inline]
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.try_read(buffer) {
+            Err(error) if would_block(&error) && !self.socket.is_nonblocking() => {
+                self.wait_and_read(buffer)
+            }
+            done => done,
         }
-        self.waiting.reader.wake();
+    }
+}
+
+impl Read for EspStream {
+    #[inline]
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(buffer)
     }
 }

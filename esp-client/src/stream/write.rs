@@ -1,12 +1,13 @@
 //! Writing to the send ring.
 
-use std::io;
+use std::io::{self, IoSlice, Write};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+#[cfg(feature = "tokio")]
+use std::task::{Context, Poll};
 
-use esp_engine::shm::Wake;
+use esp_engine::shm::{TxProducer, Wake};
 
-use super::rings::StreamRings;
+use super::EspStream;
 use crate::error::EspError;
 use crate::sync::lock;
 
@@ -14,69 +15,65 @@ use crate::sync::lock;
 /// which holding back saves no frame.
 const MAX_HELD: usize = 8192;
 
-impl StreamRings {
-    /// See [`EspStream::try_write`](crate::EspStream::try_write).
+impl EspStream {
+    /// Writes as many bytes as the send ring has room for, without waiting, and returns their
+    /// number.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the ring is full; else the error that closed the connection.
     #[inline]
-    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.try_write_all_of(&[io::IoSlice::new(bytes)])
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.try_write_vectored(&[IoSlice::new(bytes)])
     }
 
     /// Writes from several buffers, with one doorbell.
     #[inline]
-    pub(crate) fn try_write_all_of(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
-        if self.closed() || self.gone() {
-            return Err(self.write_error());
-        }
+    fn try_write_vectored(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut total = 0;
         let mut wanted = 0;
-        let mut tx = lock(&self.tx);
-        if tx.is_finished() {
-            return Err(self.write_error());
-        }
-        for buffer in buffers {
-            wanted += buffer.len();
-            let n = tx.write(buffer);
-            total += n;
-            if n < buffer.len() {
-                break;
+        self.with_tx(|tx| {
+            for buffer in buffers {
+                wanted += buffer.len();
+                let n = tx.write(buffer);
+                total += n;
+                if n < buffer.len() {
+                    break;
+                }
             }
-        }
-        drop(tx);
+        })?;
         if total > 0 {
             self.ring();
         } else if wanted > 0 {
-            self.flush();
-            if let Some(lease) = &self.lease {
-                lease.engine().poll(true); // makes room for the next attempt
+            self.send_held();
+            if let Some(lease) = self.socket.lease() {
+                lease.leases.engine.poll(); // makes room for the next attempt
             }
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(total)
     }
 
-    /// See [`EspStream::try_write_whole`](crate::EspStream::try_write_whole).
+    /// Writes all buffers or nothing, and leaves at least `spare` bytes of the send ring free.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the ring has not enough room.
     #[inline]
-    pub(crate) fn try_write_whole(
-        &self,
-        buffers: &[io::IoSlice<'_>],
-        spare: usize,
-    ) -> io::Result<()> {
-        if self.put_whole(buffers, spare)? {
-            self.ring();
-            return Ok(());
-        }
-        self.flush();
-        Err(io::ErrorKind::WouldBlock.into())
+    pub fn try_write_whole(&self, buffers: &[IoSlice<'_>], spare: usize) -> io::Result<()> {
+        self.put_whole(buffers, spare)?;
+        self.ring();
+        Ok(())
     }
 
-    /// See [`EspStream::try_write_more`](crate::EspStream::try_write_more).
-    #[inline]
-    pub(crate) fn try_write_more(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<()> {
-        if !self.put_whole(buffers, 0)? {
-            self.flush();
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let added: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    /// Like [`try_write_whole`](EspStream::try_write_whole), but more is about to follow (cf.
+    /// `MSG_MORE`): the engine is not notified, so that this write and the next ones share frames.
+    ///
+    /// Held bytes are sent with the next write without "more", by [`flush`](std::io::Write::flush),
+    /// when the sending direction ends, and when 8 KiB of them wait. Nothing else sends them.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the ring has no room for all bytes; what was held is then sent.
+    pub fn try_write_more(&self, buffers: &[IoSlice<'_>]) -> io::Result<()> {
+        let added = self.put_whole(buffers, 0)?;
         let held = self.held.load(Ordering::Relaxed).saturating_add(added);
         if held < MAX_HELD {
             self.held.store(held, Ordering::Relaxed);
@@ -86,83 +83,124 @@ impl StreamRings {
         Ok(())
     }
 
-    /// Copies all buffers into the ring; false without room for them and `spare` further bytes.
+    /// Copies all buffers into the ring and returns their length. Without room for them and `spare`
+    /// further bytes it sends what is held and returns `WouldBlock`.
     #[inline]
-    fn put_whole(&self, buffers: &[io::IoSlice<'_>], spare: usize) -> io::Result<bool> {
-        if self.closed() || self.gone() {
+    fn put_whole(&self, buffers: &[IoSlice<'_>], spare: usize) -> io::Result<usize> {
+        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let fits = self.with_tx(|tx| {
+            let fits = tx.free() >= total.saturating_add(spare);
+            if fits {
+                for buffer in buffers {
+                    tx.write(buffer);
+                }
+            }
+            fits
+        })?;
+        if fits {
+            return Ok(total);
+        }
+        self.send_held();
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Calls `write` with the send ring, unless the sending direction has ended.
+    #[inline]
+    fn with_tx<T>(&self, write: impl FnOnce(&mut TxProducer) -> T) -> io::Result<T> {
+        if self.is_over() {
             return Err(self.write_error());
         }
-        let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        let mut tx = lock(&self.tx);
+        let mut tx = lock(&self.socket.tx);
         if tx.is_finished() {
             return Err(self.write_error());
         }
-        if tx.free() < total.saturating_add(spare) {
-            return Ok(false);
-        }
-        for buffer in buffers {
-            tx.write(buffer);
-        }
-        Ok(true)
+        Ok(write(&mut tx))
     }
 
-    /// Sends what [`StreamRings::try_write_more`] holds back.
-    pub(crate) fn flush(&self) {
+    /// Notifies the engine of bytes written, bytes read or the end of writing.
+    #[inline]
+    pub(super) fn ring(&self) {
+        self.held.store(0, Ordering::Relaxed);
+        self.socket.ring();
+    }
+
+    /// Sends what [`EspStream::try_write_more`] holds back.
+    pub(crate) fn send_held(&self) {
         if self.held.load(Ordering::Relaxed) > 0 {
             self.ring();
         }
     }
 
     #[cold]
-    fn write_error(&self) -> io::Error {
-        self.failure()
-            .unwrap_or(EspError::WriteAfterEnd(self.peer))
-            .into()
+    pub(super) fn write_error(&self) -> io::Error {
+        let ended = EspError::WriteAfterEnd(self.peer);
+        self.failure().unwrap_or(ended).into()
     }
 
     fn writable(&self) -> bool {
         let room = {
-            let tx = lock(&self.tx);
+            let tx = lock(&self.socket.tx);
             tx.free() > 0 || tx.is_finished()
         };
-        room || self.closed() || self.gone()
+        room || self.is_over()
     }
 
-    /// Writes; blocks until there is room.
-    pub(crate) fn write(&self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
-        self.blocking.run(
-            &self.blocking.write,
-            "writing",
-            || self.try_write_all_of(buffers),
-            |until| self.wait(Wake::Writable, || self.writable(), until),
-        )
+    #[cfg(feature = "tokio")]
+    pub(crate) fn poll_write(
+        &self,
+        cx: &Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let attempt = || self.try_write_vectored(buffers);
+        self.socket.poll(cx, Wake::Writable, attempt)
     }
 
     /// Returns the number of written bytes that the peer's node has not acknowledged.
-    pub(crate) fn unacknowledged(&self) -> u64 {
-        lock(&self.tx).pending()
-    }
-
-    /// Waits until the peer's node has acknowledged all written bytes.
-    pub(crate) fn wait_delivered(&self, deadline: Option<Instant>) -> io::Result<()> {
-        let done = || self.unacknowledged() == 0 || self.closed() || self.gone();
-        if !self.wait(Wake::Writable, done, deadline) {
-            let what = "waiting for the acknowledgement";
-            return Err(EspError::CallTimedOut { what }.into());
-        }
-        if self.unacknowledged() == 0 {
-            return Ok(());
-        }
-        Err(self.write_error())
+    pub fn unacknowledged(&self) -> u64 {
+        lock(&self.socket.tx).pending()
     }
 
     /// Ends the sending direction, behind the written bytes.
-    pub(crate) fn finish_writing(&self) {
-        let mut tx = lock(&self.tx);
+    pub(super) fn finish_writing(&self) {
+        let mut tx = lock(&self.socket.tx);
         if !tx.is_finished() {
             tx.finish();
             drop(tx);
             self.ring();
         }
+    }
+}
+
+impl Write for &EspStream {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        let attempt = || self.try_write_vectored(buffers);
+        let call = (Wake::Writable, "writing");
+        self.socket.block(call, attempt, || self.writable())
+    }
+
+    /// Sends what [`EspStream::try_write_more`] holds back. No other write is held back.
+    fn flush(&mut self) -> io::Result<()> {
+        self.send_held();
+        Ok(())
+    }
+}
+
+impl Write for EspStream {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self).write_vectored(buffers)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        (&*self).flush()
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use esp_engine::shm::SLOTS;
 use esp_engine::{Arrival, EngineEvent, LinkId, ListenerId};
 use esp_proto::NodeAddr;
 
-/// State of a slot: which sides have released it. It is free when both have.
+/// Which sides have released a slot. It is free when both have.
 #[derive(Default)]
 pub(super) struct SlotState {
     /// The program has closed the slot.
@@ -17,12 +18,13 @@ pub(super) struct SlotState {
 /// Unhandled events, and the slots in use.
 #[derive(Default)]
 pub(super) struct EventLog {
+    last_listener: u64,
     pub(super) arrivals: HashMap<ListenerId, VecDeque<Arrival>>,
     pub(super) slots: HashMap<u16, SlotState>,
     /// Slots closed by the engine, whose end is not reported to the daemon.
     pub(super) closed: HashSet<u16>,
     /// Slots whose connections moved: link and peer address, not reported to the daemon.
-    pub(super) moved: Vec<(u16, LinkId, NodeAddr)>,
+    pub(super) moved: HashMap<u16, (LinkId, NodeAddr)>,
 }
 
 impl EventLog {
@@ -30,10 +32,8 @@ impl EventLog {
     pub(super) fn add(&mut self, event: &EngineEvent) {
         match *event {
             EngineEvent::Incoming { listener, arrival } => {
-                self.arrivals
-                    .entry(listener)
-                    .or_default()
-                    .push_back(arrival);
+                let waiting = self.arrivals.entry(listener).or_default();
+                waiting.push_back(arrival);
             }
             EngineEvent::IncomingGone { listener, handle } => {
                 if let Some(waiting) = self.arrivals.get_mut(&listener) {
@@ -48,11 +48,29 @@ impl EventLog {
                 slot, link, peer, ..
             } => {
                 // Only the last move matters.
-                self.moved.retain(|moved| moved.0 != slot);
-                self.moved.push((slot, link, peer));
+                self.moved.insert(slot, (link, peer));
             }
             EngineEvent::Link { .. } | EngineEvent::Corrupted { .. } => {}
         }
+    }
+
+    /// Returns the id of a new listener.
+    pub(super) fn next_listener(&mut self) -> ListenerId {
+        self.last_listener += 1;
+        ListenerId(self.last_listener)
+    }
+
+    /// Returns the next connection to a listener.
+    pub(super) fn arrival(&mut self, listener: ListenerId) -> Option<Arrival> {
+        self.arrivals.get_mut(&listener)?.pop_front()
+    }
+
+    /// Reserves a free slot.
+    pub(super) fn take_slot(&mut self) -> Option<u16> {
+        let slots = u16::try_from(SLOTS).unwrap_or(u16::MAX);
+        let slot = (0..slots).find(|slot| !self.slots.contains_key(slot))?;
+        self.slots.insert(slot, SlotState::default());
+        Some(slot)
     }
 
     /// Releases a slot for the program.
@@ -92,7 +110,7 @@ mod tests {
 
     fn closed(slot: u16) -> EngineEvent {
         EngineEvent::Closed {
-            client: crate::lease::embedded::SELF,
+            client: crate::lease::engine::SELF,
             slot,
             reason: None,
         }

@@ -2,18 +2,15 @@
 //!
 //! One [`Engine`] behind a mutex. A call that has work for it tries the lock, polls once and
 //! unlocks. Of the threads that block, one holds the engine and sleeps in its epoll set (the
-//! *driver*). The others sleep on a condition variable; the driver wakes them after each poll that
-//! found work, and when it unlocks. A thread that writes while another one drives rings the
-//! doorbell, as it would towards a daemon: if the engine sleeps, an eventfd wakes the driver.
+//! *driver*, see [`wait`](super::wait)). The others sleep on a condition variable; the driver wakes
+//! them after each poll that found work, and when it unlocks. A thread that writes while another
+//! one drives rings the doorbell, as it would towards a daemon: if the engine sleeps, an eventfd
+//! wakes the driver.
 //!
 //! No doorbell is lost when the lock changes hands: the thread that unlocks checks the doorbells
 //! afterwards, and the thread that rings tries the lock afterwards. One of the two sees the other.
 //!
-//! While no thread of the program polls, the progress thread does: [`progress`].
-
-mod progress;
-mod table;
-mod wait;
+//! While no thread of the program polls, the [progress thread](super::progress) does.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -23,95 +20,84 @@ use std::time::Duration;
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
 use esp_engine::{ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::events::EventLog;
+use super::log::EventLog;
+use super::progress::ProgressSleep;
 use crate::error::EspError;
 use crate::session::Session;
 use crate::sync::lock;
-pub(super) use progress::Progress;
-use progress::ProgressSleep;
 
 /// Id of this program at its own engine.
 pub(super) const SELF: ClientId = ClientId(1);
 /// Time for which a driver steps aside for a thread that wants the engine, and the period at which
 /// that thread tries the lock.
-const STEP_ASIDE: Duration = Duration::from_micros(50);
+pub(super) const STEP_ASIDE: Duration = Duration::from_micros(50);
 
 /// An engine, and the state of the threads that share it.
 pub(crate) struct EmbeddedEngine {
     engine: Mutex<Engine>,
     handle: EngineHandle,
-    doorbell: Doorbell,
+    pub(super) doorbell: Doorbell,
     doorbell_fd: OwnedFd,
-    log: Arc<Mutex<EventLog>>,
+    pub(super) log: Arc<Mutex<EventLog>>,
     /// Number of threads that sleep on `polled`.
-    parked: AtomicU32,
-    park: Mutex<()>,
-    polled: Condvar,
+    pub(super) parked: AtomicU32,
+    pub(super) park: Mutex<()>,
+    pub(super) polled: Condvar,
     /// Start of the last poll, in ns of the engine's clock.
-    last_poll: AtomicU64,
-    progress: ProgressSleep,
+    pub(super) last_poll: AtomicU64,
+    pub(super) progress: ProgressSleep,
     /// Time until which waits do not yield, in ns of the engine's clock.
-    contended_until: AtomicU64,
+    pub(super) contended_until: AtomicU64,
     /// Number of polls that found work, modulo 2^64.
     activity: AtomicU64,
     /// Number of threads that want the engine for a moment; a driver steps aside for them.
-    wanted: AtomicU32,
-    /// Number of the engine's links; without any there is nothing to do.
-    links: AtomicU32,
-    next_listener: AtomicU64,
+    pub(super) wanted: AtomicU32,
     fork: ForkMark,
     /// Events of slots, until a [`Poller`](crate::Poller) takes them.
     events: Mutex<Option<Events>>,
     /// The program's end of the engine's notify pair, read by a poller only.
     notify: OwnedFd,
-    /// The engine's epoll set, for pollers.
-    frames: OwnedFd,
+    /// The engine's epoll set, for pollers and the progress thread.
+    pub(super) frames: OwnedFd,
 }
 
 impl EmbeddedEngine {
-    pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<EmbeddedEngine>, EspError> {
+    pub(super) fn new(session: &Arc<Session>) -> Result<EmbeddedEngine, EspError> {
+        let failed = EspError::resource::<std::io::Error>;
         let log = Arc::new(Mutex::new(EventLog::default()));
-        let events = {
-            let (log, session) = (Arc::clone(&log), Arc::clone(session));
-            Box::new(move |event| {
-                lock(&log).add(&event);
-                if let EngineEvent::Incoming { .. } = event {
-                    session.notify_poller();
-                }
-            })
-        };
-        let (engine, handle) =
-            Engine::embedded(IdleConfig::default(), events).map_err(failed("start an engine"))?;
+        let (sink, poller) = (Arc::clone(&log), Arc::clone(session));
+        let events = Box::new(move |event| {
+            lock(&sink).add(&event);
+            if let EngineEvent::Incoming { .. } = event {
+                poller.notify_poller();
+            }
+        });
+        let (engine, handle) = Engine::embedded(IdleConfig::default(), events)
+            .map_err(EspError::resource("start an engine"))?;
         let (page, _fd) = ClientPage::create().map_err(failed("create a page"))?;
         let view = EngineView::open(handle.page_fd())?;
         let doorbell_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(failed("create an eventfd"))?;
-        let (notify, engine_notify) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            None,
-        )
-        .map_err(failed("create a socket pair"))?;
-        let doorbell = doorbell_fd
-            .try_clone()
-            .map_err(failed("duplicate an eventfd"))?;
-        let frames = engine
-            .wait_fd()
-            .try_clone_to_owned()
-            .map_err(failed("duplicate an epoll set"))?;
+            .map_err(EspError::resource("create an eventfd"))?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (notify, engine_notify) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+                .map_err(EspError::resource("create a socket pair"))?;
         let mut events = Events::new(Arc::clone(&page));
         // The notify pair is used only while a poller sleeps.
         events.awake();
         let _ = handle.send(Command::AddClient {
             client: SELF,
             page: Arc::clone(&page),
-            doorbell,
+            doorbell: doorbell_fd
+                .try_clone()
+                .map_err(failed("duplicate an eventfd"))?,
             notify: engine_notify,
         });
-        Ok(Arc::new(EmbeddedEngine {
+        let frames = engine.wait_fd().try_clone_to_owned();
+        Ok(EmbeddedEngine {
+            frames: frames.map_err(failed("duplicate an epoll set"))?,
             engine: Mutex::new(engine),
             handle,
             doorbell: Doorbell::new(page, view),
@@ -121,17 +107,14 @@ impl EmbeddedEngine {
             park: Mutex::new(()),
             polled: Condvar::new(),
             last_poll: AtomicU64::new(0),
-            progress: ProgressSleep::new().map_err(failed("create an eventfd"))?,
+            progress: ProgressSleep::new()?,
             contended_until: AtomicU64::new(0),
             activity: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
-            links: AtomicU32::new(0),
-            next_listener: AtomicU64::new(1),
             fork: ForkMark::new().map_err(failed("map a page"))?,
             events: Mutex::new(Some(events)),
             notify,
-            frames,
-        }))
+        })
     }
 
     /// Returns true in a forked child: the engine is the parent's.
@@ -149,25 +132,17 @@ impl EmbeddedEngine {
         [self.notify.as_fd(), self.frames.as_fd()]
     }
 
-    /// Returns true while the engine has links.
-    #[inline]
-    pub(crate) fn is_used(&self) -> bool {
-        self.links.load(Ordering::Relaxed) > 0
-    }
-
     /// Prepares a poller's sleep on [`EmbeddedEngine::wait_fds`]. Returns `None` if there is
     /// something to do, else the time until the next deadline. In either case
     /// [`EmbeddedEngine::awake`] follows.
     pub(crate) fn try_sleep(&self) -> Option<Option<Duration>> {
         let mut engine = self.try_engine()?;
         engine.watch(true);
-        let busy = engine.collect() | engine.poll();
-        if busy {
-            self.active();
-        }
+        let work = engine.collect() | engine.poll();
+        self.count(work);
         let deadline = engine.deadline();
         self.leave(engine);
-        if busy || self.doorbell.pending() {
+        if work || self.doorbell.pending() {
             return None;
         }
         Some(deadline.map(|at| at.since(Clock.now())))
@@ -187,7 +162,7 @@ impl EmbeddedEngine {
     }
 
     /// Locks the engine if it is free; never in a forked child.
-    fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+    pub(super) fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
         if self.is_forked() {
             return None;
         }
@@ -198,61 +173,42 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Polls the engine, if no other thread has it; with `all` false only sends what was written.
-    /// Returns false if another thread has it, which then does the work.
+    /// Polls the engine. Returns false if another thread has it, which then does the work.
     #[inline]
-    pub(crate) fn poll(&self, all: bool) -> bool {
-        let poll = if all {
-            Engine::poll
-        } else {
-            Engine::poll_doorbells
-        };
-        self.poll_with(poll, |_| ())
+    pub(crate) fn poll(&self) -> bool {
+        self.poll_with(Engine::poll)
     }
 
-    /// Polls the engine as [`EmbeddedEngine::poll`] does, and receives over every link.
-    pub(crate) fn poll_all_links(&self) {
-        self.poll_with(Engine::poll_all_links, |_| ());
-    }
-
-    /// Calls `poll`, and `after` with the engine still locked.
+    /// Calls `poll` with the engine, again for each doorbell that rings during the unlock. Returns
+    /// false if another thread has the engine.
     #[inline]
-    fn poll_with(
-        &self,
-        poll: impl Fn(&mut Engine) -> bool,
-        mut after: impl FnMut(&Engine),
-    ) -> bool {
+    pub(crate) fn poll_with(&self, mut poll: impl FnMut(&mut Engine) -> bool) -> bool {
         let mut had = false;
-        // Again for each doorbell that rings during the unlock.
-        loop {
-            let Some(mut engine) = self.try_engine() else {
-                return had;
-            };
+        while let Some(mut engine) = self.try_engine() {
             had = true;
-            if poll(&mut engine) {
-                self.active();
-            }
-            after(&engine);
+            let work = poll(&mut engine);
+            self.count(work);
             self.leave(engine);
             fence(Ordering::SeqCst);
             if !self.doorbell.pending() {
-                return true;
+                break;
             }
         }
+        had
     }
 
     /// Counts a poll that found work. The caller has the engine, so no increment is lost.
     #[inline]
-    fn active(&self) {
-        self.activity.store(
-            self.activity.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
+    pub(super) fn count(&self, work: bool) {
+        if work {
+            let next = self.activity.load(Ordering::Relaxed).wrapping_add(1);
+            self.activity.store(next, Ordering::Relaxed);
+        }
     }
 
     /// Unlocks the engine after a poll. Wakes the threads that wait for it, since no thread drives
     /// it now, and the progress thread if it took the program for away.
-    fn leave(&self, engine: MutexGuard<'_, Engine>) {
+    pub(super) fn leave(&self, engine: MutexGuard<'_, Engine>) {
         self.last_poll
             .store(engine.polled_at().as_nanos(), Ordering::Relaxed);
         drop(engine);
@@ -260,7 +216,7 @@ impl EmbeddedEngine {
         self.progress.wake();
     }
 
-    fn wake_parked(&self) {
+    pub(super) fn wake_parked(&self) {
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) > 0 {
             let _turn = lock(&self.park);
@@ -287,10 +243,12 @@ impl EmbeddedEngine {
         let asleep = self.doorbell.ring(slot);
         fence(Ordering::SeqCst);
         let mut unsent = false;
-        if !self.poll_with(Engine::poll_doorbells, |engine| {
+        let had = self.poll_with(|engine| {
+            let work = engine.poll_doorbells();
             unsent = engine.has_unsent(slot);
-        }) && asleep
-        {
+            work
+        });
+        if !had && asleep {
             self.interrupt();
         }
         if unsent {
@@ -301,24 +259,12 @@ impl EmbeddedEngine {
     /// Polls the engine, if it is free, with a buffer for a stream ([`Engine::poll_into`]). Returns
     /// the number of bytes received into it.
     pub(crate) fn poll_into(&self, slot: u16, buffer: &mut [u8]) -> usize {
-        let Some(mut engine) = self.try_engine() else {
-            return 0;
-        };
-        let (work, filled) = engine.poll_into(slot, buffer);
-        if work {
-            self.active();
-        }
-        self.leave(engine);
-        self.answer_doorbells();
-        filled
-    }
-
-    /// Serves the doorbells that rang during an unlock.
-    fn answer_doorbells(&self) {
-        fence(Ordering::SeqCst);
-        if self.doorbell.pending() {
-            self.poll(false);
-        }
+        let polled = self.try_with(|engine| {
+            let (work, filled) = engine.poll_into(slot, buffer);
+            self.count(work);
+            filled
+        });
+        polled.unwrap_or(0)
     }
 
     /// Sends a command for the next poll.
@@ -328,12 +274,19 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Calls `act` with the engine; a driver that has it steps aside. Not for forked children,
-    /// where the lock may never be released.
-    fn with_engine<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
-        debug_assert!(!self.is_forked(), "the engine is the parent's");
+    /// Calls `act` with the engine if no other thread has it.
+    pub(super) fn try_with<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        let engine = self.try_engine()?;
+        Some(self.act(engine, act))
+    }
+
+    /// Calls `act` with the engine; a driver that has it steps aside.
+    pub(super) fn with_engine<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> Result<R, EspError> {
+        if self.is_forked() {
+            return Err(EspError::Forked);
+        }
         self.wanted.fetch_add(1, Ordering::SeqCst);
-        let mut engine = loop {
+        let engine = loop {
             match self.try_engine() {
                 Some(engine) => break engine,
                 None => {
@@ -343,10 +296,22 @@ impl EmbeddedEngine {
             }
         };
         self.wanted.fetch_sub(1, Ordering::SeqCst);
+        Ok(self.act(engine, act))
+    }
+
+    fn act<R>(&self, mut engine: MutexGuard<'_, Engine>, act: impl FnOnce(&mut Engine) -> R) -> R {
         let result = act(&mut engine);
         self.leave(engine);
-        self.answer_doorbells();
+        self.serve_doorbells();
         result
+    }
+
+    /// Serves the doorbells that rang during an unlock.
+    pub(super) fn serve_doorbells(&self) {
+        fence(Ordering::SeqCst);
+        if self.doorbell.pending() {
+            self.poll_with(Engine::poll_doorbells);
+        }
     }
 
     /// Ends the driver's sleep.
@@ -359,14 +324,4 @@ impl EmbeddedEngine {
     pub(super) fn activity(&self) -> u64 {
         self.activity.load(Ordering::Relaxed)
     }
-
-    /// Returns true if no connection is left, not even a closed one that still delivers.
-    pub(super) fn is_idle(&self) -> bool {
-        lock(&self.log).all_closed()
-    }
-}
-
-/// Converts an error of the system to one about `what`.
-fn failed<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> EspError {
-    move |error| EspError::resource(what, error)
 }

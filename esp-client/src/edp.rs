@@ -1,25 +1,25 @@
 //! [`EdpSocket`]: a bound datagram port.
 
+mod node_info;
+
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex};
 #[cfg(feature = "tokio")]
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use esp_engine::Engine;
 use esp_engine::shm::record::{DgramHeader, HEADER_LEN, MAX_DATAGRAM, record_len};
-use esp_engine::shm::{Region, RxConsumer, Spin, Status, StreamState, TxProducer, Wake};
+use esp_engine::shm::{StreamState, Wake};
 use esp_proto::{EdpKind, NodeAddr};
 
-use crate::blocking::{Blocking, wait_until};
 use crate::client::Client;
 use crate::control::{Reply, Request};
 use crate::error::EspError;
-use crate::lease::{LeasedDatagrams, OpenedDatagrams};
 use crate::options::{SocketOptions, socket_options};
-use crate::region::{Waiting, default_spin, open_region};
-use crate::session::Answer;
+use crate::socket::{Socket, SocketEngine, socket_settings};
 use crate::sync::lock;
+pub use node_info::NodeInfo;
 
 /// Default size of each ring of a datagram socket, in bytes.
 pub const DEFAULT_EDP_RING: u32 = 256 << 10;
@@ -28,8 +28,8 @@ const EDP_HEADER_LEN: usize = 11;
 /// Port of a node's own services (W-70, W-71).
 pub const NODE_PORT: u16 = 0;
 
-/// Operation in time-out errors.
-const RECEIVING: &str = "receiving a datagram";
+/// Event and operation of calls that receive.
+const RECEIVING: (Wake, &str) = (Wake::Readable, "receiving a datagram");
 
 /// Returns the present time of [`DatagramInfo::received_nanos`]: nanoseconds of CLOCK_MONOTONIC.
 pub fn monotonic_nanos() -> u64 {
@@ -76,48 +76,49 @@ impl EdpBuilder {
 
     /// Binds this port (0: any free one) through this client.
     pub fn bind_at(&self, client: &Client, port: u16) -> Result<EdpSocket, EspError> {
-        let spin = self.options.spin.unwrap_or_else(default_spin);
+        let SocketOptions {
+            interface,
+            rings,
+            spin,
+            ..
+        } = self.options.clone();
         if client.session().is_local() {
-            let SocketOptions {
-                interface, rings, ..
-            } = &self.options;
-            let opened = client
-                .leases()?
-                .bind_datagrams(interface.as_deref(), port, *rings)?;
-            return Ok(EdpSocket::leased(client, opened, spin));
+            let leases = client.leases()?;
+            let parts = leases.bind_datagrams(interface.as_deref(), port, rings)?;
+            let (socket, _) = Socket::embedded(client, parts, spin);
+            return Ok(EdpSocket::new(socket));
         }
+        let session = client.session();
         let request = Request::BindEdp {
-            interface: self.options.interface.clone(),
+            interface,
             port,
-            rings: self.options.rings,
+            rings,
         };
-        let answer = client.session().ask(&request)?;
-        EdpSocket::from_answer(client, answer, spin)
+        let answer = session.ask(&request)?;
+        let Reply::Edp {
+            slot,
+            rings,
+            interface,
+            port,
+        } = &answer.reply
+        else {
+            session.give_back(&answer);
+            return Err(session.unexpected("a datagram socket"));
+        };
+        let local = (interface.clone(), *port);
+        let (socket, _) = Socket::granted(client, &answer, (*slot, *rings), local, spin)?;
+        Ok(EdpSocket::new(socket))
     }
 }
 
 /// A bound datagram port of one interface.
 pub struct EdpSocket {
-    client: Client,
-    owner: Owner,
-    interface: String,
+    socket: Socket,
     addr: NodeAddr,
     max_payload: usize,
-    port: u16,
-    tx: Mutex<TxProducer>,
-    rx: Mutex<RxConsumer>,
-    waiting: Arc<Waiting>,
-    spin: Spin,
-    blocking: Blocking,
 }
 
-/// The engine of a datagram socket.
-enum Owner {
-    /// The daemon's, with the slot there.
-    Daemon(u16),
-    /// The embedded one.
-    Embedded(LeasedDatagrams),
-}
+socket_settings!(EdpSocket);
 
 impl EdpSocket {
     /// Binds this port (0: any free one) through the shared client.
@@ -132,72 +133,25 @@ impl EdpSocket {
         }
     }
 
-    fn from_answer(client: &Client, answer: Answer, spin: Spin) -> Result<EdpSocket, EspError> {
-        let session = client.session();
-        let Reply::Edp {
-            slot,
-            rings,
-            interface,
-            port,
-        } = answer.reply
-        else {
-            session.give_back(&answer);
-            return Err(session.unexpected("a datagram socket"));
-        };
-        let region = open_region(&answer.descriptors, rings)
-            .inspect_err(|_| session.post(&Request::CloseEdp { slot }))?;
-        let local = (interface, port);
-        let socket = Self::new(client, Owner::Daemon(slot), region, local, spin);
-        session.register(slot, &socket.waiting);
-        Ok(socket)
-    }
-
-    /// Returns a datagram socket of the embedded engine.
-    fn leased(client: &Client, opened: OpenedDatagrams, spin: Spin) -> EdpSocket {
-        let OpenedDatagrams {
-            socket,
-            region,
-            interface,
-            port,
-        } = opened;
-        let owner = Owner::Embedded(socket);
-        Self::new(client, owner, region, (interface, port), spin)
-    }
-
-    fn new(
-        client: &Client,
-        owner: Owner,
-        region: Arc<Region>,
-        (interface, port): (String, u16),
-        spin: Spin,
-    ) -> EdpSocket {
-        let link = client.interface(Some(&interface));
-        let mtu = link.map_or(MAX_DATAGRAM, |link| {
-            usize::try_from(link.mtu).unwrap_or(MAX_DATAGRAM)
-        });
+    fn new(socket: Socket) -> EdpSocket {
+        let link = socket.client.interface(Some(&socket.interface));
+        let mtu = link.and_then(|link| usize::try_from(link.mtu).ok());
+        let max_payload = mtu.map_or(MAX_DATAGRAM, |mtu| mtu.saturating_sub(EDP_HEADER_LEN));
         EdpSocket {
-            client: client.clone(),
-            owner,
             addr: link.map(|link| link.addr).unwrap_or_default(),
-            max_payload: mtu.saturating_sub(EDP_HEADER_LEN).min(MAX_DATAGRAM),
-            interface,
-            port,
-            tx: Mutex::new(TxProducer::new(Arc::clone(&region))),
-            rx: Mutex::new(RxConsumer::new(Arc::clone(&region))),
-            waiting: Arc::new(Waiting::new(region)),
-            spin,
-            blocking: Blocking::default(),
+            max_payload: max_payload.min(MAX_DATAGRAM),
+            socket,
         }
     }
 
     /// Returns the port.
     pub fn port(&self) -> u16 {
-        self.port
+        self.socket.port
     }
 
     /// Returns the name of the interface.
     pub fn interface(&self) -> &str {
-        &self.interface
+        &self.socket.interface
     }
 
     /// Returns the interface's address.
@@ -205,44 +159,10 @@ impl EdpSocket {
         self.addr
     }
 
-    /// Returns the client this socket belongs to.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// Returns the maximum length of a datagram in bytes. The body of a request (echo, information)
     /// is limited to one byte less.
     pub fn max_payload(&self) -> usize {
         self.max_payload
-    }
-
-    /// Returns the sizes of the send and receive rings in bytes.
-    pub fn ring_sizes(&self) -> (usize, usize) {
-        (lock(&self.tx).capacity(), lock(&self.rx).capacity())
-    }
-
-    /// Makes sending and receiving return `WouldBlock` instead of waiting.
-    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.blocking.set_nonblocking(nonblocking);
-        Ok(())
-    }
-
-    /// Sets the maximum wait for a datagram; then the error is of kind `TimedOut`. `None`: no
-    /// limit.
-    ///
-    /// # Errors
-    /// `InvalidInput` for zero.
-    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.blocking.read.set(timeout)
-    }
-
-    /// Sets the maximum wait for room in the send ring; then the error is of kind `TimedOut`.
-    /// `None`: no limit.
-    ///
-    /// # Errors
-    /// `InvalidInput` for zero.
-    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.blocking.write.set(timeout)
     }
 
     /// Sends a datagram to a port of a node. Waits only for room in the send ring; delivery is
@@ -279,52 +199,43 @@ impl EdpSocket {
     }
 
     fn send(&self, header: &DgramHeader, bytes: &[u8]) -> io::Result<usize> {
-        let room = || lock(&self.tx).free() >= record_len(bytes.len()) || self.failure().is_some();
-        self.blocking.run(
-            &self.blocking.write,
-            "sending a datagram",
+        let needed = record_len(bytes.len());
+        self.socket.block(
+            (Wake::Writable, "sending a datagram"),
             || self.try_send(header, bytes),
-            |until| self.wait(Wake::Writable, room, until),
+            || lock(&self.socket.tx).free() >= needed || self.failure().is_some(),
         )
     }
 
     fn try_send(&self, header: &DgramHeader, bytes: &[u8]) -> io::Result<usize> {
-        let control = usize::from(header.kind != EdpKind::Data);
-        let mut max = self.max_payload.saturating_sub(control);
         if let Some(error) = self.failure() {
             return Err(error.into());
         }
-        let mut tx = lock(&self.tx);
-        max = max.min(tx.capacity().saturating_sub(HEADER_LEN));
+        let control = usize::from(header.kind != EdpKind::Data);
+        let mut tx = lock(&self.socket.tx);
+        let room = tx.capacity().saturating_sub(HEADER_LEN);
+        let max = self.max_payload.saturating_sub(control).min(room);
         if bytes.len() > max {
-            let (len, interface) = (bytes.len(), self.interface.clone());
-            return Err(EspError::TooLong {
-                len,
+            let too_long = EspError::TooLong {
+                len: bytes.len(),
                 max,
-                interface,
-            }
-            .into());
+                interface: self.socket.interface.clone(),
+            };
+            return Err(too_long.into());
         }
         if !tx.put_record(header, bytes) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         drop(tx);
-        match &self.owner {
-            Owner::Daemon(slot) => self.client.session().ring(*slot),
-            Owner::Embedded(socket) => socket.ring(),
-        }
+        self.socket.ring();
         Ok(bytes.len())
     }
 
     /// Waits for the next datagram and copies it into the buffer. Returns the number of bytes
     /// copied and the datagram's source and kind.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
-        self.blocking.run(
-            &self.blocking.read,
-            RECEIVING,
-            || self.try_recv_from(buffer),
-            |until| self.wait_readable(until),
-        )
+        let attempt = || self.try_recv_from(buffer);
+        self.socket.block(RECEIVING, attempt, || self.readable())
     }
 
     /// Waits for the next datagram for at most `timeout`, then fails with kind `TimedOut`. The
@@ -335,29 +246,22 @@ impl EdpSocket {
         timeout: Duration,
     ) -> io::Result<(usize, DatagramInfo)> {
         let deadline = Instant::now().checked_add(timeout);
-        let wait = |until| self.wait_readable(until);
-        wait_until(deadline, RECEIVING, || self.try_recv_from(buffer), wait)
+        let attempt = || self.try_recv_from(buffer);
+        self.socket
+            .block_until(deadline, RECEIVING, attempt, || self.readable())
     }
 
-    fn wait_readable(&self, deadline: Option<Instant>) -> bool {
-        let ready = || lock(&self.rx).available() > 0 || self.failure().is_some();
-        self.wait(Wake::Readable, ready, deadline)
-    }
-
-    fn wait(&self, what: Wake, ready: impl FnMut() -> bool, deadline: Option<Instant>) -> bool {
-        match &self.owner {
-            Owner::Daemon(_) => self.status().wait(what, self.spin, ready, deadline),
-            Owner::Embedded(socket) => socket.wait(self.spin, ready, deadline),
-        }
+    fn readable(&self) -> bool {
+        lock(&self.socket.rx).available() > 0 || self.failure().is_some()
     }
 
     /// Returns the next datagram without waiting, or `WouldBlock`.
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
         let failure = self.failure();
-        if let Owner::Embedded(socket) = &self.owner {
-            socket.poll();
+        if let Some(lease) = self.socket.lease() {
+            lease.leases.engine.poll_with(Engine::poll_all_links);
         }
-        if let Some((header, len)) = lock(&self.rx).take_record(buffer) {
+        if let Some((header, len)) = lock(&self.socket.rx).take_record(buffer) {
             let info = DatagramInfo {
                 src: header.addr,
                 src_port: header.port,
@@ -377,8 +281,8 @@ impl EdpSocket {
         cx: &Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<io::Result<(usize, DatagramInfo)>> {
-        self.waiting
-            .poll(cx, Wake::Readable, || (), || self.try_recv_from(buffer))
+        let attempt = || self.try_recv_from(buffer);
+        self.socket.poll(cx, Wake::Readable, attempt)
     }
 
     #[cfg(feature = "tokio")]
@@ -389,22 +293,17 @@ impl EdpSocket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let header = header(kind, dst, dst_port, sequence);
-        self.waiting
-            .poll(cx, Wake::Writable, || (), || self.try_send(&header, bytes))
-    }
-
-    fn status(&self) -> &Status {
-        &self.waiting.status
+        let attempt = || self.try_send(&header, bytes);
+        self.socket.poll(cx, Wake::Writable, attempt)
     }
 
     fn failure(&self) -> Option<EspError> {
-        match self.status().state() {
-            StreamState::Closed(_) => {
-                let socket = self.client.path().to_owned();
-                let why = "the daemon closed this datagram socket; see its log".to_owned();
-                Some(EspError::DaemonGone { socket, why })
-            }
-            StreamState::Connecting | StreamState::Open => self.client.check().err(),
+        match self.socket.waiting.status.state() {
+            StreamState::Closed(_) => Some(EspError::DaemonGone {
+                socket: self.socket.client.path().to_owned(),
+                why: "the daemon closed this datagram socket; see its log".to_owned(),
+            }),
+            StreamState::Connecting | StreamState::Open => self.socket.check().err(),
         }
     }
 }
@@ -421,11 +320,13 @@ fn header(kind: EdpKind, addr: NodeAddr, port: u16, sequence: u16) -> DgramHeade
 
 impl Drop for EdpSocket {
     fn drop(&mut self) {
-        // The embedded engine's is closed by its own drop.
-        if let Owner::Daemon(slot) = self.owner {
-            let session = self.client.session();
-            if session.unregister(slot, &self.waiting) {
-                session.post(&Request::CloseEdp { slot });
+        match &self.socket.engine {
+            SocketEngine::Embedded(lease) => lease.close_datagrams(),
+            SocketEngine::Daemon(slot) => {
+                let session = self.socket.client.session();
+                if session.unregister(*slot, &self.socket.waiting) {
+                    session.post(&Request::CloseEdp { slot: *slot });
+                }
             }
         }
     }
@@ -434,8 +335,8 @@ impl Drop for EdpSocket {
 impl fmt::Debug for EdpSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EdpSocket")
-            .field("interface", &self.interface)
-            .field("port", &self.port)
+            .field("interface", &self.socket.interface)
+            .field("port", &self.socket.port)
             .finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use esp_engine::shm::Spin;
 use esp_engine::{CONTENDED_TIME, Clock, Command, Engine, YIELD_HOGGED};
 
-use super::{EmbeddedEngine, STEP_ASIDE};
+use super::engine::{EmbeddedEngine, STEP_ASIDE};
 use crate::session::DAEMON_TIMEOUT;
 use crate::sync::lock;
 
@@ -35,17 +35,15 @@ impl EmbeddedEngine {
         mut ready: impl FnMut() -> bool,
         deadline: Option<Instant>,
     ) -> bool {
+        let is_late = || deadline.is_some_and(|at| at <= Instant::now());
         let (mut spins, mut yields) = (spin.spins, spin.yields);
         let mut polls = 0u32;
         loop {
-            if self.is_forked() {
-                // The engine is the parent's.
-                return ready();
-            }
             if ready() {
                 return true;
             }
-            if deadline.is_some_and(|at| at <= Instant::now()) {
+            // In a forked child the engine is the parent's.
+            if self.is_forked() || is_late() {
                 return false;
             }
             let Some(mut engine) = self.try_engine() else {
@@ -54,9 +52,7 @@ impl EmbeddedEngine {
             };
             let found = loop {
                 let work = poll(&mut engine);
-                if work {
-                    self.active();
-                }
+                self.count(work);
                 if ready() {
                     break Some(true);
                 }
@@ -67,35 +63,27 @@ impl EmbeddedEngine {
                     self.wake_parked();
                     // Incoming frames must not delay the deadline.
                     polls = polls.wrapping_add(1);
-                    if polls.is_multiple_of(DEADLINE_POLLS)
-                        && deadline.is_some_and(|at| at <= Instant::now())
-                    {
+                    if polls.is_multiple_of(DEADLINE_POLLS) && is_late() {
                         break Some(false);
                     }
-                    continue;
-                }
-                if spins > 0 {
+                } else if spins > 0 {
                     spins -= 1;
                     std::hint::spin_loop();
-                    continue;
-                }
-                if yields > 0 {
-                    if spin.yields == u32::MAX {
-                        // This wait never sleeps.
-                        std::thread::yield_now();
-                    } else {
-                        yields = if self.let_others_run() { yields - 1 } else { 0 };
+                } else if yields == u32::MAX {
+                    // This wait never sleeps.
+                    std::thread::yield_now();
+                } else if yields > 0 {
+                    yields = if self.let_others_run() { yields - 1 } else { 0 };
+                } else {
+                    let now = Instant::now();
+                    if deadline.is_some_and(|at| at <= now) {
+                        break Some(false);
                     }
-                    continue;
+                    engine.block(deadline.map(|at| Clock.now() + (at - now)));
                 }
-                let now = Instant::now();
-                if deadline.is_some_and(|at| at <= now) {
-                    break Some(false);
-                }
-                engine.block(deadline.map(|at| Clock.now() + (at - now)));
             };
             self.leave(engine);
-            self.answer_doorbells();
+            self.serve_doorbells();
             match found {
                 Some(found) => return found,
                 None => std::thread::sleep(2 * STEP_ASIDE),
@@ -106,7 +94,7 @@ impl EmbeddedEngine {
     /// Yields; false if another thread computes on this core. Then the caller should sleep: a yield
     /// gives up the rest of the time slice, and the core returns after milliseconds; a sleeping
     /// thread runs soon after its wake-up.
-    pub(super) fn let_others_run(&self) -> bool {
+    fn let_others_run(&self) -> bool {
         let before = Clock.now();
         if before.as_nanos() < self.contended_until.load(Ordering::Relaxed) {
             return false;
@@ -115,8 +103,8 @@ impl EmbeddedEngine {
         let after = Clock.now();
         let alone = after.since(before) <= YIELD_HOGGED;
         if !alone {
-            self.contended_until
-                .store((after + CONTENDED_TIME).as_nanos(), Ordering::Relaxed);
+            let until = (after + CONTENDED_TIME).as_nanos();
+            self.contended_until.store(until, Ordering::Relaxed);
         }
         alone
     }
@@ -127,44 +115,39 @@ impl EmbeddedEngine {
         self.parked.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // The driver may have unlocked, or found the work, before it could see this thread.
-        let free = if ready() {
-            None
+        let is_ready = ready();
+        let free = if is_ready { None } else { self.try_engine() };
+        if is_ready || free.is_some() {
+            drop(guard);
         } else {
-            Some(self.try_engine())
-        };
-        if let Some(None) = free {
             let left = deadline.map_or(LONGEST_PARK, |at| {
                 at.saturating_duration_since(Instant::now())
             });
             let _ = self.polled.wait_timeout(guard, left.min(LONGEST_PARK));
-            self.parked.fetch_sub(1, Ordering::SeqCst);
-            return;
         }
-        drop(guard);
         self.parked.fetch_sub(1, Ordering::SeqCst);
         // Others may have failed to lock it meanwhile, so their doorbells are served here.
-        if let Some(Some(mut engine)) = free {
-            if engine.poll() {
-                self.active();
-            }
+        if let Some(mut engine) = free {
+            let work = engine.poll();
+            self.count(work);
             self.leave(engine);
-            self.answer_doorbells();
+            self.serve_doorbells();
         }
     }
 
     /// Sends a command and drives the engine until it is answered.
-    pub(in crate::lease) fn ask<T: Send + 'static>(
+    pub(super) fn ask<T: Send + 'static>(
         &self,
         command: impl FnOnce(esp_engine::Reply<T>) -> Command,
     ) -> Option<T> {
         let cell = Arc::new(Mutex::new(None));
         let answer = Arc::clone(&cell);
         self.send(command(Box::new(move |value| *lock(&answer) = Some(value))));
-        let done = self.wait(
+        self.wait(
             Spin::default(),
             || lock(&cell).is_some(),
             Some(Instant::now() + DAEMON_TIMEOUT),
         );
-        if done { lock(&cell).take() } else { None }
+        lock(&cell).take()
     }
 }
