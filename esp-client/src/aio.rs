@@ -9,7 +9,8 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use esp_proto::{EdpKind, NodeAddr};
+use esp_engine::shm::record::DgramKind as EdpKind;
+use esp_proto::NodeAddr;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::poll_proceed;
 

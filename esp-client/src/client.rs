@@ -195,7 +195,6 @@ impl Client {
                 .map_err(EspError::resource("read a random number"))?,
             interfaces: links.iter().map(interface).collect(),
             leases: true,
-            standbys: false,
         };
         let client = Self::of(Session::local(welcome, polled)?);
         let leases = client.leases()?;

@@ -299,10 +299,10 @@ impl EdpSocket {
 
     fn failure(&self) -> Option<EspError> {
         match self.socket.waiting.status.state() {
-            StreamState::Closed(_) => Some(EspError::DaemonGone {
-                socket: self.socket.client.path().to_owned(),
-                why: "the daemon closed this datagram socket; see its log".to_owned(),
-            }),
+            StreamState::Closed(_) => {
+                let why = "the daemon closed this datagram socket; see its log";
+                Some(EspError::gone(self.socket.client.path(), why))
+            }
             StreamState::Connecting | StreamState::Open => self.socket.check().err(),
         }
     }

@@ -4,7 +4,7 @@
 //! returns the [`EspError`] inside. Each text names the peer or resource, the cause, and a remedy.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use esp_engine::shm::RegionError;
 use esp_proto::{CloseReason, NodeAddr, ResetReason};
@@ -192,6 +192,27 @@ impl EspError {
         EspError::Denied {
             kind,
             message: message.into(),
+        }
+    }
+
+    pub(crate) fn gone(socket: &Path, why: impl Into<String>) -> EspError {
+        EspError::DaemonGone {
+            socket: socket.to_owned(),
+            why: why.into(),
+        }
+    }
+
+    pub(crate) fn silent(socket: &Path, waiting_for: &'static str) -> EspError {
+        EspError::DaemonSilent {
+            socket: socket.to_owned(),
+            waiting_for,
+        }
+    }
+
+    pub(crate) fn bad_control(socket: &Path, source: DecodeError) -> EspError {
+        EspError::BadControl {
+            socket: socket.to_owned(),
+            source,
         }
     }
 

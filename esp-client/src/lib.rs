@@ -66,10 +66,11 @@ pub use edp::{
     DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos,
 };
 pub use error::{EspError, PeerName};
-pub use esp_engine::shm::Spin;
-pub use esp_proto::{EdpKind, MacAddr, NodeAddr};
+pub use esp_engine::shm::record::DgramKind as EdpKind;
+pub use esp_engine::shm::{Spin, Wake as Interest};
+pub use esp_proto::{MacAddr, NodeAddr};
 pub use listener::{DEFAULT_BACKLOG, EspListener, ListenerBuilder};
 pub use options::{DEFAULT_RING, MAX_KEY};
 pub use path::{PATH_VARIABLE, Path};
 pub use poller::Poller;
-pub use stream::{Connecting, EspStream, Interest, StreamBuilder};
+pub use stream::{Connecting, EspStream, StreamBuilder};

@@ -12,7 +12,7 @@ use crate::addr::EspAddr;
 use crate::client::Client;
 use crate::control::{ErrorKind, InterfaceInfo, Reply, Request};
 use crate::error::EspError;
-use crate::lease::LeasedListener;
+use crate::lease::{LeasedListener, candidates};
 use crate::options::{DEFAULT_RING, SocketOptions, socket_options, stream_options};
 use crate::path::Path;
 use crate::session::{Call, ReplyCell};
@@ -62,6 +62,27 @@ impl ListenerBuilder {
     pub fn bind_at(&self, client: &Client, port: u16) -> io::Result<EspListener> {
         self.options.check_key()?;
         let path = self.options.path()?;
+        let session = client.session();
+        let bound = |listener, port, leased| EspListener {
+            client: client.clone(),
+            listener,
+            port,
+            options: self.options.clone(),
+            nonblocking: AtomicBool::new(false),
+            pending: Mutex::new(None),
+            leased,
+        };
+        if session.is_local() {
+            for port in candidates(port) {
+                match self.lease(client, (0, port), path) {
+                    Ok(leased) => return Ok(bound(None, port, leased)),
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let text = "this program listens on the port already";
+            return Err(EspError::denied(ErrorKind::InUse, text).into());
+        }
         let interface = &self.options.interface;
         if path == Path::Daemon && client.has_leased(interface.as_deref(), port) {
             let text = format!(
@@ -75,18 +96,10 @@ impl ListenerBuilder {
             backlog: self.backlog,
             key: self.options.key.clone(),
         };
-        let Reply::Listening { listener, port } = client.session().ask(&request)?.reply else {
-            return Err(client.session().unexpected("a listener").into());
+        let Reply::Listening { listener, port } = session.ask(&request)?.reply else {
+            return Err(session.unexpected("a listener").into());
         };
-        let mut bound = EspListener {
-            client: client.clone(),
-            listener,
-            port,
-            options: self.options.clone(),
-            nonblocking: AtomicBool::new(false),
-            pending: Mutex::new(None),
-            leased: Vec::new(),
-        };
+        let mut bound = bound(Some(listener), port, Vec::new());
         bound.leased = self.lease(client, (listener, port), path)?;
         Ok(bound)
     }
@@ -118,7 +131,8 @@ impl ListenerBuilder {
 /// accepted.
 pub struct EspListener {
     client: Client,
-    listener: u64,
+    /// Id at the daemon; `None`: there is none, all connections come to the embedded engine.
+    listener: Option<u64>,
     port: u16,
     options: SocketOptions,
     nonblocking: AtomicBool,
@@ -247,11 +261,14 @@ impl EspListener {
         if let Some(accepted) = self.accept_leased()? {
             return Ok(Ok(accepted));
         }
+        let Some(listener) = self.listener else {
+            return Ok(Err(Arc::default()));
+        };
         let mut pending = lock(&self.pending);
         let call = match pending.take() {
             Some(call) => Ok(call),
             None => session.call(&Request::Accept {
-                listener: self.listener,
+                listener,
                 rings: self.options.rings,
             }),
         };
@@ -296,9 +313,10 @@ impl Drop for EspListener {
     fn drop(&mut self) {
         self.leased.clear();
         drop(lock(&self.pending).take());
-        self.client.session().post(&Request::CloseListener {
-            listener: self.listener,
-        });
+        if let Some(listener) = self.listener {
+            let session = self.client.session();
+            session.post(&Request::CloseListener { listener });
+        }
     }
 }
 

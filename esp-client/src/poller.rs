@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esp_engine::UdpAddresses;
-use esp_engine::shm::{Events, ForkMark};
+use esp_engine::shm::Events;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -35,7 +35,6 @@ pub struct Poller {
     all: OwnedFd,
     asleep: bool,
     lease: Option<Leased>,
-    fork: ForkMark,
 }
 
 /// The embedded engine that this poller drives.
@@ -134,7 +133,6 @@ impl Poller {
         if let Some(notice) = session.notice() {
             add(&all, notice.wake.as_fd()).map_err(&failed)?;
         }
-        let fork = ForkMark::new().map_err(EspError::resource("map a page"))?;
         if let Some(events) = &mut events {
             events.awake();
         }
@@ -149,7 +147,6 @@ impl Poller {
             all,
             asleep: false,
             lease,
-            fork,
         })
     }
 }
@@ -167,7 +164,7 @@ impl Poller {
     /// forked child, because the events are its parent's.
     #[inline]
     pub fn poll(&mut self, mut found: impl FnMut(u16)) -> bool {
-        if self.fork.is_child() {
+        if self.session.is_forked() {
             return true;
         }
         if self.asleep {
@@ -188,7 +185,7 @@ impl Poller {
     /// [`Poller::poll`].
     #[must_use = "do not sleep on false"]
     pub fn try_sleep(&mut self) -> bool {
-        if self.fork.is_child() {
+        if self.session.is_forked() {
             return false;
         }
         self.asleep = true;

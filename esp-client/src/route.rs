@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use esp_proto::{EdpKind, NodeAddr};
+use esp_engine::shm::record::DgramKind as EdpKind;
+use esp_proto::NodeAddr;
 
 use crate::client::Client;
 use crate::control::InterfaceInfo;

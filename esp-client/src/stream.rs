@@ -49,17 +49,6 @@ pub struct EspStream {
     held: AtomicUsize,
 }
 
-/// Event that [`EspStream::arm`] requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Interest {
-    /// Bytes can be read, or the end of the stream.
-    Readable,
-    /// A quarter of the send ring is free, or all written bytes are acknowledged.
-    Writable,
-    /// The connection is established or closed.
-    State,
-}
-
 socket_settings!(EspStream);
 
 impl EspStream {
@@ -143,12 +132,8 @@ impl EspStream {
     /// Requests one event at the [`Poller`](crate::Poller) when `interest` becomes true. **Try the
     /// operation once more after this call**: a condition that was true before causes no event. A
     /// change of the connection's state is an event for every interest.
-    pub fn arm(&self, interest: Interest) {
-        self.socket.waiting.status.arm_fd(match interest {
-            Interest::Readable => Wake::Readable,
-            Interest::Writable => Wake::Writable,
-            Interest::State => Wake::State,
-        });
+    pub fn arm(&self, interest: Wake) {
+        self.socket.waiting.status.arm_fd(interest);
     }
 
     /// Returns true if the connection is established.

@@ -152,7 +152,10 @@ async fn the_fastest_of_two_interfaces_is_found_without_blocking() {
         ..Options::default()
     });
     let stream = connect(&daemon, port::ECHO).await;
-    assert_eq!(stream.get_ref().peer_addr().interface.as_deref(), Some("eth1"));
+    assert_eq!(
+        stream.get_ref().peer_addr().interface.as_deref(),
+        Some("eth1")
+    );
 }
 
 #[tokio::test]

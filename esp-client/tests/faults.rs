@@ -51,7 +51,6 @@ fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
         incarnation: 1,
         interfaces: vec![interface],
         leases: false,
-        standbys: false,
     };
     let (_, engine) = EnginePage::create().unwrap();
     let (_, page) = ClientPage::create().unwrap();

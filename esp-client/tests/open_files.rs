@@ -48,7 +48,6 @@ fn lost_descriptor_fails_one_call_only() {
                             incarnation,
                             interfaces,
                             leases: false,
-                            standbys: false,
                         };
                         let fds = vec![&engine_page.1, &client_page.1, &events[0], &events[1]];
                         (hello, fds)

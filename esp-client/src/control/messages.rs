@@ -184,9 +184,6 @@ pub enum Reply {
         /// True if the node's policy allows this program leases ([`Request::Lease`]).
         #[serde(default)]
         leases: bool,
-        /// True if the daemon supports [`Request::Standby`].
-        #[serde(default)]
-        standbys: bool,
     },
     /// A listener.
     Listening {
@@ -246,61 +243,44 @@ pub struct LeaseRing {
     pub slots: u32,
 }
 
-/// Protocol constants of a node, with the names of [`EndpointConfig`]; times in µs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct LeaseProtocol {
-    pub esp_ethertype: u16,
-    pub edp_ethertype: u16,
-    pub max_connections: u32,
-    pub max_window: u16,
-    pub max_ack_delay_us: u64,
-    pub min_rto_us: u64,
-    pub max_rto_us: u64,
-    pub connect_timeout_us: u64,
-    pub peer_timeout_us: u64,
-    pub keepalive_us: u64,
-    pub time_wait_us: u64,
+/// Declares [`LeaseProtocol`] with its conversions: fields as they are, and times in µs.
+macro_rules! lease_protocol {
+    ($($field:ident: $type:ty),*; $($time:ident as $us:ident),*) => {
+        /// Protocol constants of a node, with the names of [`EndpointConfig`]; times in µs.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[allow(missing_docs)]
+        pub struct LeaseProtocol {
+            $(pub $field: $type,)*
+            $(pub $us: u64,)*
+        }
+
+        impl From<&EndpointConfig> for LeaseProtocol {
+            fn from(config: &EndpointConfig) -> LeaseProtocol {
+                LeaseProtocol {
+                    $($field: config.$field,)*
+                    $($us: u64::try_from(config.$time.as_micros()).unwrap_or(u64::MAX),)*
+                }
+            }
+        }
+
+        impl LeaseProtocol {
+            /// Returns the configuration of an endpoint with these constants.
+            pub fn endpoint(&self) -> EndpointConfig {
+                EndpointConfig {
+                    $($field: self.$field,)*
+                    $($time: Duration::from_micros(self.$us),)*
+                    ..EndpointConfig::default()
+                }
+            }
+        }
+    };
 }
 
-impl From<&EndpointConfig> for LeaseProtocol {
-    fn from(config: &EndpointConfig) -> LeaseProtocol {
-        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        LeaseProtocol {
-            esp_ethertype: config.esp_ethertype,
-            edp_ethertype: config.edp_ethertype,
-            max_connections: u32::try_from(config.max_connections).unwrap_or(u32::MAX),
-            max_window: config.max_window,
-            max_ack_delay_us: us(config.max_ack_delay),
-            min_rto_us: us(config.min_rto),
-            max_rto_us: us(config.max_rto),
-            connect_timeout_us: us(config.connect_timeout),
-            peer_timeout_us: us(config.peer_timeout),
-            keepalive_us: us(config.keepalive),
-            time_wait_us: us(config.time_wait),
-        }
-    }
-}
-
-impl LeaseProtocol {
-    /// Returns the configuration of an endpoint with these constants.
-    pub fn endpoint(&self) -> EndpointConfig {
-        let time = Duration::from_micros;
-        EndpointConfig {
-            esp_ethertype: self.esp_ethertype,
-            edp_ethertype: self.edp_ethertype,
-            max_connections: self.max_connections as usize,
-            max_window: self.max_window,
-            max_ack_delay: time(self.max_ack_delay_us),
-            min_rto: time(self.min_rto_us),
-            max_rto: time(self.max_rto_us),
-            connect_timeout: time(self.connect_timeout_us),
-            peer_timeout: time(self.peer_timeout_us),
-            keepalive: time(self.keepalive_us),
-            time_wait: time(self.time_wait_us),
-            ..EndpointConfig::default()
-        }
-    }
+lease_protocol! {
+    esp_ethertype: u16, edp_ethertype: u16, max_connections: usize, max_window: u16;
+    max_ack_delay as max_ack_delay_us, min_rto as min_rto_us, max_rto as max_rto_us,
+    connect_timeout as connect_timeout_us, peer_timeout as peer_timeout_us,
+    keepalive as keepalive_us, time_wait as time_wait_us
 }
 
 /// Refusal of a request.

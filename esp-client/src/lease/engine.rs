@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
+use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events};
 use esp_engine::{ClientId, Clock, Command, Engine, EngineEvent, EngineHandle, IdleConfig};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -54,7 +54,7 @@ pub(crate) struct EmbeddedEngine {
     activity: AtomicU64,
     /// Number of threads that want the engine for a moment; a driver steps aside for them.
     pub(super) wanted: AtomicU32,
-    fork: ForkMark,
+    session: Arc<Session>,
     /// Events of slots, until a [`Poller`](crate::Poller) takes them.
     events: Mutex<Option<Events>>,
     /// The program's end of the engine's notify pair, read by a poller only.
@@ -111,7 +111,7 @@ impl EmbeddedEngine {
             contended_until: AtomicU64::new(0),
             activity: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
-            fork: ForkMark::new().map_err(failed("map a page"))?,
+            session: Arc::clone(session),
             events: Mutex::new(Some(events)),
             notify,
         })
@@ -119,7 +119,7 @@ impl EmbeddedEngine {
 
     /// Returns true in a forked child: the engine is the parent's.
     pub(crate) fn is_forked(&self) -> bool {
-        self.fork.is_child()
+        self.session.is_forked()
     }
 
     /// Returns the events of slots, once.

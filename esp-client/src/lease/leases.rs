@@ -194,8 +194,7 @@ impl Leases {
     /// allows. Call it before the first connection, because only later ones can move.
     pub(super) fn prepare_standbys(&self, ports: &LeasedPorts) {
         let session = self.keeper();
-        let is_prepared = ports.kind == LeaseKind::Standby || ports.standbys.get().is_some();
-        if !session.welcome().standbys || is_prepared {
+        if ports.kind == LeaseKind::Standby || ports.standbys.get().is_some() {
             return;
         }
         let lease = ports.id.load(Ordering::Relaxed);

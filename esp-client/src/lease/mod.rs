@@ -21,4 +21,6 @@ mod sockets;
 mod wait;
 
 pub(crate) use leases::Leases;
-pub(crate) use sockets::{FIRST_LEASED_SLOT, LeasedListener, LeasedSlot, LeasedSocketParts};
+pub(crate) use sockets::{
+    FIRST_LEASED_SLOT, LeasedListener, LeasedSlot, LeasedSocketParts, candidates,
+};

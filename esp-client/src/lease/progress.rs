@@ -237,7 +237,6 @@ impl Leases {
             adopt::start(self);
         }
         self.report_opened();
-        self.report_moved();
         self.report_closed();
         let keeper = self.keeper();
         lock(&self.table).retain(|ports| {

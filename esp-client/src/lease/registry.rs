@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use esp_engine::LinkId;
-use esp_proto::NodeAddr;
 
 use super::leases::Leases;
 use crate::control::Request;
@@ -75,22 +74,6 @@ impl Registry {
         self.connections.insert(slot, connection);
     }
 
-    /// Reports that a connection moved to a link of this lease and a peer's address.
-    fn moved(&mut self, slot: u16, lease: Option<Arc<AtomicU64>>, peer: NodeAddr) {
-        let connection = self.connections.get_mut(&slot);
-        let (Some(connection), Some(lease)) = (connection, lease) else {
-            return;
-        };
-        let is_new = peer != connection.peer.addr || !Arc::ptr_eq(&lease, &connection.lease);
-        if is_new && connection.nonce.is_some() {
-            // The end first, because the user may be at the limit of connections.
-            connection.report_end(&self.keeper);
-            connection.lease = lease;
-            connection.peer.addr = peer;
-            connection.report(&self.keeper, connection.nonce);
-        }
-    }
-
     /// Replaces the keeper by the daemon that adopted some leases, and reports their connections.
     pub(super) fn set_keeper(
         &mut self,
@@ -127,30 +110,27 @@ impl Leases {
         }
     }
 
-    /// Reports the connections that are established now. If another thread has the engine, the
-    /// progress thread does it later.
+    /// Reports the connections that are established now, or have moved to another interface. If
+    /// another thread has the engine, the progress thread does it later.
     pub(crate) fn report_opened(&self) {
         let mut registry = lock(&self.registry);
+        let moved = std::mem::take(&mut lock(&self.engine.log).moved);
         let all = registry.connections.iter();
-        let pending = all.filter(|(_, connection)| connection.nonce.is_none());
-        let pending: Vec<u16> = pending.map(|(slot, _)| *slot).collect();
-        for slot in pending {
-            let path = self.engine.try_with(|engine| engine.path_of(slot));
-            let Some(path) = path.flatten() else { continue };
+        let changed = all.filter(|(slot, it)| it.nonce.is_none() || moved.contains(slot));
+        let changed: Vec<u16> = changed.map(|(slot, _)| *slot).collect();
+        for slot in changed {
+            let Some(path) = self.engine.try_with(|engine| engine.path_of(slot)) else {
+                lock(&self.engine.log).moved.insert(slot);
+                continue;
+            };
+            let Some(path) = path else { continue };
             if let Some(mut connection) = registry.connections.remove(&slot) {
+                // The end first, because the user may be at the limit of connections.
+                connection.report_end(&registry.keeper);
                 connection.lease = self.lease_of(path.link).unwrap_or(connection.lease);
                 connection.peer.addr = path.peer;
                 registry.opened(slot, connection, path.nonce);
             }
-        }
-    }
-
-    /// Reports connections that moved to another interface.
-    pub(super) fn report_moved(&self) {
-        let moved = std::mem::take(&mut lock(&self.engine.log).moved);
-        for (slot, (link, peer)) in moved {
-            let lease = self.lease_of(link);
-            lock(&self.registry).moved(slot, lease, peer);
         }
     }
 

@@ -1,12 +1,13 @@
 //! Opens streams, listeners and datagram sockets at the embedded engine.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use esp_engine::shm::{Region, RingSizes, Spin};
 use esp_engine::{Arrival, Command, LINGER, ListenerId};
-use esp_proto::{ConnectError, FIRST_EPHEMERAL_PORT};
+use esp_proto::{ConnectError, FIRST_EPHEMERAL_PORT, ListenError};
 
 use super::engine::SELF;
 use super::leases::{LeaseKind, LeasedPorts, Leases};
@@ -130,11 +131,7 @@ impl Leases {
             EspError::denied(ErrorKind::NotFound, "the program has no such interface")
         })?;
         let sizes = sizes(rings, 0)?;
-        let candidates = match port {
-            0 => FIRST_EPHEMERAL_PORT..=u16::MAX,
-            port => port..=port,
-        };
-        for port in candidates {
+        for port in candidates(port) {
             let (slot, link) = (self.take_slot()?, ports.link);
             let opened = self.open(&ports, (slot, port), sizes, |region, reply| {
                 Command::BindEdp {
@@ -237,10 +234,22 @@ impl Leases {
                     ports,
                     listener,
                 }),
+                Some(Err(ListenError::InUse)) => {
+                    let text = "this program listens on the port already";
+                    Err(EspError::denied(ErrorKind::InUse, text))
+                }
                 _ => Err(not_now("the embedded engine cannot listen on the port")),
             }
         };
         leased.into_iter().map(listen).collect()
+    }
+}
+
+/// Returns the ports to try for a wanted port; 0 is any.
+pub(crate) fn candidates(port: u16) -> RangeInclusive<u16> {
+    match port {
+        0 => FIRST_EPHEMERAL_PORT..=u16::MAX,
+        port => port..=port,
     }
 }
 

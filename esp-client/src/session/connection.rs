@@ -1,5 +1,5 @@
 //! [`Session`]: the control connection of a program, with its thread; or the session of a program
-//! that serves itself ([`local`](super::local)).
+//! that serves itself.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,29 +8,29 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events};
+use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use super::call::{Answer, ReplyCell};
 use super::handshake::{Welcome, connect_socket, is_temporary, say_hello, send_all};
-use super::local::{LOCAL, LocalPorts};
 use crate::control::codec::{DecodeError, Decoder, encode, receive};
-use crate::control::{Envelope, Reply, Request};
+use crate::control::{Envelope, ErrorKind, Reply, Request};
 use crate::error::EspError;
 use crate::sync::{Waiting, lock};
 
 /// Cause of a lost connection.
 const CLOSED: &str = "the daemon closed the control socket";
+/// Stands for the daemon's socket in error texts of a program that serves itself.
+const LOCAL: &str = "(no daemon: ESP in UDP)";
 
 /// Control connection, shared by its thread, the client handles and all objects opened.
 pub(crate) struct Session {
     path: PathBuf,
     /// `None`: there is no daemon, the program serves itself.
     daemon: Option<Daemon>,
-    ports: Mutex<LocalPorts>,
     welcome: Welcome,
-    /// Process that opened it; a forked child must not use it.
-    pid: u32,
+    /// A forked child must not use it.
+    fork: ForkMark,
     next_id: AtomicU64,
     sending: Mutex<()>,
     calls: Mutex<HashMap<u64, Arc<ReplyCell>>>,
@@ -84,31 +84,28 @@ impl Session {
     /// Creates the session of a program that serves itself over its own UDP sockets. With `polled`
     /// it has a notice.
     pub(crate) fn local(welcome: Welcome, polled: bool) -> Result<Arc<Session>, EspError> {
-        let notice = polled.then(ReplyNotice::new).transpose()?;
-        let path = PathBuf::from(LOCAL);
-        Ok(Arc::new(Self::new(path, None, welcome, notice)))
+        Self::new(Path::new(LOCAL), None, welcome, polled)
     }
 
     fn new(
-        path: PathBuf,
+        path: &Path,
         daemon: Option<Daemon>,
         welcome: Welcome,
-        notice: Option<ReplyNotice>,
-    ) -> Session {
-        Session {
-            path,
+        polled: bool,
+    ) -> Result<Arc<Session>, EspError> {
+        Ok(Arc::new(Session {
+            path: path.to_owned(),
             daemon,
-            ports: Mutex::default(),
             welcome,
-            pid: std::process::id(),
+            fork: ForkMark::new().map_err(EspError::resource("map a page"))?,
             next_id: AtomicU64::new(2),
             sending: Mutex::new(()),
             calls: Mutex::new(HashMap::new()),
             slots: Mutex::new(HashMap::new()),
             gone: OnceLock::new(),
             gone_flag: AtomicBool::new(false),
-            notice,
-        }
+            notice: polled.then(ReplyNotice::new).transpose()?,
+        }))
     }
 
     /// Returns true if the program serves itself, without a daemon.
@@ -122,24 +119,6 @@ impl Session {
         path: &Path,
         polled: bool,
     ) -> Result<(Arc<Session>, Option<Events>), EspError> {
-        let notice = polled.then(ReplyNotice::new).transpose()?;
-        let (session, decoder, events) = Self::prepare(path, notice)?;
-        let (of_poller, mut of_thread) = match polled {
-            true => (Some(events), None),
-            false => (None, Some(events)),
-        };
-        let shared = Arc::clone(&session);
-        std::thread::Builder::new()
-            .name("esp-client".into())
-            .spawn(move || shared.run(decoder, of_thread.as_mut()))
-            .map_err(EspError::resource("start a thread"))?;
-        Ok((session, of_poller))
-    }
-
-    fn prepare(
-        path: &Path,
-        notice: Option<ReplyNotice>,
-    ) -> Result<(Arc<Session>, Decoder<Reply>, Events), EspError> {
         let socket = connect_socket(path).map_err(|error| EspError::Unreachable {
             socket: path.to_owned(),
             kind: error.kind(),
@@ -155,8 +134,18 @@ impl Session {
             doorbell_fd,
             notify_fd,
         };
-        let session = Self::new(path.to_owned(), Some(daemon), welcome, notice);
-        Ok((Arc::new(session), decoder, Events::new(page)))
+        let session = Self::new(path, Some(daemon), welcome, polled)?;
+        let events = Events::new(page);
+        let (of_poller, mut of_thread) = match polled {
+            true => (Some(events), None),
+            false => (None, Some(events)),
+        };
+        let shared = Arc::clone(&session);
+        std::thread::Builder::new()
+            .name("esp-client".into())
+            .spawn(move || shared.run(decoder, of_thread.as_mut()))
+            .map_err(EspError::resource("start a thread"))?;
+        Ok((session, of_poller))
     }
 
     /// Returns the descriptor that becomes readable by an event of a slot at the daemon.
@@ -187,8 +176,9 @@ impl Session {
     }
 
     /// Returns true in a process forked from the one that opened the session.
+    #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        std::process::id() != self.pid
+        self.fork.is_child()
     }
 
     /// Returns an error once the connection is lost. Costs one load before.
@@ -222,10 +212,7 @@ impl Session {
     }
 
     fn lost(&self, why: impl Into<String>) -> EspError {
-        EspError::DaemonGone {
-            socket: self.path.clone(),
-            why: why.into(),
-        }
+        EspError::gone(&self.path, why)
     }
 
     /// Rings the engine's doorbell for a slot. Makes a system call only if the engine sleeps.
@@ -286,20 +273,17 @@ impl Session {
 
     /// Returns the error for a missing reply.
     pub(crate) fn silent(&self, waiting_for: &'static str) -> EspError {
-        EspError::DaemonSilent {
-            socket: self.path.clone(),
-            waiting_for,
-        }
+        EspError::silent(&self.path, waiting_for)
     }
 
     fn send(&self, id: u64, request: &Request) -> Result<(), EspError> {
         if self.is_forked() {
             return Err(EspError::Forked);
         }
-        let Some(daemon) = &self.daemon else {
-            self.answer(id, request);
-            return Ok(());
-        };
+        let daemon = self.daemon.as_ref().ok_or_else(|| {
+            let text = "this needs esp-daemon, and the program runs without one";
+            EspError::denied(ErrorKind::Unavailable, text)
+        })?;
         let bytes = encode(&Envelope {
             id,
             body: request.clone(),
@@ -361,25 +345,7 @@ impl Session {
     }
 
     fn bad_control(&self, source: DecodeError) -> EspError {
-        EspError::BadControl {
-            socket: self.path.clone(),
-            source,
-        }
-    }
-
-    /// Answers a request of a program that serves itself.
-    fn answer(&self, id: u64, request: &Request) {
-        if let Request::CancelAccept { accept } = request {
-            lock(&self.calls).remove(accept);
-        }
-        let Some(reply) = lock(&self.ports).answer(request) else {
-            return;
-        };
-        if let Some(cell) = lock(&self.calls).remove(&id) {
-            let descriptors = Vec::new();
-            cell.finish(Ok(Answer { reply, descriptors }));
-            self.notify_poller();
-        }
+        EspError::bad_control(&self.path, source)
     }
 
     /// Reads replies and, without a poller, events, until the connection ends.

@@ -23,7 +23,6 @@ pub(crate) struct Welcome {
     pub(crate) incarnation: u64,
     pub(crate) interfaces: Vec<InterfaceInfo>,
     pub(crate) leases: bool,
-    pub(crate) standbys: bool,
 }
 
 /// Connects to the daemon's socket.
@@ -64,20 +63,8 @@ pub(super) fn say_hello(
     socket: &OwnedFd,
     decoder: &mut Decoder<Reply>,
 ) -> Result<(Welcome, [OwnedFd; 4]), EspError> {
-    let socket_path = || path.to_owned();
-    let lost = |why: String| EspError::DaemonGone {
-        socket: socket_path(),
-        why,
-    };
-    let silent = || EspError::DaemonSilent {
-        socket: socket_path(),
-        waiting_for: "no reply to the first message",
-    };
-    let bad = |source| EspError::BadControl {
-        socket: socket_path(),
-        source,
-    };
-
+    let silent = || EspError::silent(path, "no reply to the first message");
+    let bad = |source| EspError::bad_control(path, source);
     let hello = Envelope {
         id: 1,
         body: Request::Hello {
@@ -98,19 +85,20 @@ pub(super) fn say_hello(
             let malformed = |what| bad(DecodeError::Malformed { id: None, what });
             return welcome(envelope.body, descriptors, malformed);
         }
-        if !wait_for(socket, PollFlags::IN, deadline).map_err(|error| lost(error.to_string()))? {
+        if !wait_for(socket, PollFlags::IN, deadline)
+            .map_err(|error| EspError::gone(path, error.to_string()))?
+        {
             return Err(silent());
         }
         match receive(socket, decoder) {
             Ok(0) => {
                 decoder.finish().map_err(bad)?;
-                return Err(lost(
-                    "it closed the control socket before its first reply".into(),
-                ));
+                let why = "it closed the control socket before its first reply";
+                return Err(EspError::gone(path, why));
             }
             Ok(_) => {}
             Err(error) if is_temporary(&error) => {}
-            Err(error) => return Err(lost(error.to_string())),
+            Err(error) => return Err(EspError::gone(path, error.to_string())),
         }
     }
 }
@@ -129,14 +117,12 @@ fn welcome(
             incarnation,
             interfaces,
             leases,
-            standbys,
             ..
         } => {
             let welcome = Welcome {
                 incarnation,
                 interfaces,
                 leases,
-                standbys,
             };
             let four = descriptors
                 .try_into()

@@ -4,7 +4,6 @@
 mod call;
 mod connection;
 mod handshake;
-mod local;
 
 pub(crate) use call::{Answer, Call, ReplyCell};
 pub(crate) use connection::{ReplyNotice, Session};

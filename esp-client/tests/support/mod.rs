@@ -298,7 +298,6 @@ impl Program {
                     incarnation: 9,
                     interfaces,
                     leases: false,
-                    standbys: false,
                 };
                 self.reply(id, hello, welcome);
             }

@@ -359,7 +359,6 @@ impl Session {
             incarnation: self.node.incarnation,
             interfaces: self.node.links.iter().map(|link| link.info()).collect(),
             leases: self.node.leases.allowed(self.who, &self.groups),
-            standbys: self.node.links.len() > 1,
         };
         Ok((reply, vec![engine_page, page_fd, doorbell_fd, notify_fd]))
     }
