@@ -113,6 +113,12 @@ impl ToEspAddr for (MacAddr, u16) {
     }
 }
 
+impl ToEspAddr for (NodeAddr, u16) {
+    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
+        Ok(EspAddr::new(self.0, self.1))
+    }
+}
+
 impl ToEspAddr for (&str, u16) {
     fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
         let (host, port) = *self;

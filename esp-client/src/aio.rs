@@ -9,7 +9,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use esp_engine::shm::record::DgramKind as EdpKind;
+use esp_proto::EdpKind;
 use esp_proto::NodeAddr;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::poll_proceed;
@@ -158,16 +158,15 @@ impl EspListener {
     }
 
     fn poll_accept(&self, cx: &Context<'_>) -> Poll<io::Result<(EspStream, EspAddr)>> {
+        // Before the attempt, which so finds what arrived meanwhile.
+        self.0.register(cx);
         loop {
             match self.0.attempt()? {
                 Ok(stream) => {
                     let peer = stream.peer_addr();
                     return Poll::Ready(Ok((EspStream(stream), peer)));
                 }
-                Err(cell) => {
-                    self.0.register(cx);
-                    ready!(cell.poll(cx));
-                }
+                Err(cell) => ready!(cell.poll(cx)),
             }
         }
     }

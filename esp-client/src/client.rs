@@ -267,24 +267,24 @@ impl Client {
 
     /// Returns the path of the daemon's socket.
     pub fn path(&self) -> &std::path::Path {
-        self.session().path()
+        &self.session().path
     }
 
     /// Returns true if streams with this path setting use a lease: the node's policy allows it to
     /// this program.
     pub fn may_lease(&self, path: Path) -> bool {
-        self.session().welcome().leases && path != Path::Daemon
+        self.session().welcome.leases && path != Path::Daemon
     }
 
     /// Returns a random number that the daemon chose at its start.
     pub fn incarnation(&self) -> u64 {
-        self.session().welcome().incarnation
+        self.session().welcome.incarnation
     }
 
     /// Returns the node's interfaces as of the opening of the connection. [`Client::status`]
     /// returns their present state.
     pub fn interfaces(&self) -> &[InterfaceInfo] {
-        &self.session().welcome().interfaces
+        &self.session().welcome.interfaces
     }
 
     /// Returns the interface of this name or, for `None`, the daemon's default: the first that is

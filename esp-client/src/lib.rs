@@ -66,7 +66,7 @@ pub use edp::{
     DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos,
 };
 pub use error::{EspError, PeerName};
-pub use esp_engine::shm::record::DgramKind as EdpKind;
+pub use esp_proto::EdpKind;
 pub use esp_engine::shm::{Spin, Wake as Interest};
 pub use esp_proto::{MacAddr, NodeAddr};
 pub use listener::{DEFAULT_BACKLOG, EspListener, ListenerBuilder};

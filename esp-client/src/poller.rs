@@ -130,7 +130,7 @@ impl Poller {
         if let Some(fd) = session.notify_fd() {
             add(&all, fd).map_err(&failed)?;
         }
-        if let Some(notice) = session.notice() {
+        if let Some(notice) = &session.notice {
             add(&all, notice.wake.as_fd()).map_err(&failed)?;
         }
         if let Some(events) = &mut events {
@@ -177,7 +177,7 @@ impl Poller {
             lease.leases.engine.poll();
             lease.events.poll(|slot| found(FIRST_LEASED_SLOT + slot));
         }
-        self.session.notice().is_some_and(ReplyNotice::take)
+        self.session.notice.as_ref().is_some_and(ReplyNotice::take)
     }
 
     /// Prepares to sleep on [`Poller::fd`]. Returns false if there is an event already: do not
@@ -189,7 +189,11 @@ impl Poller {
             return false;
         }
         self.asleep = true;
-        let may_sleep = !self.session.notice().is_some_and(ReplyNotice::is_raised)
+        let may_sleep = !self
+            .session
+            .notice
+            .as_ref()
+            .is_some_and(ReplyNotice::is_raised)
             && self.events.as_mut().is_none_or(Events::try_sleep)
             && self.lease.as_mut().is_none_or(Leased::try_sleep);
         if !may_sleep {
@@ -214,8 +218,8 @@ impl Poller {
         if let Some(fd) = self.session.notify_fd() {
             let _ = rustix::io::read(fd, &mut [0u8; 64]);
         }
-        if let Some(notice) = self.session.notice() {
-            let _ = rustix::io::read(&notice.wake, &mut [0u8; 8]);
+        if let Some(notice) = &self.session.notice {
+            notice.drain();
         }
         if let Some(lease) = &mut self.lease {
             lease.events.awake();

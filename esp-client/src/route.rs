@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use esp_engine::shm::record::DgramKind as EdpKind;
+use esp_proto::EdpKind;
 use esp_proto::NodeAddr;
 
 use crate::client::Client;

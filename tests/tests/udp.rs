@@ -63,6 +63,25 @@ fn programs_without_a_daemon_exchange_streams() {
 }
 
 #[test]
+fn a_port_of_a_program_without_a_daemon_has_one_listener() {
+    let mut options = LabOptions::new(1);
+    options.daemon = false;
+    let name = "a_port_of_a_program_without_a_daemon_has_one_listener";
+    let Some(lab) = lab_or_skip(name, &options) else {
+        return;
+    };
+    let client = udp_client(&lab, 0);
+    let bind = |port| EspListener::builder().bind_at(&client, port);
+    let first = bind(7000).expect("listen");
+    let again = bind(7000).expect_err("taken");
+    assert_eq!(again.kind(), std::io::ErrorKind::AddrInUse);
+    let any = [bind(0), bind(0)].map(|any| any.expect("listen"));
+    assert_ne!(any[0].port(), any[1].port());
+    drop(first);
+    bind(7000).expect("listen again");
+}
+
+#[test]
 fn an_interface_without_ipv4_is_reached_by_ipv6() {
     let Some(lab) = bare_lab("an_interface_without_ipv4_is_reached_by_ipv6", 2) else {
         return;

@@ -60,7 +60,7 @@ impl Datagrams {
         };
         let interface = match &target.interface {
             Some(name) => name.clone(),
-            None => client.route(target.addr).map_err(Failure::new)?.interface,
+            None => client.route(target.addr).map_err(Failure::new)?,
         };
         Datagrams::on(&client, &interface)
     }

@@ -77,7 +77,7 @@ impl Leases {
         if all.is_empty() || self.engine.is_forked() {
             return true;
         }
-        let Ok((session, _)) = Session::open(self.session.path(), false) else {
+        let Ok((session, _)) = Session::open(&self.session.path, false) else {
             return false;
         };
         let mut adopted: Vec<Adopted> = Vec::with_capacity(all.len());

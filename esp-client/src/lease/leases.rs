@@ -110,7 +110,7 @@ impl Leases {
         socket: UdpLink,
         interface: InterfaceInfo,
     ) -> Result<(), EspError> {
-        let incarnation = self.session.welcome().incarnation;
+        let incarnation = self.session.welcome.incarnation;
         let link = self
             .engine
             .with_engine(|engine| engine.add_udp(socket, EndpointConfig::default(), incarnation))?
@@ -169,7 +169,7 @@ impl Leases {
                 mac,
                 mtu: interface.mtu,
                 endpoint: protocol.endpoint(),
-                incarnation: session.welcome().incarnation,
+                incarnation: session.welcome.incarnation,
                 ports: ports.clone(),
                 standby: kind == LeaseKind::Standby,
                 esp,
@@ -204,7 +204,7 @@ impl Leases {
             self.take_lease(&session, answer, LeaseKind::Standby).ok()
         };
         let first = *ports.ports.start();
-        let others = session.welcome().interfaces.iter();
+        let others = session.welcome.interfaces.iter();
         let all = others
             .filter(|other| self.holder(Some(&other.name), first).is_none())
             .take(MAX_STANDBYS)
@@ -260,7 +260,7 @@ impl Leases {
             return;
         }
         let is_idle = || lock(&self.engine.log).all_closed();
-        if self.session.notice().is_some() && !is_idle() {
+        if self.session.notice.is_some() && !is_idle() {
             let deadline = Some(Instant::now() + LINGER);
             self.engine.wait(Spin::default(), is_idle, deadline);
         }

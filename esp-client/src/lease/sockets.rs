@@ -278,7 +278,7 @@ impl LeasedSlot {
     /// client with a poller waits once for all streams instead ([`Leases::finish`]).
     pub(crate) fn close(&self, delivered: impl FnMut() -> bool) {
         let (engine, slot) = (&self.leases.engine, self.slot);
-        if self.leases.session.notice().is_none() {
+        if self.leases.session.notice.is_none() {
             let deadline = Some(Instant::now() + LINGER);
             engine.wait(Spin::default(), delivered, deadline);
         }

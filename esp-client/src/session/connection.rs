@@ -25,22 +25,22 @@ const LOCAL: &str = "(no daemon: ESP in UDP)";
 
 /// Control connection, shared by its thread, the client handles and all objects opened.
 pub(crate) struct Session {
-    path: PathBuf,
+    /// Path of the daemon's socket.
+    pub(crate) path: PathBuf,
     /// `None`: there is no daemon, the program serves itself.
     daemon: Option<Daemon>,
-    welcome: Welcome,
+    pub(crate) welcome: Welcome,
     /// A forked child must not use it.
     fork: ForkMark,
     next_id: AtomicU64,
     sending: Mutex<()>,
     calls: Mutex<HashMap<u64, Arc<ReplyCell>>>,
     slots: Mutex<HashMap<u16, Arc<Waiting>>>,
-    /// Set before `gone_flag`, which hot paths check.
+    /// Reason why the connection is lost.
     gone: OnceLock<EspError>,
-    gone_flag: AtomicBool,
     /// For a session with a [`Poller`](crate::Poller), which then also handles the events instead
     /// of the thread.
-    notice: Option<ReplyNotice>,
+    pub(crate) notice: Option<ReplyNotice>,
 }
 
 /// Notifies the owner of a [`Poller`](crate::Poller) that a reply has arrived or the daemon is
@@ -68,7 +68,16 @@ impl ReplyNotice {
     /// Returns true once after each notice.
     #[inline]
     pub(crate) fn take(&self) -> bool {
-        self.is_raised() && self.raised.swap(false, Ordering::Acquire)
+        let raised = self.is_raised() && self.raised.swap(false, Ordering::Acquire);
+        if raised {
+            self.drain();
+        }
+        raised
+    }
+
+    /// Makes the eventfd unreadable.
+    pub(crate) fn drain(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
     }
 }
 
@@ -103,7 +112,6 @@ impl Session {
             calls: Mutex::new(HashMap::new()),
             slots: Mutex::new(HashMap::new()),
             gone: OnceLock::new(),
-            gone_flag: AtomicBool::new(false),
             notice: polled.then(ReplyNotice::new).transpose()?,
         }))
     }
@@ -153,11 +161,6 @@ impl Session {
         self.daemon.as_ref().map(|daemon| daemon.notify_fd.as_fd())
     }
 
-    /// Returns the notice of a session with a poller.
-    pub(crate) fn notice(&self) -> Option<&ReplyNotice> {
-        self.notice.as_ref()
-    }
-
     /// Notifies the poller as a reply does.
     pub(crate) fn notify_poller(&self) {
         if let Some(notice) = &self.notice {
@@ -165,14 +168,6 @@ impl Session {
             // Fails only with a full counter, which wakes as well.
             let _ = rustix::io::write(&notice.wake, &1u64.to_ne_bytes());
         }
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(crate) fn welcome(&self) -> &Welcome {
-        &self.welcome
     }
 
     /// Returns true in a process forked from the one that opened the session.
@@ -184,10 +179,9 @@ impl Session {
     /// Returns an error once the connection is lost. Costs one load before.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), EspError> {
-        if self.gone_flag.load(Ordering::Acquire) {
-            Err(self.gone_error())
-        } else {
-            Ok(())
+        match self.gone.get() {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
         }
     }
 
@@ -202,13 +196,6 @@ impl Session {
         let hung_up =
             rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(ends);
         !hung_up && self.check().is_ok()
-    }
-
-    fn gone_error(&self) -> EspError {
-        self.gone
-            .get()
-            .cloned()
-            .unwrap_or_else(|| self.lost(CLOSED))
     }
 
     fn lost(&self, why: impl Into<String>) -> EspError {
@@ -296,25 +283,25 @@ impl Session {
                 _ => self.lost(CLOSED),
             };
             // A part may have been sent, so nothing can follow it.
-            self.fail(error.clone());
-            self.gone.get().cloned().unwrap_or(error)
+            self.fail(error).clone()
         })
     }
 
-    /// Closes the connection and fails all calls with this error, unless it failed before.
-    pub(crate) fn fail(&self, error: EspError) {
-        let _ = self.gone.set(error);
-        self.gone_flag.store(true, Ordering::SeqCst);
+    /// Closes the connection and fails all calls with this error, unless it failed before. Returns
+    /// the first error.
+    pub(crate) fn fail(&self, error: EspError) -> &EspError {
+        let error = self.gone.get_or_init(|| error);
         if let Some(daemon) = &self.daemon {
             let _ = rustix::net::shutdown(&daemon.socket, rustix::net::Shutdown::Both);
         }
         let calls = std::mem::take(&mut *lock(&self.calls));
         for cell in calls.into_values() {
-            cell.finish(Err(self.gone_error()));
+            cell.finish(Err(error.clone()));
         }
         let owners: Vec<_> = lock(&self.slots).values().cloned().collect();
         owners.iter().for_each(|owner| owner.poke());
         self.notify_poller();
+        error
     }
 
     /// Closes the connection, and with it ends the thread.
