@@ -119,11 +119,13 @@ impl Leases {
         let changed = all.filter(|(slot, it)| it.nonce.is_none() || moved.contains(slot));
         let changed: Vec<u16> = changed.map(|(slot, _)| *slot).collect();
         for slot in changed {
-            let Some(path) = self.engine.try_with(|engine| engine.path_of(slot)) else {
-                lock(&self.engine.log).moved.insert(slot);
+            let path = self.engine.try_with(|engine| engine.path_of(slot));
+            let Some(path) = path.flatten() else {
+                if moved.contains(&slot) {
+                    lock(&self.engine.log).moved.insert(slot);
+                }
                 continue;
             };
-            let Some(path) = path else { continue };
             if let Some(mut connection) = registry.connections.remove(&slot) {
                 // The end first, because the user may be at the limit of connections.
                 connection.report_end(&registry.keeper);
