@@ -66,8 +66,8 @@ pub use edp::{
     DEFAULT_EDP_RING, DatagramInfo, EdpBuilder, EdpSocket, NODE_PORT, NodeInfo, monotonic_nanos,
 };
 pub use error::{EspError, PeerName};
-pub use esp_proto::EdpKind;
 pub use esp_engine::shm::{Spin, Wake as Interest};
+pub use esp_proto::EdpKind;
 pub use esp_proto::{MacAddr, NodeAddr};
 pub use listener::{DEFAULT_BACKLOG, EspListener, ListenerBuilder};
 pub use options::{DEFAULT_RING, MAX_KEY};

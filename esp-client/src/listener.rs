@@ -245,7 +245,9 @@ impl EspListener {
         let (client, options) = (&self.client, &self.options);
         for leased in &self.leased {
             if let Some((parts, peer)) = leased.accept(options.rings)? {
-                return Ok(Some(EspStream::leased(client, parts, peer, options.spin)));
+                let stream = EspStream::leased(client, parts, peer, options.spin);
+                leased.leases.report_opened(true);
+                return Ok(Some(stream));
             }
         }
         Ok(None)

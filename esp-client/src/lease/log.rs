@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use esp_engine::shm::SLOTS;
-use esp_engine::{Arrival, EngineEvent, ListenerId};
+use esp_engine::{Arrival, EngineEvent, LinkId, ListenerId};
+use esp_proto::NodeAddr;
 
 /// Which sides have released a slot. It is free when both have.
 #[derive(Default)]
@@ -22,8 +23,8 @@ pub(super) struct EventLog {
     pub(super) slots: HashMap<u16, SlotState>,
     /// Slots closed by the engine, whose end is not reported to the daemon.
     pub(super) closed: HashSet<u16>,
-    /// Slots whose connections moved to another link or peer address, not reported to the daemon.
-    pub(super) moved: HashSet<u16>,
+    /// Link and peer's address of connections that moved, by slot, not reported to the daemon.
+    pub(super) moved: HashMap<u16, (LinkId, NodeAddr)>,
 }
 
 impl EventLog {
@@ -43,8 +44,10 @@ impl EventLog {
                 // In use until the daemon knows, which could mistake the next connection for it.
                 self.closed.insert(slot);
             }
-            EngineEvent::Moved { slot, .. } => {
-                self.moved.insert(slot);
+            EngineEvent::Moved {
+                slot, link, peer, ..
+            } => {
+                self.moved.insert(slot, (link, peer));
             }
             EngineEvent::Link { .. } | EngineEvent::Corrupted { .. } => {}
         }

@@ -236,7 +236,8 @@ impl Leases {
         if !self.engine.is_forked() && self.use_spares() {
             adopt::start(self);
         }
-        self.report_opened();
+        self.report_opened(false);
+        self.report_moved();
         self.report_closed();
         let keeper = self.keeper();
         lock(&self.table).retain(|ports| {

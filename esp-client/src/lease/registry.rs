@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use esp_engine::LinkId;
+use esp_engine::{Engine, LinkId};
 
 use super::leases::Leases;
 use crate::control::Request;
@@ -99,7 +99,7 @@ impl Leases {
             nonce: None,
         };
         lock(&self.registry).connections.insert(slot, connection);
-        self.report_opened();
+        self.report_opened(false);
     }
 
     /// Removes a connection that the program closes before it is reported.
@@ -110,28 +110,48 @@ impl Leases {
         }
     }
 
-    /// Reports the connections that are established now, or have moved to another interface. If
-    /// another thread has the engine, the progress thread does it later.
-    pub(crate) fn report_opened(&self) {
+    /// Reports the connections that are established now. `wait`: takes the engine from a thread that
+    /// has it; else the progress thread does it later.
+    pub(crate) fn report_opened(&self, wait: bool) {
+        let path_of = |slot| {
+            let get = |engine: &mut Engine| engine.path_of(slot);
+            if wait {
+                self.engine.with_engine(get).ok().flatten()
+            } else {
+                self.engine.try_with(get).flatten()
+            }
+        };
         let mut registry = lock(&self.registry);
-        let moved = std::mem::take(&mut lock(&self.engine.log).moved);
         let all = registry.connections.iter();
-        let changed = all.filter(|(slot, it)| it.nonce.is_none() || moved.contains(slot));
-        let changed: Vec<u16> = changed.map(|(slot, _)| *slot).collect();
-        for slot in changed {
-            let path = self.engine.try_with(|engine| engine.path_of(slot));
-            let Some(path) = path.flatten() else {
-                if moved.contains(&slot) {
-                    lock(&self.engine.log).moved.insert(slot);
-                }
-                continue;
-            };
-            if let Some(mut connection) = registry.connections.remove(&slot) {
-                // The end first, because the user may be at the limit of connections.
-                connection.report_end(&registry.keeper);
+        let new = all.filter(|(_, it)| it.nonce.is_none());
+        let new: Vec<u16> = new.map(|(slot, _)| *slot).collect();
+        for slot in new {
+            if let Some(path) = path_of(slot)
+                && let Some(mut connection) = registry.connections.remove(&slot)
+            {
                 connection.lease = self.lease_of(path.link).unwrap_or(connection.lease);
                 connection.peer.addr = path.peer;
                 registry.opened(slot, connection, path.nonce);
+            }
+        }
+    }
+
+    /// Reports the connections that moved to another interface or address of the peer.
+    pub(super) fn report_moved(&self) {
+        let moved = std::mem::take(&mut lock(&self.engine.log).moved);
+        let Registry {
+            keeper,
+            connections,
+        } = &mut *lock(&self.registry);
+        for (slot, (link, peer)) in moved {
+            if let Some(connection) = connections.get_mut(&slot)
+                && let Some(lease) = self.lease_of(link)
+                && connection.nonce.is_some()
+            {
+                // The end first, because the user may be at the limit of connections.
+                connection.report_end(keeper);
+                (connection.lease, connection.peer.addr) = (lease, peer);
+                connection.report(keeper, connection.nonce);
             }
         }
     }

@@ -79,7 +79,7 @@ impl StreamBuilder {
         let stream = self.begin_at(client, address)?.wait(deadline)?;
         stream.wait_connected(deadline)?;
         if let Some(lease) = stream.socket.lease() {
-            lease.leases.report_opened();
+            lease.leases.report_opened(true);
         }
         Ok(stream)
     }
