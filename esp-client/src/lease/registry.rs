@@ -110,8 +110,8 @@ impl Leases {
         }
     }
 
-    /// Reports the connections that are established now. `wait`: takes the engine from a thread that
-    /// has it; else the progress thread does it later.
+    /// Reports the connections that are established now. `wait`: takes the engine from a thread
+    /// that has it; else the progress thread does it later.
     pub(crate) fn report_opened(&self, wait: bool) {
         let path_of = |slot| {
             let get = |engine: &mut Engine| engine.path_of(slot);

@@ -277,7 +277,7 @@ impl Worker {
                 });
             }
             Command::Close { client, slot } | Command::Abort { client, slot } => {
-                self.close(&mut books, client, slot)
+                self.close(&mut books, client, slot);
             }
             Command::Refuse { handle } => {
                 books.waiting.remove(&handle.conn.slot);

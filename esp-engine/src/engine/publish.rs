@@ -118,8 +118,8 @@ impl Engine {
                 continue;
             }
             if joined.rx.publish() {
-                // A reader is not woken for each batch of a burst: a wake-up costs more than a batch.
-                // A reader that is awake sees the bytes at once.
+                // A reader is not woken for each batch of a burst: a wake-up costs more than a
+                // batch. A reader that is awake sees the bytes at once.
                 let unread = joined.rx.capacity() - joined.rx.room();
                 if joined.bulk && unread < joined.rx.capacity() / 4 {
                     if !joined.wake_delayed {

@@ -158,7 +158,10 @@ impl ShmBtl {
         let chunk = |i| Bytes::new(&data, layout.chunks_at() + i * CHUNK_STRIDE, CHUNK_STRIDE);
         let own = Own {
             pool: Pool::new((0..layout.chunks).map(chunk).collect()),
-            posted: PostedQueue::new(common.clone(), SharedSlice::slice(&claims, LINE, POST_PLACES)),
+            posted: PostedQueue::new(
+                common.clone(),
+                SharedSlice::slice(&claims, LINE, POST_PLACES),
+            ),
             sleep: SleepEpoch::default(),
             common,
             data,
