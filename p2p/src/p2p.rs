@@ -61,8 +61,7 @@ impl P2p {
     /// one. All processes must call it once, unless a peer has no addresses.
     ///
     /// # Errors
-    /// As [`start`](P2p::start); an error of `agree` is
-    /// [`StartError::NoAgreement`](crate::StartError::NoAgreement).
+    /// As [`start`](P2p::start); an error of `agree` is [`StartError::NoAgreement`].
     pub fn start_agreed<'a>(
         setup: Setup,
         addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
