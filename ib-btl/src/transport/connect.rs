@@ -120,7 +120,7 @@ impl IbBtl {
             debt: Debt::new(blocks),
             flights: VecDeque::new(),
             posted: 0,
-            untold: 0,
+            unsignaled: 0,
             sequence: 0,
             used: 0,
             pieces: 0,

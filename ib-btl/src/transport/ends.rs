@@ -76,7 +76,7 @@ impl IbBtl {
         for rank in 0..self.peers.len() as Rank {
             let silent = |peer: &Peer| {
                 peer.state == State::Connected
-                    && peer.posted == peer.untold
+                    && peer.posted == peer.unsignaled
                     && now().saturating_sub(peer.spoke) >= PROBE_EVERY
             };
             if self.peer(rank).is_some_and(silent) {

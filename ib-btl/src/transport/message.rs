@@ -106,7 +106,7 @@ impl IbBtl {
             let at = theirs.ring.wrapping_add((first * BLOCK) as u64);
             (Verb::Write(Some(word)), (at, theirs.ring_key))
         };
-        let tells = !carried || peer.untold + 1 >= UNTOLD;
+        let tells = !carried || peer.unsignaled + 1 >= UNTOLD;
         let sequence = peer.next_sequence(tells);
         let (number, local) = (id(rank, MESSAGE, sequence), &sges[..pieces]);
         let mode = if carried {
@@ -420,7 +420,7 @@ impl IbBtl {
         if peer.flights.is_empty() || matches!(peer.state, State::Failing(_) | State::Ended(_)) {
             return true;
         }
-        if peer.untold > 0 {
+        if peer.unsignaled > 0 {
             self.post_empty(rank, None);
         }
         false

@@ -153,7 +153,7 @@ struct Peer {
     /// Work requests without completion.
     posted: usize,
     /// Messages posted since the last request with a completion. The next one completes all.
-    untold: usize,
+    unsignaled: usize,
     /// Number of the last request, in as many bits as ids have.
     sequence: u32,
     /// Receives consumed and not posted again.
@@ -207,7 +207,7 @@ impl Peer {
     fn next_sequence(&mut self, tells: bool) -> u32 {
         self.sequence = (self.sequence + 1) & INDEX;
         self.posted += 1;
-        self.untold = if tells { 0 } else { self.untold + 1 };
+        self.unsignaled = if tells { 0 } else { self.unsignaled + 1 };
         self.sequence
     }
 

@@ -40,7 +40,7 @@ pub(super) struct End {
     pub(super) receives: usize,
     pub(super) waiting: VecDeque<Request>,
     /// Over, and nobody was told.
-    pub(super) untold: usize,
+    pub(super) unsignaled: usize,
     pub(super) broken: bool,
 }
 
@@ -169,7 +169,7 @@ impl Net {
                     let node = &mut self.nodes[at];
                     if let Some(end) = node.queues.get_mut(&number) {
                         end.waiting.pop_front();
-                        end.untold = if request.tell { 0 } else { end.untold + 1 };
+                        end.unsignaled = if request.tell { 0 } else { end.unsignaled + 1 };
                     }
                     if request.tell {
                         node.tell(Completion::Done {

@@ -38,7 +38,7 @@ impl FabricNic {
             return Err(NicError::new("ibv_post_send", libc::ENOTCONN));
         };
         // One that nobody is told of keeps its place until a later one is over.
-        if end.waiting.len() + end.untold >= end.depth {
+        if end.waiting.len() + end.unsignaled >= end.depth {
             return Err(NicError::new("ibv_post_send", libc::ENOMEM));
         }
         end.waiting.push_back(request);
@@ -99,7 +99,7 @@ impl Nic for FabricNic {
             depth,
             receives: 0,
             waiting: VecDeque::new(),
-            untold: 0,
+            unsignaled: 0,
             broken: false,
         };
         node.queues.insert(qpn, end);
