@@ -43,10 +43,10 @@ pub fn join_with(options: Options) -> Result<Job, JoinError> {
 ///
 /// # Errors
 /// As [`join`].
-pub fn join_by(mut boot: Box<dyn Bootstrap>, options: Options) -> Result<Job, JoinError> {
+pub fn join_by(mut boot: Bootstrap, options: Options) -> Result<Job, JoinError> {
     let node = node_name();
     let verbose = options.verbose;
-    match start(&mut *boot, options, &node) {
+    match start(&mut boot, options, &node) {
         Ok((p2p, report)) => {
             let world = p2p.world();
             Ok(Job {
@@ -81,7 +81,7 @@ impl From<BootError> for StartFailure {
 }
 
 fn start(
-    boot: &mut dyn Bootstrap,
+    boot: &mut Bootstrap,
     options: Options,
     node: &str,
 ) -> Result<(P2p, Report), StartFailure> {
@@ -186,7 +186,7 @@ fn start(
 
 /// Agrees on a random key that only the processes of this job know. (The launcher's name of the job
 /// may be reused or guessed.)
-fn agree_on_key(boot: &mut dyn Bootstrap) -> Result<String, StartFailure> {
+fn agree_on_key(boot: &mut Bootstrap) -> Result<String, StartFailure> {
     let wrong = |what: String| BootError::Protocol {
         launcher: "job",
         what,
@@ -213,7 +213,7 @@ struct ReachExchange {
 impl ReachExchange {
     /// Publishes `mine`, [`REACH_BYTES`] for each rank, and returns what each rank published for
     /// this one.
-    fn exchange(&mut self, boot: &mut dyn Bootstrap, mine: &[u8]) -> Result<Vec<u8>, String> {
+    fn exchange(&mut self, boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, String> {
         self.exchanged = true;
         let (rank, size) = (boot.rank(), boot.size());
         let mut exchange = || -> Result<Vec<u8>, BootError> {
@@ -247,7 +247,7 @@ impl ReachExchange {
 
 /// Exchanges the outcomes of the start: either all processes start, or none does.
 fn agree_on_start(
-    boot: &mut dyn Bootstrap,
+    boot: &mut Bootstrap,
     trouble: Option<&String>,
     node: &str,
     name: &dyn Fn(Rank) -> String,

@@ -64,7 +64,7 @@ pub use tune::Rdma;
 /// Dropped without [`finalize`](Job::finalize), it leaves without saying goodbye: launchers take
 /// that for a failure.
 pub struct Job {
-    boot: Mutex<Box<dyn Bootstrap>>,
+    boot: Mutex<Bootstrap>,
     p2p: P2p,
     world: Comm,
     report: Report,

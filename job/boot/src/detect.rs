@@ -1,91 +1,71 @@
 //! Detection of the launcher that started this process.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use crate::error::printable;
 use crate::fixed::Fixed;
 use crate::pmi1::Pmi1;
 use crate::pmix::Pmix;
-use crate::single::Single;
-use crate::{BootError, Bootstrap, MAX_SIZE};
+use crate::{BootError, Bootstrap, MAX_SIZE, Single};
 
 /// Default of `ESP_BOOT_TIMEOUT`.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum of `ESP_BOOT_TIMEOUT`, in seconds.
 const MAX_TIMEOUT: f64 = 86_400.0;
 
-/// The variables that launchers set.
-const VARIABLES: &[&str] = &[
-    "ESP_BOOT",
-    "ESP_BOOT_TIMEOUT",
-    "ESP_JOB_DIR",
-    "ESP_JOB_RANK",
-    "ESP_JOB_SIZE",
-    "ESP_PMIX_LIB",
-    "PMIX_NAMESPACE",
-    "PMIX_RANK",
-    "PMI_FD",
-    "PMI_ID",
-    "PMI_PORT",
-    "PMI_RANK",
-    "PMI_SIZE",
-];
-
-/// Variables of the environment that launchers set.
+/// Variables of the environment.
 #[derive(Clone, Debug, Default)]
-pub struct Environment(BTreeMap<&'static str, String>);
+pub struct Environment(BTreeMap<String, String>);
 
 impl Environment {
     /// Reads the environment of this process. Invalid UTF-8 is replaced, so that an error can show
     /// it.
     pub fn of_this_process() -> Environment {
-        let value = |name| Some((name, std::env::var_os(name)?.to_string_lossy().into_owned()));
-        Environment(VARIABLES.iter().copied().filter_map(value).collect())
+        let text = |text: OsString| text.to_string_lossy().into_owned();
+        let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+        Environment(variables.collect())
     }
 
-    /// Makes an environment of these variables without the unknown ones.
+    /// Makes an environment of these variables.
     pub fn of(variables: &[(&str, &str)]) -> Environment {
-        let value = |name| {
-            let (_, value) = variables.iter().find(|(n, _)| *n == name)?;
-            Some((name, (*value).to_owned()))
-        };
-        Environment(VARIABLES.iter().copied().filter_map(value).collect())
+        let variables = variables
+            .iter()
+            .map(|&(name, value)| (name.into(), value.into()));
+        Environment(variables.collect())
     }
 
     /// Returns a variable; an empty one counts as not set.
-    pub(crate) fn get(&self, name: &'static str) -> Option<&str> {
-        self.0
-            .get(name)
-            .map(String::as_str)
-            .filter(|value| !value.is_empty())
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let value = self.0.get(name).map(String::as_str);
+        value.filter(|value| !value.is_empty())
     }
 
-    /// Returns a required variable.
+    /// Returns a required variable. `because` names what needs it.
     pub(crate) fn need(
         &self,
-        variable: &'static str,
-        because: &'static str,
-        remedy: &'static str,
+        variable: &str,
+        because: &str,
+        remedy: &str,
     ) -> Result<&str, BootError> {
-        self.get(variable).ok_or(BootError::Missing {
-            variable,
-            because,
-            remedy,
+        self.get(variable).ok_or_else(|| {
+            BootError::Environment(format!(
+                "{variable} is not set, which {because} needs: {remedy}"
+            ))
         })
     }
 
     /// Returns a required number.
     pub(crate) fn number<T: std::str::FromStr>(
         &self,
-        variable: &'static str,
-        because: &'static str,
-        remedy: &'static str,
+        variable: &str,
+        because: &str,
+        remedy: &str,
     ) -> Result<T, BootError> {
         let value = self.need(variable, because, remedy)?;
-        value
-            .parse()
-            .map_err(|_| bad(variable, value, "a number is expected"))
+        let number = value.parse();
+        number.map_err(|_| bad(variable, value, "a number is expected"))
     }
 
     /// Returns the longest wait for an answer.
@@ -93,49 +73,33 @@ impl Environment {
         let Some(value) = self.get("ESP_BOOT_TIMEOUT") else {
             return Ok(TIMEOUT);
         };
-        let seconds = value
-            .parse::<f64>()
-            .ok()
-            .filter(|s| (0.001..=MAX_TIMEOUT).contains(s));
-        let seconds = seconds.ok_or_else(|| {
-            bad(
-                "ESP_BOOT_TIMEOUT",
-                value,
-                "seconds are expected, 0.001 to 86400",
-            )
-        })?;
-        Ok(Duration::from_secs_f64(seconds))
+        match value.parse() {
+            Ok(seconds) if (0.001..=MAX_TIMEOUT).contains(&seconds) => {
+                Ok(Duration::from_secs_f64(seconds))
+            }
+            _ => {
+                let want = "seconds are expected, 0.001 to 86400";
+                Err(bad("ESP_BOOT_TIMEOUT", value, want))
+            }
+        }
     }
 }
 
-/// Makes an error about a variable.
-pub(crate) fn bad(variable: &'static str, value: &str, want: &str) -> BootError {
-    BootError::Environment {
-        variable,
-        value: printable(value),
-        want: want.to_owned(),
-    }
+/// Makes an error about the value of a variable.
+pub(crate) fn bad(variable: &str, value: &str, want: &str) -> BootError {
+    let value = printable(value);
+    BootError::Environment(format!("the environment says {variable}={value}: {want}"))
 }
 
-/// Checks that the rank is below the size.
-pub(crate) fn check_place(
-    rank: u32,
-    size: u32,
-    names: (&'static str, &'static str),
-) -> Result<(), BootError> {
+/// Checks that the rank is below the size. `names`: the variables that they come from.
+pub(crate) fn check_place(rank: u32, size: u32, names: (&str, &str)) -> Result<(), BootError> {
     if size == 0 || size > MAX_SIZE {
-        return Err(bad(
-            names.1,
-            &size.to_string(),
-            "a job has 1 to 1048576 processes",
-        ));
+        let want = "a job has 1 to 1048576 processes";
+        return Err(bad(names.1, &size.to_string(), want));
     }
     if rank >= size {
-        return Err(bad(
-            names.0,
-            &rank.to_string(),
-            &format!("the {size} ranks are counted from 0"),
-        ));
+        let want = format!("the {size} ranks are counted from 0");
+        return Err(bad(names.0, &rank.to_string(), &want));
     }
     Ok(())
 }
@@ -144,7 +108,7 @@ pub(crate) fn check_place(
 ///
 /// # Errors
 /// If the environment or the launcher's answer is invalid, or the library for PMIx is missing.
-pub fn detect() -> Result<Box<dyn Bootstrap>, BootError> {
+pub fn detect() -> Result<Bootstrap, BootError> {
     detect_in(&Environment::of_this_process())
 }
 
@@ -152,7 +116,7 @@ pub fn detect() -> Result<Box<dyn Bootstrap>, BootError> {
 ///
 /// # Errors
 /// As [`detect`].
-pub fn detect_in(env: &Environment) -> Result<Box<dyn Bootstrap>, BootError> {
+pub fn detect_in(env: &Environment) -> Result<Bootstrap, BootError> {
     let timeout = env.timeout()?;
     let choice = match env.get("ESP_BOOT") {
         Some(name) => name,
@@ -166,19 +130,17 @@ pub fn detect_in(env: &Environment) -> Result<Box<dyn Bootstrap>, BootError> {
         }
         None => "single",
     };
-    Ok(match choice {
-        "pmix" => Box::new(Pmix::start(env, timeout)?),
-        "pmi1" => Box::new(Pmi1::start(env, timeout)?),
-        "fixed" => Box::new(Fixed::start(env, timeout)?),
-        "single" => Box::new(Single::new()),
-        other => {
-            return Err(bad(
-                "ESP_BOOT",
-                other,
-                "pmix, pmi1, fixed or single is expected",
-            ));
-        }
-    })
+    match choice {
+        "pmix" => Pmix::start(env, timeout),
+        "pmi1" => Pmi1::start(env, timeout),
+        "fixed" => Fixed::start(env, timeout),
+        "single" => Ok(Single::start()),
+        other => Err(bad(
+            "ESP_BOOT",
+            other,
+            "pmix, pmi1, fixed or single is expected",
+        )),
+    }
 }
 
 #[cfg(test)]

@@ -5,35 +5,16 @@ use std::time::Duration;
 /// Error of joining a job. The text is one line that says what happened and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// A variable of the environment has an invalid value.
-    #[error("the environment says {variable}={value}: {want}")]
-    Environment {
-        /// Its name.
-        variable: &'static str,
-        /// Its value, made printable.
-        value: String,
-        /// The expected form.
-        want: String,
-    },
-    /// A variable is missing beside others that ask for it.
-    #[error("{variable} is not set, which {because} needs: {remedy}")]
-    Missing {
-        /// Its name.
-        variable: &'static str,
-        /// The kind of launcher.
-        because: &'static str,
-        /// Advice.
-        remedy: &'static str,
-    },
-    /// The launcher speaks PMIx, but the library for it is not there.
+    /// A variable of the environment is missing or has an invalid value.
+    #[error("{0}")]
+    Environment(String),
+    /// The library for PMIx is missing or damaged. Holds the loader's error for each path.
     #[error(
-        "this job's launcher speaks PMIx, but its library cannot be loaded ({why}). Install it (Debian, Ubuntu: apt install \
-         libpmix2; Fedora: dnf install pmix), or say where it is: ESP_PMIX_LIB=/path/libpmix.so.2"
+        "this job's launcher speaks PMIx, but its library cannot be loaded ({0}). Install it \
+         (Debian, Ubuntu: apt install libpmix2; Fedora: dnf install pmix), or say where it is: \
+         ESP_PMIX_LIB=/path/libpmix.so.2"
     )]
-    NoPmix {
-        /// The loader's error for each path.
-        why: String,
-    },
+    NoPmix(String),
     /// A call of the PMIx library failed.
     #[error("PMIx: {what}: {text} ({status})")]
     Pmix {

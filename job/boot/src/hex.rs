@@ -2,34 +2,20 @@
 
 /// Encodes bytes.
 pub(crate) fn encode(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        for half in [byte >> 4, byte & 15] {
-            text.push(char::from(DIGITS[usize::from(half)]));
-        }
-    }
-    text
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Decodes digits; `None` if they are not an even number of hexadecimal digits.
+/// Decodes lower-case digits; `None` if they are not an even number of hexadecimal digits.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    if !rest.is_empty() {
+    let (pairs, []) = text.as_bytes().as_chunks::<2>() else {
         return None;
-    }
-    pairs
-        .iter()
-        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?))
-        .collect()
-}
-
-fn digit(c: u8) -> Option<u8> {
-    match c {
-        b'0'..=b'9' => Some(c - b'0'),
-        b'a'..=b'f' => Some(c - b'a' + 10),
-        _ => None,
-    }
+    };
+    let digit = |c: u8| match c {
+        b'A'..=b'F' => None,
+        _ => char::from(c).to_digit(16),
+    };
+    let byte = |&[high, low]: &[u8; 2]| u8::try_from(digit(high)? << 4 | digit(low)?).ok();
+    pairs.iter().map(byte).collect()
 }
 
 #[cfg(test)]

@@ -25,14 +25,15 @@ mod detect;
 mod error;
 mod fixed;
 mod hex;
-mod keys;
 mod pmi1;
 mod pmix;
-mod single;
 mod sys;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use detect::{Environment, detect, detect_in};
 pub use error::BootError;
+use error::printable;
 
 /// Maximum length of a value of [`Bootstrap::put`], in bytes.
 pub const MAX_VALUE: usize = 4096;
@@ -44,47 +45,237 @@ pub const MAX_JOB: usize = 255;
 pub const MAX_SIZE: u32 = 1 << 20;
 
 /// One process's view of its job.
-pub trait Bootstrap: Send {
+pub struct Bootstrap {
+    rank: u32,
+    size: u32,
+    job: String,
+    launcher: &'static str,
+    /// Keys that this process has published.
+    keys: BTreeSet<String>,
+    finalized: bool,
+    client: Box<dyn Client>,
+}
+
+/// Connection to a launcher. [`Bootstrap`] has checked the arguments, and makes no call after
+/// `finalize` except `abort`.
+trait Client: Send {
+    fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError>;
+    fn fence(&mut self) -> Result<(), BootError>;
+    fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError>;
+    fn abort(&mut self, code: i32, why: &str) -> Result<(), BootError>;
+    fn finalize(&mut self) -> Result<(), BootError>;
+}
+
+impl Bootstrap {
+    fn new(
+        launcher: &'static str,
+        (rank, size): (u32, u32),
+        job: String,
+        client: impl Client + 'static,
+    ) -> Bootstrap {
+        Bootstrap {
+            rank,
+            size,
+            job,
+            launcher,
+            keys: BTreeSet::new(),
+            finalized: false,
+            client: Box::new(client),
+        }
+    }
+
     /// Returns the rank of this process, from 0.
-    fn rank(&self) -> u32;
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
 
     /// Returns the number of processes.
-    fn size(&self) -> u32;
+    pub fn size(&self) -> u32 {
+        self.size
+    }
 
     /// Returns a name that no other running job of this launcher has, of at most [`MAX_JOB`] bytes.
     /// It is not secret.
-    fn job(&self) -> &str;
+    pub fn job(&self) -> &str {
+        &self.job
+    }
 
     /// Returns the kind of launcher: `pmix`, `pmi1`, `fixed` or `single`.
-    fn launcher(&self) -> &'static str;
+    pub fn launcher(&self) -> &'static str {
+        self.launcher
+    }
 
     /// Publishes a value, which all processes can read after the next [`fence`](Bootstrap::fence).
     ///
     /// # Errors
     /// If the key is not 1 to [`MAX_KEY`] ASCII letters, digits, `-` or `_`, or was used before; if
     /// the value is longer than [`MAX_VALUE`]; if the launcher fails.
-    fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError>;
+    pub fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError> {
+        self.check_open()?;
+        check_key(key)?;
+        if value.len() > MAX_VALUE {
+            return Err(BootError::TooLong(value.len()));
+        }
+        if !self.keys.insert(key.to_owned()) {
+            return Err(BootError::KeyTwice(key.to_owned()));
+        }
+        self.client.put(key, value)
+    }
 
     /// Waits until every process of the job has called this, and distributes the published values.
     ///
     /// # Errors
     /// If the launcher is gone, or a process did not call in time.
-    fn fence(&mut self) -> Result<(), BootError>;
+    pub fn fence(&mut self) -> Result<(), BootError> {
+        self.check_open()?;
+        self.client.fence()
+    }
 
     /// Returns the value that a process published before the last fence, or `None`.
     ///
     /// # Errors
     /// If the job has no such rank, the launcher fails, or the value was not written by
     /// [`put`](Bootstrap::put).
-    fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError>;
+    pub fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
+        self.check_open()?;
+        check_key(key)?;
+        if rank >= self.size {
+            let size = self.size;
+            return Err(BootError::NoRank { rank, size });
+        }
+        self.client.get(rank, key)
+    }
 
     /// Asks the launcher to end the whole job. Does not return if that takes effect at once;
     /// otherwise the caller prints the error and exits with `code`.
-    fn abort(&mut self, code: i32, why: &str) -> BootError;
+    pub fn abort(&mut self, code: i32, why: &str) -> BootError {
+        let (rank, why) = (self.rank, printable(why));
+        match self.client.abort(code, &why) {
+            Err(error) if !self.finalized => error,
+            _ => BootError::Aborted { rank, code, why },
+        }
+    }
 
     /// Takes leave of the launcher: from here on, this process may exit while others run.
     ///
     /// # Errors
     /// If the launcher is gone.
-    fn finalize(&mut self) -> Result<(), BootError>;
+    pub fn finalize(&mut self) -> Result<(), BootError> {
+        self.check_open()?;
+        self.finalized = true;
+        self.client.finalize()
+    }
+
+    fn check_open(&self) -> Result<(), BootError> {
+        match self.finalized {
+            true => Err(BootError::Finalized),
+            false => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bootstrap")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .field("launcher", &self.launcher)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Checks the form of a key.
+fn check_key(key: &str) -> Result<(), BootError> {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    match (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(is_plain) {
+        true => Ok(()),
+        false => Err(BootError::BadKey(printable(key))),
+    }
+}
+
+/// Client of a process that is a job by itself: its values, and those seen since the last fence.
+#[derive(Debug, Default)]
+struct Single {
+    put: BTreeMap<String, Vec<u8>>,
+    seen: BTreeMap<String, Vec<u8>>,
+}
+
+impl Single {
+    fn start() -> Bootstrap {
+        let job = format!("single-{}", std::process::id());
+        Bootstrap::new("single", (0, 1), job, Single::default())
+    }
+}
+
+impl Client for Single {
+    fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError> {
+        self.put.insert(key.to_owned(), value.to_owned());
+        Ok(())
+    }
+
+    fn fence(&mut self) -> Result<(), BootError> {
+        self.seen.append(&mut self.put);
+        Ok(())
+    }
+
+    fn get(&mut self, _: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
+        Ok(self.seen.get(key).cloned())
+    }
+
+    fn abort(&mut self, _: i32, _: &str) -> Result<(), BootError> {
+        Ok(())
+    }
+
+    fn finalize(&mut self) -> Result<(), BootError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_seen_after_a_fence_and_nothing_works_after_the_end() {
+        let mut job = Single::start();
+        job.put("a", b"1").unwrap();
+        assert_eq!(job.get(0, "a").unwrap(), None);
+        job.fence().unwrap();
+        assert_eq!(job.get(0, "a").unwrap().as_deref(), Some(&b"1"[..]));
+        assert!(matches!(
+            job.get(1, "a"),
+            Err(BootError::NoRank { rank: 1, size: 1 })
+        ));
+        job.finalize().unwrap();
+        assert!(matches!(job.fence(), Err(BootError::Finalized)));
+        assert!(matches!(job.put("b", b""), Err(BootError::Finalized)));
+    }
+
+    #[test]
+    fn keys_are_short_plain_and_used_once() {
+        let mut job = Single::start();
+        job.put("cards-1_A", &[0; MAX_VALUE]).unwrap();
+        assert!(matches!(
+            job.put("cards-1_A", &[]),
+            Err(BootError::KeyTwice(_))
+        ));
+        assert!(matches!(
+            job.put("b", &[0; MAX_VALUE + 1]),
+            Err(BootError::TooLong(_))
+        ));
+        for bad in [
+            "",
+            "a b",
+            "a=b",
+            "a\n",
+            "ä",
+            "../x",
+            "0123456789012345678901234",
+        ] {
+            assert!(
+                matches!(job.put(bad, &[]), Err(BootError::BadKey(_))),
+                "{bad}"
+            );
+        }
+    }
 }

@@ -5,10 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::detect::check_place;
-use crate::error::printable;
-use crate::keys::{self, Keys};
 use crate::sys::{self, Found, JOB_SIZE, WHOLE_JOB};
-use crate::{BootError, Bootstrap, Environment, MAX_JOB, MAX_VALUE};
+use crate::{BootError, Bootstrap, Client, Environment, MAX_JOB, MAX_VALUE};
 
 const NAME: &str = "pmix";
 /// Folders outside the loader's search path in which distributions install libpmix.
@@ -21,15 +19,10 @@ const FOLDERS: &[&str] = &[
     "/opt/pmix/lib",
 ];
 
-/// A process of a PMIx job.
+/// Client of a PMIx job.
 pub(crate) struct Pmix {
     pmix: sys::Pmix,
-    rank: u32,
-    size: u32,
-    job: String,
     timeout: Duration,
-    keys: Keys,
-    finalized: bool,
 }
 
 /// Paths to try for the library: only `ESP_PMIX_LIB` if that is set, else the loader's search path,
@@ -55,145 +48,88 @@ fn wrong(what: impl Into<String>) -> BootError {
 
 impl Pmix {
     /// Loads the library and connects to the launcher.
-    pub(crate) fn start(env: &Environment, timeout: Duration) -> Result<Pmix, BootError> {
+    pub(crate) fn start(env: &Environment, timeout: Duration) -> Result<Bootstrap, BootError> {
         let remedy = "start this program by mpirun or srun --mpi=pmix, or unset ESP_BOOT";
         env.need("PMIX_NAMESPACE", "PMIx", remedy)?;
-        let pmix = sys::Pmix::init(&places(env))?;
-        let job = pmix
-            .job()
-            .filter(|job| !job.is_empty() && job.len() <= MAX_JOB);
-        let job = job.ok_or_else(|| wrong("the launcher gave the job no name"))?;
-        let rank = pmix.rank();
-        let mut new = Pmix {
-            pmix,
-            rank,
-            size: 0,
-            job,
+        let pmix = Pmix {
+            pmix: sys::Pmix::init(&places(env))?,
             timeout,
-            keys: Keys::default(),
-            finalized: false,
         };
-        new.size = match new
+        let job = pmix
             .pmix
-            .get(WHOLE_JOB, JOB_SIZE, new.seconds(), MAX_VALUE)?
-        {
-            Some(Found::Number(size)) => size,
-            found => {
-                return Err(wrong(format!(
-                    "the launcher did not say how large the job is ({found:?})"
-                )));
-            }
+            .job()
+            .filter(|job| (1..=MAX_JOB).contains(&job.len()));
+        let job = job.ok_or_else(|| wrong("the launcher gave the job no name"))?;
+        let rank = pmix.pmix.rank();
+        let found = pmix
+            .pmix
+            .get(WHOLE_JOB, JOB_SIZE, pmix.seconds(), MAX_VALUE)?;
+        let Some(Found::Number(size)) = found else {
+            return Err(wrong(format!(
+                "the launcher did not say how large the job is ({found:?})"
+            )));
         };
-        check_place(rank, new.size, ("PMIX_RANK", "the size of the job"))?;
-        Ok(new)
+        check_place(rank, size, ("PMIX_RANK", "the size of the job"))?;
+        Ok(Bootstrap::new(NAME, (rank, size), job, pmix))
     }
 
     /// Timeout in whole seconds, at least 1: PMIx takes 0 for no limit.
     fn seconds(&self) -> i32 {
-        i32::try_from(self.timeout.as_secs())
-            .unwrap_or(i32::MAX)
-            .max(1)
-    }
-
-    fn alive(&self) -> Result<(), BootError> {
-        if self.finalized {
-            Err(BootError::Finalized)
-        } else {
-            Ok(())
-        }
+        let seconds = i32::try_from(self.timeout.as_secs());
+        seconds.unwrap_or(i32::MAX).max(1)
     }
 
     fn late(&self, error: BootError, what: impl Into<String>) -> BootError {
-        if sys::is_timeout(&error) {
-            return BootError::Timeout {
+        match error {
+            BootError::Pmix { status, .. } if status == sys::ERR_TIMEOUT => BootError::Timeout {
                 launcher: NAME,
                 what: what.into(),
                 limit: self.timeout,
-            };
+            },
+            other => other,
         }
-        error
     }
 }
 
-/// Prefix of our keys, which others of the same job do not use.
+/// Returns a key with a prefix that others of the job do not use.
 fn full(key: &str) -> String {
     format!("esp.{key}")
 }
 
-impl Bootstrap for Pmix {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    fn size(&self) -> u32 {
-        self.size
-    }
-
-    fn job(&self) -> &str {
-        &self.job
-    }
-
-    fn launcher(&self) -> &'static str {
-        NAME
-    }
-
+impl Client for Pmix {
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError> {
-        self.alive()?;
-        self.keys.add(key, value)?;
-        // The first byte keeps an empty note from looking like none: some versions of the library
-        // lose byte objects of no size.
-        let mut noted = vec![b'+'];
-        noted.extend_from_slice(value);
-        self.pmix.put(&full(key), &noted)
+        // The first byte distinguishes an empty value from none: some versions of the library lose
+        // byte objects of no size.
+        self.pmix.put(&full(key), &[b"+", value].concat())
     }
 
     fn fence(&mut self) -> Result<(), BootError> {
-        self.alive()?;
         let done = self.pmix.fence(self.seconds());
         done.map_err(|e| self.late(e, "waiting for all processes of the job"))
     }
 
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
-        self.alive()?;
-        keys::check_rank(rank, self.size)?;
-        keys::check(key)?;
-        let found = self
-            .pmix
-            .get(rank, &full(key), self.seconds(), MAX_VALUE + 1);
-        let found =
-            found.map_err(|e| self.late(e, format!("reading the note `{key}` of rank {rank}")))?;
-        match found {
-            None => Ok(None),
-            Some(Found::Bytes(bytes)) if bytes.first() == Some(&b'+') => {
-                Ok(Some(bytes.get(1..).unwrap_or_default().to_vec()))
-            }
-            Some(other) => {
-                let what = match other {
-                    Found::Bytes(bytes) => format!("{} other bytes", bytes.len()),
-                    other => format!("{other:?}"),
-                };
-                Err(wrong(format!(
-                    "the note `{key}` of rank {rank} is damaged ({what})"
-                )))
-            }
-        }
+        let limit = MAX_VALUE + 1;
+        let found = self.pmix.get(rank, &full(key), self.seconds(), limit);
+        let reading = || format!("reading the note `{key}` of rank {rank}");
+        let what = match found.map_err(|e| self.late(e, reading()))? {
+            None => return Ok(None),
+            Some(Found::Bytes(bytes)) => match bytes.strip_prefix(b"+") {
+                Some(value) => return Ok(Some(value.to_vec())),
+                None => format!("{} other bytes", bytes.len()),
+            },
+            Some(other) => format!("{other:?}"),
+        };
+        Err(wrong(format!(
+            "the note `{key}` of rank {rank} is damaged ({what})"
+        )))
     }
 
-    fn abort(&mut self, code: i32, why: &str) -> BootError {
-        let why = printable(why);
-        match self.pmix.abort(code, &why) {
-            Err(error) if !self.finalized => error,
-            _ => BootError::Aborted {
-                rank: self.rank,
-                code,
-                why,
-            },
-        }
+    fn abort(&mut self, code: i32, why: &str) -> Result<(), BootError> {
+        self.pmix.abort(code, why)
     }
 
     fn finalize(&mut self) -> Result<(), BootError> {
-        self.alive()?;
-        self.finalized = true;
         self.pmix.finalize()
     }
 }

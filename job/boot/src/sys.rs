@@ -6,7 +6,7 @@
 //! compares them with the headers, where those are installed.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -31,7 +31,7 @@ pub(crate) fn duplicate(number: i32) -> io::Result<OwnedFd> {
 type Status = c_int;
 const SUCCESS: Status = 0;
 const ERR_NOT_FOUND: Status = -46;
-const ERR_TIMEOUT: Status = -24;
+pub(crate) const ERR_TIMEOUT: Status = -24;
 const TYPE_BOOL: u16 = 1;
 const TYPE_STRING: u16 = 3;
 const TYPE_INT: u16 = 6;
@@ -183,12 +183,8 @@ impl Pmix {
     /// Returns the name of the job, or `None` if the library did not terminate it.
     pub(crate) fn job(&self) -> Option<String> {
         let bytes = self.me.nspace.map(|c| u8::from_ne_bytes(c.to_ne_bytes()));
-        Some(
-            CStr::from_bytes_until_nul(&bytes)
-                .ok()?
-                .to_string_lossy()
-                .into_owned(),
-        )
+        let name = CStr::from_bytes_until_nul(&bytes).ok()?;
+        Some(name.to_string_lossy().into_owned())
     }
 
     /// Publishes a value.
@@ -290,52 +286,30 @@ impl Pmix {
     }
 }
 
-/// Returns true if the error is a timeout.
-pub(crate) fn is_timeout(error: &BootError) -> bool {
-    matches!(
-        error,
-        BootError::Pmix {
-            status: ERR_TIMEOUT,
-            ..
-        }
-    )
-}
-
 impl Info {
-    /// Makes an attribute with the value true.
+    /// Makes an attribute that is set.
     fn flag(name: &str) -> Info {
         // The whole union is written, so that no byte of it is undefined for a library that copies
         // it.
         let mut data = Data { all: [0; 3] };
         data.flag = true;
-        Info::new(
-            name,
-            Value {
-                kind: TYPE_BOOL,
-                data,
-            },
-        )
+        Info::new(name, TYPE_BOOL, data)
     }
 
     /// Makes an attribute with a number.
     fn number(name: &str, number: c_int) -> Info {
         let mut data = Data { all: [0; 3] };
         data.integer = number;
-        Info::new(
-            name,
-            Value {
-                kind: TYPE_INT,
-                data,
-            },
-        )
+        Info::new(name, TYPE_INT, data)
     }
 
-    fn new(name: &str, value: Value) -> Info {
+    fn new(name: &str, kind: u16, data: Data) -> Info {
         let mut key = [0; KEY_ROOM];
         // One place is left for the end.
         for (slot, byte) in key.iter_mut().take(KEY_ROOM - 1).zip(name.bytes()) {
             *slot = c_char::from_ne_bytes([byte]);
         }
+        let value = Value { kind, data };
         Info {
             key,
             flags: 0,
@@ -357,26 +331,25 @@ unsafe fn take(value: *mut Value, limit: usize) -> Found {
             TYPE_UINT32 => Found::Number((*value).data.uint32),
             TYPE_INT => Found::Number(u32::try_from((*value).data.integer).unwrap_or(u32::MAX)),
             TYPE_STRING => {
-                libc::free((*value).data.string.cast::<c_void>());
+                libc::free((*value).data.string.cast());
                 Found::Other(TYPE_STRING)
             }
             TYPE_BYTE_OBJECT => {
                 let ByteObject { bytes, size } = (*value).data.bytes;
-                let found = match size {
-                    0 => Found::Bytes(Vec::new()),
-                    _ if bytes.is_null() => Found::Bytes(Vec::new()),
-                    size if size > limit => Found::TooLong(size),
-                    size => {
-                        Found::Bytes(std::slice::from_raw_parts(bytes.cast::<u8>(), size).to_vec())
-                    }
+                let found = if size > limit {
+                    Found::TooLong(size)
+                } else if bytes.is_null() {
+                    Found::Bytes(Vec::new())
+                } else {
+                    Found::Bytes(std::slice::from_raw_parts(bytes.cast(), size).to_vec())
                 };
-                libc::free(bytes.cast::<c_void>());
+                libc::free(bytes.cast());
                 found
             }
             // Leaks a little memory, once.
             kind => Found::Other(kind),
         };
-        libc::free(value.cast::<c_void>());
+        libc::free(value.cast());
         found
     }
 }
@@ -397,17 +370,16 @@ fn load(places: &[String]) -> Result<Library, BootError> {
             Err(e) => why.push(printable(&e.to_string())),
         }
     }
-    Err(BootError::NoPmix {
-        why: why.join("; "),
-    })
+    Err(BootError::NoPmix(why.join("; ")))
 }
 
 fn symbol<T>(library: &Library, name: &'static str) -> Result<Symbol<T>, BootError> {
     // SAFETY: `T` is the signature that pmix.h gives the function of this name, the same in
     // versions 2 to 6.
     let found = unsafe { library.get::<T>(name.as_bytes()) };
-    found.map_err(|e| BootError::NoPmix {
-        why: format!("no {name} in it: {}", printable(&e.to_string())),
+    found.map_err(|e| {
+        let why = printable(&e.to_string());
+        BootError::NoPmix(format!("no {name} in it: {why}"))
     })
 }
 

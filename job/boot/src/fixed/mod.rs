@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::detect::check_place;
 use crate::error::printable;
-use crate::keys::{self, Keys};
-use crate::{BootError, Bootstrap, Environment, MAX_VALUE, hex};
+use crate::{BootError, Bootstrap, Client, Environment, MAX_VALUE, check_key, hex};
 use files::Folder;
 use process::Process;
 
@@ -34,20 +33,17 @@ const NONCE: usize = 16;
 /// Published values of one process.
 type Notes = BTreeMap<String, Vec<u8>>;
 
-/// Bootstrap of a process without a launcher.
+/// Client of a job without a launcher.
 #[derive(Debug)]
 pub(crate) struct Fixed {
     folder: Folder,
     rank: u32,
     size: u32,
-    job: String,
     timeout: Duration,
     fences: u32,
-    keys: Keys,
     put: Notes,
     /// By rank.
     seen: BTreeMap<u32, Notes>,
-    finalized: bool,
 }
 
 fn wrong(what: impl Into<String>) -> BootError {
@@ -59,7 +55,7 @@ fn wrong(what: impl Into<String>) -> BootError {
 
 impl Fixed {
     /// Claims the rank in the folder.
-    pub(crate) fn start(env: &Environment, timeout: Duration) -> Result<Fixed, BootError> {
+    pub(crate) fn start(env: &Environment, timeout: Duration) -> Result<Bootstrap, BootError> {
         let remedy = "set ESP_JOB_RANK, ESP_JOB_SIZE and ESP_JOB_DIR, or none of them";
         let because = "a job without a launcher";
         let rank = env.number("ESP_JOB_RANK", because, remedy)?;
@@ -82,26 +78,16 @@ impl Fixed {
             .filter(|text| hex::decode(text).is_some_and(|n| n.len() == NONCE));
         let job =
             job.ok_or_else(|| wrong(format!("{path}/job does not hold the name of a job")))?;
-        Ok(Fixed {
+        let fixed = Fixed {
             folder,
             rank,
             size,
-            job,
             timeout,
             fences: 0,
-            keys: Keys::default(),
             put: Notes::new(),
             seen: BTreeMap::new(),
-            finalized: false,
-        })
-    }
-
-    fn alive(&self) -> Result<(), BootError> {
-        if self.finalized {
-            Err(BootError::Finalized)
-        } else {
-            Ok(())
-        }
+        };
+        Ok(Bootstrap::new(NAME, (rank, size), job, fixed))
     }
 
     /// Returns an error if a process has ended the job.
@@ -110,26 +96,21 @@ impl Fixed {
             return Ok(());
         };
         let mut words = text.splitn(3, ' ');
-        let mut number = || words.next().and_then(|word| word.parse::<i64>().ok());
-        let (rank, code) = (number(), number());
-        let rank = rank.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX);
-        let code = code.and_then(|n| i32::try_from(n).ok()).unwrap_or(1);
+        let mut word = || words.next().unwrap_or_default();
         Err(BootError::Aborted {
-            rank,
-            code,
-            why: printable(words.next().unwrap_or_default()),
+            rank: word().parse().unwrap_or(u32::MAX),
+            code: word().parse().unwrap_or(1),
+            why: printable(word()),
         })
     }
 
     /// Returns an error if the process of a rank has ended.
     fn check_alive(&self, rank: u32) -> Result<(), BootError> {
-        let Some(text) = self.folder.read(&format!("rank-{rank}"))? else {
-            return Ok(());
-        };
-        match Process::parse(&text) {
+        let text = self.folder.read(&format!("rank-{rank}"))?;
+        match text.and_then(|text| Process::parse(&text)) {
             Some(process) if process.is_dead() => Err(wrong(format!(
                 "rank {rank} (process {}) ended while others waited for it",
-                process.pid()
+                process.pid
             ))),
             _ => Ok(()),
         }
@@ -177,53 +158,29 @@ impl Fixed {
     }
 }
 
-/// Formats values as lines of `key digits`.
+/// Parses values as lines of `key digits`.
 fn parse(text: &str) -> Option<Notes> {
     let note = |line: &str| {
         let (key, digits) = line.split_once(' ')?;
-        keys::check(key).ok()?;
+        check_key(key).ok()?;
         let value = hex::decode(digits).filter(|v| v.len() <= MAX_VALUE)?;
         Some((key.to_owned(), value))
     };
     text.lines().map(note).collect()
 }
 
-impl Bootstrap for Fixed {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    fn size(&self) -> u32 {
-        self.size
-    }
-
-    fn job(&self) -> &str {
-        &self.job
-    }
-
-    fn launcher(&self) -> &'static str {
-        NAME
-    }
-
+impl Client for Fixed {
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError> {
-        self.alive()?;
-        self.keys.add(key, value)?;
         self.put.insert(key.to_owned(), value.to_owned());
         Ok(())
     }
 
     fn fence(&mut self) -> Result<(), BootError> {
-        self.alive()?;
         let notes = std::mem::take(&mut self.put);
-        let lines: String = notes
-            .iter()
-            .map(|(key, value)| format!("{key} {}\n", hex::encode(value)))
-            .collect();
-        self.folder.create(
-            &format!("notes-{}-{}", self.fences, self.rank),
-            &lines,
-            self.rank,
-        )?;
+        let line = |(key, value): (&String, &Vec<u8>)| format!("{key} {}\n", hex::encode(value));
+        let lines: String = notes.iter().map(line).collect();
+        let name = format!("notes-{}-{}", self.fences, self.rank);
+        self.folder.create(&name, &lines, self.rank)?;
         self.seen.entry(self.rank).or_default().extend(notes);
         let mut missing: Vec<u32> = (0..self.size).filter(|&rank| rank != self.rank).collect();
         self.wait_for(&mut missing)?;
@@ -232,25 +189,14 @@ impl Bootstrap for Fixed {
     }
 
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
-        self.alive()?;
-        keys::check_rank(rank, self.size)?;
-        keys::check(key)?;
-        Ok(self
-            .seen
-            .get(&rank)
-            .and_then(|notes| notes.get(key))
-            .cloned())
+        let notes = self.seen.get(&rank);
+        Ok(notes.and_then(|notes| notes.get(key)).cloned())
     }
 
     /// Writes a message for waiting processes, and ends those of this machine.
-    fn abort(&mut self, code: i32, why: &str) -> BootError {
-        let why = printable(why);
-        if let Err(error) =
-            self.folder
-                .create("abort", &format!("{} {code} {why}", self.rank), self.rank)
-        {
-            return error;
-        }
+    fn abort(&mut self, code: i32, why: &str) -> Result<(), BootError> {
+        let text = format!("{} {code} {why}", self.rank);
+        self.folder.create("abort", &text, self.rank)?;
         for rank in (0..self.size).filter(|&rank| rank != self.rank) {
             if let Ok(Some(text)) = self.folder.read(&format!("rank-{rank}"))
                 && let Some(process) = Process::parse(&text)
@@ -258,16 +204,10 @@ impl Bootstrap for Fixed {
                 process.end();
             }
         }
-        BootError::Aborted {
-            rank: self.rank,
-            code,
-            why,
-        }
+        Ok(())
     }
 
     fn finalize(&mut self) -> Result<(), BootError> {
-        self.alive()?;
-        self.finalized = true;
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use crate::error::At;
 /// namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
-    pid: i32,
+    pub(super) pid: i32,
     start: u64,
     namespace: u64,
 }
@@ -41,10 +41,6 @@ impl Process {
             namespace: words.next()?.parse().ok()?,
         };
         words.next().is_none().then_some(process)
-    }
-
-    pub(super) fn pid(self) -> i32 {
-        self.pid
     }
 
     /// Returns true if the process is known to have ended. One that is invisible from here is not.
@@ -99,12 +95,7 @@ fn stat(process: &str) -> io::Result<(char, u64)> {
             fields.nth(18)?.parse().ok()?,
         ))
     };
-    parse().ok_or_else(|| {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            "/proc/PID/stat is not as expected",
-        )
-    })
+    parse().ok_or_else(|| io::Error::other("/proc/PID/stat is not as expected"))
 }
 
 #[cfg(test)]

@@ -22,16 +22,11 @@ impl Temp {
         Temp(path)
     }
 
-    fn join(&self, rank: u32, size: u32) -> Result<Box<dyn Bootstrap>, BootError> {
+    fn join(&self, rank: u32, size: u32) -> Result<Bootstrap, BootError> {
         self.join_within(rank, size, "60")
     }
 
-    fn join_within(
-        &self,
-        rank: u32,
-        size: u32,
-        seconds: &str,
-    ) -> Result<Box<dyn Bootstrap>, BootError> {
+    fn join_within(&self, rank: u32, size: u32, seconds: &str) -> Result<Bootstrap, BootError> {
         detect_in(&Environment::of(&[
             ("ESP_JOB_RANK", &rank.to_string()),
             ("ESP_JOB_SIZE", &size.to_string()),

@@ -1,5 +1,9 @@
 //! The lines of PMI-1: `cmd=name key=value key=value`, ended by a newline.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
 use crate::BootError;
 use crate::error::printable;
 
@@ -44,10 +48,8 @@ impl Line {
 
     /// Returns the first value with this name.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.words
-            .iter()
-            .find(|(n, _)| n == name)
-            .map(|(_, value)| value.as_str())
+        let mut words = self.words.iter();
+        words.find_map(|(n, value)| (n == name).then_some(value.as_str()))
     }
 
     /// Returns an error unless the command of the line is `cmd`.
@@ -76,24 +78,19 @@ impl Line {
     }
 
     /// Returns a required number in a range.
-    pub(super) fn number(
+    pub(super) fn number<T: FromStr + PartialOrd + Display>(
         &self,
         name: &str,
-        range: std::ops::RangeInclusive<usize>,
-    ) -> Result<usize, BootError> {
+        range: RangeInclusive<T>,
+    ) -> Result<T, BootError> {
         let value = self.get(name).unwrap_or("(missing)");
-        value
-            .parse()
-            .ok()
-            .filter(|n| range.contains(n))
-            .ok_or_else(|| {
-                wrong(format!(
-                    "the launcher says {name}={}, which is not {} to {}",
-                    printable(value),
-                    range.start(),
-                    range.end()
-                ))
-            })
+        let number = value.parse().ok().filter(|n| range.contains(n));
+        number.ok_or_else(|| {
+            let (value, first, last) = (printable(value), range.start(), range.end());
+            wrong(format!(
+                "the launcher says {name}={value}, which is not {first} to {last}"
+            ))
+        })
     }
 }
 

@@ -102,7 +102,7 @@ fn start(
     rank: u32,
     size: u32,
     timeout: Duration,
-) -> (Result<Pmi1, BootError>, JoinHandle<Vec<String>>) {
+) -> (Result<Bootstrap, BootError>, JoinHandle<Vec<String>>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = serve(theirs, answer);
     (
