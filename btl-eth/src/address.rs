@@ -21,6 +21,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use esp_client::{MacAddr, NodeAddr};
 
+use crate::record::Fields;
+
 /// Version of the format. Others are refused.
 pub const VERSION: u8 = 2;
 /// Maximum number of interfaces. The longest address is below [`btl::MAX_ADDRESS`].
@@ -55,25 +57,6 @@ pub struct AddressInterface {
     pub mtu: u32,
     /// Name at its node, for messages to the user.
     pub name: String,
-}
-
-/// Error of decoding an address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AddressError {
-    /// The rank has no Ethernet transport.
-    #[error("its address is empty: it has no Ethernet transport")]
-    Empty,
-    /// Not an address of this transport.
-    #[error("its address is not one of an Ethernet transport")]
-    Foreign,
-    /// An address of another version.
-    #[error(
-        "its address has version {0}, this one {VERSION}: install the same version on both nodes"
-    )]
-    Version(u8),
-    /// A field is invalid.
-    #[error("its address is damaged: {0}")]
-    Damaged(&'static str),
 }
 
 /// Returns the hash of a job's key (FNV-1a, 128 bits). Like the keys of the wire format it
@@ -116,58 +99,70 @@ impl EthAddress {
     /// Decodes an address from untrusted bytes.
     ///
     /// # Errors
-    /// See [`AddressError`].
-    pub fn decode(bytes: &[u8]) -> Result<EthAddress, AddressError> {
-        use AddressError::{Damaged, Foreign};
+    /// What is wrong with it, as a sentence for the user.
+    pub fn decode(bytes: &[u8]) -> Result<EthAddress, String> {
         if bytes.is_empty() {
-            return Err(AddressError::Empty);
+            return Err("its address is empty: it has no Ethernet transport".into());
         }
-        let mut rest = Reader(bytes);
-        if rest.array() != Some(MAGIC) {
-            return Err(Foreign);
-        }
-        let [version, count] = rest.array().ok_or(Foreign)?;
+        let mut rest = Fields(bytes);
+        let (magic, version) = (rest.array(), rest.array());
+        let (Some(MAGIC), Some([version])) = (magic, version) else {
+            return Err("its address is not one of an Ethernet transport".into());
+        };
         if version != VERSION {
-            return Err(AddressError::Version(version));
+            return Err(format!(
+                "its address has version {version}, this one {VERSION}: install the same version \
+                 on both nodes"
+            ));
         }
-        let short = Damaged("it is truncated");
+        let address = Self::decode_fields(&mut rest).ok_or("it is truncated");
+        let checked = address.and_then(|address| address.check(rest.0));
+        checked.map_err(|what| format!("its address is damaged: {what}"))
+    }
+
+    fn decode_fields(rest: &mut Fields<'_>) -> Option<EthAddress> {
+        let [count] = rest.array()?;
         let mut address = EthAddress {
-            port: u16::from_le_bytes(rest.array().ok_or(short.clone())?),
-            job: rest.array().ok_or(short.clone())?,
-            incarnation: u64::from_le_bytes(rest.array().ok_or(short.clone())?),
-            nonce: u64::from_le_bytes(rest.array().ok_or(short.clone())?),
-            max_send: u32::from_le_bytes(rest.array().ok_or(short.clone())?),
+            port: u16::from_le_bytes(rest.array()?),
+            job: rest.array()?,
+            incarnation: u64::from_le_bytes(rest.array()?),
+            nonce: u64::from_le_bytes(rest.array()?),
+            max_send: u32::from_le_bytes(rest.array()?),
             interfaces: Vec::new(),
         };
-        if address.port < 1024 {
-            return Err(Damaged("its port is below 1024"));
-        }
-        if count == 0 || usize::from(count) > MAX_INTERFACES {
-            return Err(Damaged("it has no interface, or too many"));
-        }
         for _ in 0..count {
-            let addr = decode_addr(&mut rest).ok_or(short.clone())?;
-            let mtu = u32::from_le_bytes(rest.array().ok_or(short.clone())?);
-            let [length] = rest.array().ok_or(short.clone())?;
-            let name = rest.slice(usize::from(length)).ok_or(short.clone())?;
-            let name = std::str::from_utf8(name).ok().filter(|name| {
-                !name.is_empty() && name.len() <= MAX_NAME && !name.chars().any(char::is_control)
-            });
-            let name = name
-                .ok_or(Damaged("the name of an interface is invalid"))?
-                .to_owned();
-            if addr.is_group() || addr == NodeAddr::default() {
-                return Err(Damaged("the address of an interface is invalid"));
+            let addr = decode_addr(rest)?;
+            let mtu = u32::from_le_bytes(rest.array()?);
+            let [length] = rest.array()?;
+            let name = rest.slice(usize::from(length))?;
+            // Invalid UTF-8 becomes a name that `check` refuses.
+            let name = String::from_utf8(name.to_vec()).unwrap_or_default();
+            let interface = AddressInterface { addr, mtu, name };
+            address.interfaces.push(interface);
+        }
+        Some(address)
+    }
+
+    fn check(self, rest: &[u8]) -> Result<EthAddress, &'static str> {
+        if self.port < 1024 {
+            return Err("its port is below 1024");
+        }
+        if !(1..=MAX_INTERFACES).contains(&self.interfaces.len()) {
+            return Err("it has no interface, or too many");
+        }
+        for AddressInterface { addr, name, .. } in &self.interfaces {
+            let length = 1..=MAX_NAME;
+            if !length.contains(&name.len()) || name.chars().any(char::is_control) {
+                return Err("the name of an interface is invalid");
             }
-            address
-                .interfaces
-                .push(AddressInterface { addr, mtu, name });
+            if addr.is_group() || *addr == NodeAddr::default() {
+                return Err("the address of an interface is invalid");
+            }
         }
-        if rest.0.is_empty() {
-            Ok(address)
-        } else {
-            Err(Damaged("bytes follow its end"))
+        if !rest.is_empty() {
+            return Err("bytes follow its end");
         }
+        Ok(self)
     }
 }
 
@@ -193,7 +188,7 @@ fn encode_addr(bytes: &mut Vec<u8>, addr: NodeAddr) {
     bytes.extend(at.port().to_le_bytes());
 }
 
-fn decode_addr(from: &mut Reader<'_>) -> Option<NodeAddr> {
+fn decode_addr(from: &mut Fields<'_>) -> Option<NodeAddr> {
     let ip: IpAddr = match from.array()? {
         [0] => return Some(NodeAddr::Mac(MacAddr(from.array()?))),
         [4] => from.array::<4>()?.into(),
@@ -202,23 +197,6 @@ fn decode_addr(from: &mut Reader<'_>) -> Option<NodeAddr> {
     };
     let port = u16::from_le_bytes(from.array()?);
     (port != 0).then(|| NodeAddr::Udp(SocketAddr::new(ip, port)))
-}
-
-/// Reads fields from the front.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*taken)
-    }
-
-    fn slice(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(taken)
-    }
 }
 
 #[cfg(test)]
@@ -259,53 +237,31 @@ mod tests {
     #[test]
     fn every_cut_and_addition_is_an_error() {
         let bytes = address(2).encode();
-        assert_eq!(EthAddress::decode(&[]), Err(AddressError::Empty));
-        for end in 1..bytes.len() {
+        for end in 0..bytes.len() {
             assert!(EthAddress::decode(&bytes[..end]).is_err(), "cut at {end}");
         }
-        let mut longer = bytes.clone();
-        longer.push(0);
-        assert_eq!(
-            EthAddress::decode(&longer),
-            Err(AddressError::Damaged("bytes follow its end"))
-        );
+        let longer = [&bytes[..], &[0]].concat();
+        let error = EthAddress::decode(&longer).unwrap_err();
+        assert!(error.contains("bytes follow its end"), "{error}");
     }
 
     #[test]
     fn wrong_fields_are_named() {
-        let changed = |at: usize, to: u8| {
+        for (at, to, part) in [
+            (0, b'X', "not one of an Ethernet transport"),
+            (4, 9, "version 9"),
+            (5, 0, "no interface"),
+            (7, 0, "port is below 1024"),
+            (45, 1, "address of an interface"),
+            (55, 0, "name of an interface"),
+            (56, 0xff, "name of an interface"),
+            (56, b'\n', "name of an interface"),
+        ] {
             let mut bytes = address(1).encode();
             bytes[at] = to;
-            EthAddress::decode(&bytes)
-        };
-        assert_eq!(changed(0, b'X'), Err(AddressError::Foreign));
-        assert_eq!(changed(4, 9), Err(AddressError::Version(9)));
-        assert_eq!(
-            changed(5, 0),
-            Err(AddressError::Damaged("it has no interface, or too many"))
-        );
-        assert_eq!(
-            changed(7, 0),
-            Err(AddressError::Damaged("its port is below 1024"))
-        );
-        assert_eq!(
-            changed(45, 1),
-            Err(AddressError::Damaged(
-                "the address of an interface is invalid"
-            ))
-        );
-        assert_eq!(
-            changed(55, 0),
-            Err(AddressError::Damaged("the name of an interface is invalid"))
-        );
-        assert_eq!(
-            changed(56, 0xff),
-            Err(AddressError::Damaged("the name of an interface is invalid"))
-        );
-        assert_eq!(
-            changed(56, b'\n'),
-            Err(AddressError::Damaged("the name of an interface is invalid"))
-        );
+            let error = EthAddress::decode(&bytes).unwrap_err();
+            assert!(error.contains(part), "{at}: {error}");
+        }
     }
 
     #[test]

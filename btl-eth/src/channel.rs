@@ -6,7 +6,7 @@ use std::sync::Arc;
 use btl::{MAX_HEADER, PeerError, contiguous, gathered_len};
 use esp_client::{EspError, EspStream, Interest};
 
-use crate::record::{self, HEAD, Hello, Kind};
+use crate::record::{self, HEAD, Kind};
 
 /// Bytes of a send ring that messages leave free, so that GOODBYE or REFUSE always fits.
 pub(crate) const RESERVE: usize = 512;
@@ -83,10 +83,6 @@ impl Channel {
         if self.stream.try_write_whole(&buffers, 0).is_ok() {
             self.next_sent = self.next_sent.wrapping_add(1);
         }
-    }
-
-    pub(crate) fn hello(&mut self, hello: &Hello) {
-        self.control(Kind::Hello, &hello.encode());
     }
 
     pub(crate) fn refuse(&mut self, reason: &str) {

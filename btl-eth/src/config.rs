@@ -1,11 +1,14 @@
 //! Configuration of the transport, and the errors of making it.
 
+use std::io;
 use std::path::PathBuf;
 
 use btl::{MAX_HEADER, Rank};
-use esp_client::{Client, EspError, Path};
+use esp_client::control::InterfaceInfo;
+use esp_client::{Client, EdpSocket, EspError, Path};
 
-use crate::limits::choose_interfaces;
+use crate::channel::RESERVE;
+use crate::record::HEAD;
 
 /// Carrier of the packets of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,14 +46,6 @@ pub struct EthConfig {
     /// Maximum length of a message, header and body, in bytes. Default: a header and 64 KiB. At
     /// most a quarter of a ring is used, so that several messages fit.
     pub max_send: usize,
-    /// See [`btl::PeerInfo::eager`]; at most `max_send`. Default: a header and 64 KiB, up to which
-    /// a rendezvous takes longer than the copy.
-    pub eager: usize,
-    /// Value of [`btl::PeerInfo::bandwidth`] in MB/s. It is not measured, because a probe that is
-    /// long enough would disturb a starting job. Default: 1000, about that of a 10 Gbit/s link.
-    pub bandwidth: u32,
-    /// Maximum number of further attempts to set up a connection. Default: 4.
-    pub retries: u32,
 }
 
 impl EthConfig {
@@ -67,20 +62,8 @@ impl EthConfig {
             // A wrong value is refused when the transport opens its client.
             path: Path::from_environment().unwrap_or_default(),
             rings: 1 << 20,
-            max_send: DEFAULT_MESSAGE,
-            eager: DEFAULT_MESSAGE,
-            bandwidth: RAW_BANDWIDTH,
-            retries: 4,
+            max_send: EAGER,
         }
-    }
-
-    /// Sets the carrier, and the bandwidth that is its default.
-    pub fn set_carrier(&mut self, carrier: Carrier) {
-        self.carrier = carrier;
-        self.bandwidth = match carrier {
-            Carrier::Raw => RAW_BANDWIDTH,
-            Carrier::Udp => UDP_BANDWIDTH,
-        };
     }
 
     /// Returns the names of the interfaces that a transport would use, for owners that make one
@@ -95,10 +78,8 @@ impl EthConfig {
             return Ok(all.into_iter().filter(|name| self.wants(name)).collect());
         }
         let client = Client::connect(&self.socket)?;
-        Ok(choose_interfaces(self, client.interfaces())?
-            .into_iter()
-            .map(|info| info.name)
-            .collect())
+        let chosen = self.choose(client.interfaces())?;
+        Ok(chosen.into_iter().map(|info| info.name).collect())
     }
 
     pub(crate) fn check(&self) -> Result<(), EthError> {
@@ -129,17 +110,58 @@ impl EthConfig {
         let listed = |list: &[String]| list.iter().any(|pattern| matches(pattern, name));
         (self.include.is_empty() || listed(&self.include)) && !listed(&self.exclude)
     }
+
+    /// Returns the interfaces of `all` that are selected and up.
+    pub(crate) fn choose(&self, all: &[InterfaceInfo]) -> Result<Vec<InterfaceInfo>, EthError> {
+        let (mut chosen, is_wanted) = (all.to_vec(), |info: &InterfaceInfo| self.wants(&info.name));
+        chosen.retain(is_wanted);
+        let names = |list: &[InterfaceInfo]| {
+            let names: Vec<_> = list.iter().map(|info| info.name.as_str()).collect();
+            names.join(", ")
+        };
+        if chosen.is_empty() {
+            let (all, include, exclude) = (names(all), &self.include, &self.exclude);
+            return Err(EthError::NoInterface(format!(
+                "none of the daemon's interfaces ({all}) is selected (include: {include:?}, \
+                 exclude: {exclude:?})"
+            )));
+        }
+        let wanted = names(&chosen);
+        chosen.retain(|info| info.up);
+        if chosen.is_empty() {
+            let what = format!("{wanted}: the link is down: check `ip link`");
+            return Err(EthError::NoInterface(what));
+        }
+        Ok(chosen)
+    }
+
+    /// Returns the maximum length of a message for the rings that the daemon grants. A datagram
+    /// socket is granted the rings of a stream.
+    pub(crate) fn granted_send(
+        &self,
+        client: &Client,
+        interface: &InterfaceInfo,
+    ) -> Result<usize, EthError> {
+        let trial: EdpSocket = EdpSocket::builder()
+            .interface(&interface.name)
+            .rings(self.rings, self.rings)
+            .bind_at(client, 0)?;
+        let (tx, rx) = trial.ring_sizes();
+        let granted = tx.min(rx);
+        let max_send = self.max_send.min(granted / 4);
+        if max_send < MIN_MAX_SEND || granted < HEAD + max_send + RESERVE {
+            return Err(EthError::Rings {
+                granted,
+                needed: 4 * MIN_MAX_SEND,
+            });
+        }
+        Ok(max_send)
+    }
 }
 
-/// Default of [`EthConfig::max_send`] and [`EthConfig::eager`]: programs send powers of two, to
-/// which the layer above adds its header.
-const DEFAULT_MESSAGE: usize = (64 << 10) + MAX_HEADER;
-/// Default of [`EthConfig::bandwidth`] for raw Ethernet, in MB/s.
-const RAW_BANDWIDTH: u32 = 1000;
-/// Default of [`EthConfig::bandwidth`] for UDP, in MB/s: the device cuts the segments, so the
-/// kernel is passed once for 64 KiB.
-const UDP_BANDWIDTH: u32 = 4000;
-
+/// Maximum length of eager messages, and default of [`EthConfig::max_send`]: programs send powers
+/// of two, to which the layer above adds its header. A rendezvous takes longer than the copy.
+pub(crate) const EAGER: usize = (64 << 10) + MAX_HEADER;
 /// Minimum of [`btl::PeerInfo::max_send`] by the contract.
 pub(crate) const MIN_MAX_SEND: usize = 1024 + MAX_HEADER;
 
@@ -173,9 +195,9 @@ pub enum EthError {
         /// Minimum size.
         needed: usize,
     },
-    /// The system's random numbers are not available.
+    /// The listener could not be made, or the system has no random numbers.
     #[error("no Ethernet transport: {0}")]
-    Random(getrandom::Error),
+    Io(#[from] io::Error),
 }
 
 #[cfg(test)]

@@ -7,10 +7,12 @@ use esp_client::{EspAddr, Interest};
 
 use crate::channel::{Channel, SetupError};
 use crate::peer::{Connection, HelloResponse, PeerState};
-use crate::pending::{HelloStatus, PendingConnection};
+use crate::pending::{NoHello, PendingConnection};
 use crate::record::{Hello, Kind};
 use crate::transport::{EthBtl, SlotOwner};
 
+/// Maximum number of further attempts to set up a connection.
+const RETRIES: u32 = 4;
 /// Pause after a failed accept, for example because of a limit.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -71,13 +73,14 @@ impl EthBtl {
             let can_retry = false;
             return self.attempt_failed(rank, SetupError { error, can_retry });
         }
-        channel.hello(&Hello {
+        let hello = Hello {
             job,
             from,
             to: rank,
             from_nonce,
             to_nonce: peer.nonce,
-        });
+        };
+        channel.control(Kind::Hello, &hello.encode());
         let slot = channel.slot();
         peer.connection = Connection::HelloSent(channel);
         self.set_owner(slot, SlotOwner::Peer(rank));
@@ -138,10 +141,10 @@ impl EthBtl {
         }
         pending.channel.stream.arm(Interest::Readable);
         match pending.read_hello() {
-            HelloStatus::Awaited => self.keep_pending(pending),
-            HelloStatus::Received(hello) => self.handle_hello(pending, hello),
-            HelloStatus::Ended { malformed } => {
-                self.counters.malformed += u64::from(malformed);
+            Ok(hello) => self.handle_hello(pending, hello),
+            Err(NoHello::Awaited) => self.keep_pending(pending),
+            Err(reason) => {
+                self.counters.malformed += u64::from(matches!(reason, NoHello::Malformed));
                 self.reject(pending, "not a HELLO record");
             }
         }
@@ -195,10 +198,7 @@ impl EthBtl {
             }
         };
         match response {
-            HelloResponse::Refuse(reason) => {
-                self.counters.refused_state += 1;
-                self.reject(pending, reason);
-            }
+            HelloResponse::Refuse(reason) => self.reject(pending, reason),
             HelloResponse::Yield => {
                 self.counters.yielded += 1;
                 pending.channel.control(Kind::Yield, &[]);
@@ -239,10 +239,9 @@ impl EthBtl {
     /// Schedules the next attempt after an own one has failed, or fails the peer.
     pub(crate) fn attempt_failed(&mut self, rank: Rank, setup: SetupError) {
         self.counters.failed_attempts += 1;
-        let retries = self.config.retries;
         let Some(peer) = self.peer(rank) else { return };
         peer.failures = peer.failures.saturating_add(1);
-        if !setup.can_retry || peer.failures > retries {
+        if !setup.can_retry || peer.failures > RETRIES {
             return self.fail(rank, setup.error);
         }
         let pause = peer.retry_pause();

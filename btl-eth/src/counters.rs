@@ -4,12 +4,6 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Messages sent to other ranks.
-    pub sent: u64,
-    /// Messages received from other ranks.
-    pub received: u64,
-    /// Sends that found a full ring.
-    pub full: u64,
     /// Established connections, opened by either side.
     pub connected: u64,
     /// Failed attempts to connect.
@@ -20,8 +14,6 @@ pub struct Counters {
     pub refused_job: u64,
     /// Streams refused: the rank is invalid, or its address differs.
     pub refused_rank: u64,
-    /// Streams refused: the rank has a connection, or has failed.
-    pub refused_state: u64,
     /// Streams ended: the first record was not HELLO.
     pub malformed: u64,
     /// Streams ended: too many were pending.

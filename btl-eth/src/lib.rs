@@ -38,7 +38,6 @@ mod channel;
 mod config;
 mod connect;
 mod counters;
-mod limits;
 mod liveness;
 mod own;
 mod peer;

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use btl::{Events, PeerInfo, SendError, gathered_len};
+use btl::{Events, SendError, gathered_len};
 
-use crate::transport::{EXCLUSIVITY, EthBtl};
+use crate::transport::EthBtl;
 
 /// Maximum number of bytes in the queue, except for a single longer message.
 const MAX_BYTES: usize = 1 << 20;
@@ -25,10 +25,6 @@ impl OwnQueue {
         self.messages.is_empty()
     }
 
-    pub(crate) fn clear(&mut self) {
-        *self = OwnQueue::default();
-    }
-
     pub(crate) fn push(&mut self, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         let length = header.len() + gathered_len(body);
         let is_full = self.bytes + length > MAX_BYTES && !self.is_empty();
@@ -42,36 +38,17 @@ impl OwnQueue {
         self.messages.push_back((header.len(), bytes));
         Ok(())
     }
-
-    fn pop(&mut self) -> Option<(usize, Vec<u8>)> {
-        let message = self.messages.pop_front()?;
-        self.bytes -= message.1.len();
-        Some(message)
-    }
 }
 
 impl EthBtl {
-    pub(crate) fn own_info(&self) -> PeerInfo {
-        PeerInfo {
-            latency_ns: 200,
-            bandwidth: 5000,
-            exclusivity: EXCLUSIVITY,
-            eager: self.config.eager.min(self.max_send),
-            eager_skewed: self.max_send,
-            max_send: self.max_send,
-            one_sided: false,
-            one_sided_from: usize::MAX,
-            reason: "the process itself: a queue in memory".into(),
-        }
-    }
-
     /// Delivers the messages that are in the queue when it is called.
     pub(crate) fn deliver_own(&mut self, events: &mut dyn Events) -> usize {
         let (count, own) = (self.own_queue.messages.len(), self.config.rank);
         for _ in 0..count {
-            let Some((header, bytes)) = self.own_queue.pop() else {
+            let Some((header, bytes)) = self.own_queue.messages.pop_front() else {
                 break;
             };
+            self.own_queue.bytes -= bytes.len();
             let (header, body) = bytes.split_at(header);
             events.message(self, own, header, body);
         }

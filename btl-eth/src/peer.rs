@@ -18,8 +18,7 @@
 //! lost or duplicated.
 //!
 //! **A stream that ends before it is established** has delivered nothing. The peer is `Idle` again,
-//! and the next attempt follows after a pause, up to
-//! [`EthConfig::retries`](crate::EthConfig::retries) times.
+//! and the next attempt follows after a pause, a few times.
 
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,12 @@
 //! Accepted streams whose peer has not identified itself, or was not added yet.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 
 use btl::Rank;
 
 use crate::channel::Channel;
-use crate::record::{self, Hello, Record};
+use crate::record::{self, Hello, Kind};
 
 /// An accepted stream.
 pub(crate) struct PendingConnection {
@@ -14,14 +15,14 @@ pub(crate) struct PendingConnection {
     pub(crate) hello: Option<Hello>,
 }
 
-/// Result of reading a pending stream.
-pub(crate) enum HelloStatus {
+/// Reason why a pending stream has no HELLO.
+pub(crate) enum NoHello {
+    /// It may still arrive.
     Awaited,
-    Received(Hello),
-    /// The stream ended, or something else than a HELLO arrived.
-    Ended {
-        malformed: bool,
-    },
+    /// The stream ended.
+    Ended,
+    /// The first record is another one.
+    Malformed,
 }
 
 /// Pending connections, oldest first. When they exceed their limit, the oldest one that has not
@@ -84,37 +85,30 @@ impl PendingConnections {
 
 impl PendingConnection {
     /// Reads the HELLO, and nothing after it.
-    pub(crate) fn read_hello(&mut self) -> HelloStatus {
-        let (mut incomplete, mut status) = (self.channel.incomplete, HelloStatus::Awaited);
-        let mut is_open = false;
+    pub(crate) fn read_hello(&mut self) -> Result<Hello, NoHello> {
+        let mut incomplete = self.channel.incomplete;
+        let mut result = Err(NoHello::Ended);
         let read = self.channel.stream.try_read_with(incomplete, |bytes| {
-            is_open = true;
-            match record::decode(bytes, 0, 0) {
-                Ok(Some((Record::Hello(hello), length))) => {
-                    status = HelloStatus::Received(hello);
-                    length
+            let (found, length) = match record::decode(bytes, 0, 0) {
+                Ok(Some((record, length))) if record.kind == Kind::Hello => {
+                    (Hello::decode(record.body).ok_or(NoHello::Malformed), length)
                 }
-                Ok(None) => {
-                    incomplete = bytes.len();
-                    0
-                }
-                Ok(Some(_)) | Err(_) => {
-                    status = HelloStatus::Ended { malformed: true };
-                    0
-                }
-            }
+                Ok(None) => (Err(NoHello::Awaited), 0),
+                Ok(Some(_)) | Err(_) => (Err(NoHello::Malformed), 0),
+            };
+            incomplete = bytes.len() - length;
+            result = found;
+            length
         });
         match read {
-            Ok(0) if !is_open => return HelloStatus::Ended { malformed: false },
-            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
-                return HelloStatus::Ended { malformed: false };
-            }
-            _ => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(NoHello::Awaited),
+            Err(_) => return Err(NoHello::Ended),
+            Ok(_) => {}
         }
-        if let HelloStatus::Received(_) = status {
+        if result.is_ok() {
             (self.channel.next_received, incomplete) = (1, 0);
         }
         self.channel.incomplete = incomplete;
-        status
+        result
     }
 }

@@ -6,7 +6,6 @@
 //! shorter round trip. Probing takes at most 0.7 s, and is done once for each node.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use esp_client::control::InterfaceInfo;
@@ -58,10 +57,12 @@ struct Pair<'a> {
     peer: &'a AddressInterface,
     /// Sequence number of the echo in flight, and when it was sent.
     sent: (u16, u64),
-    answered: bool,
-    short: Option<u64>,
-    long: Option<u64>,
+    /// Round trips of [`SHORT_ECHO`] and [`LONG_ECHO`], in nanoseconds.
+    echoes: [Option<u64>; 2],
 }
+
+const SHORT_ECHO: usize = 0;
+const LONG_ECHO: usize = 1;
 
 impl Prober {
     /// Binds a datagram port on each interface.
@@ -85,11 +86,8 @@ impl Prober {
         address: &EthAddress,
         own_incarnation: u64,
     ) -> Result<NodePath, String> {
-        let addresses = address
-            .interfaces
-            .iter()
-            .map(|interface| interface.addr)
-            .collect();
+        let interfaces = address.interfaces.iter();
+        let addresses = interfaces.map(|interface| interface.addr).collect();
         let node = (address.incarnation, addresses);
         if let Some(known) = self.known.get(&node) {
             return known.clone();
@@ -116,9 +114,7 @@ impl Prober {
                     socket,
                     peer,
                     sent: (0, 0),
-                    answered: false,
-                    short: None,
-                    long: None,
+                    echoes: [None; 2],
                 });
             }
         }
@@ -129,37 +125,26 @@ impl Prober {
                     .into(),
             );
         }
-        let mut sequence = self.sequence;
-        probe_all(&mut pairs, &mut sequence, false);
-        probe_all(&mut pairs, &mut sequence, true);
-        self.sequence = sequence;
+        probe_all(&mut pairs, &mut self.sequence, SHORT_ECHO);
+        probe_all(&mut pairs, &mut self.sequence, LONG_ECHO);
         choose(&pairs, same_node)
     }
 }
 
 /// Sends rounds of echoes until all pairs have answered, or one has and the others had two rounds.
-fn probe_all(pairs: &mut [Pair<'_>], sequence: &mut u16, long: bool) {
-    for pair in pairs.iter_mut() {
-        // Only pairs that answered a short echo are probed with a long one.
-        pair.answered = long && pair.short.is_none();
-    }
+fn probe_all(pairs: &mut [Pair<'_>], sequence: &mut u16, echo: usize) {
     let mut buffer = vec![0; 1 << 16];
     for timeout in ROUNDS {
-        if pairs.iter().all(|pair| pair.answered) {
-            return;
-        }
-        for pair in pairs.iter_mut().filter(|pair| !pair.answered) {
+        for pair in pairs.iter_mut().filter(|pair| pair.awaits(echo)) {
             *sequence = sequence.wrapping_add(1);
             pair.sent = (*sequence, monotonic_nanos());
-            let length = if long { pair.full_length() } else { SHORT };
+            let body = &buffer[..pair.length(echo)];
             // An echo that cannot be sent has no answer.
-            let _ = pair
-                .socket
-                .send_echo(pair.peer.addr, *sequence, &buffer[..length]);
+            let _ = pair.socket.send_echo(pair.peer.addr, *sequence, body);
         }
         let mut deadline = Instant::now() + timeout;
-        while Instant::now() < deadline && pairs.iter().any(|pair| !pair.answered) {
-            if receive(pairs, &mut buffer, long) {
+        while Instant::now() < deadline && pairs.iter().any(|pair| pair.awaits(echo)) {
+            if receive(pairs, &mut buffer, echo) {
                 deadline = deadline.min(Instant::now() + GRACE);
             } else {
                 std::thread::sleep(POLL_INTERVAL);
@@ -167,18 +152,16 @@ fn probe_all(pairs: &mut [Pair<'_>], sequence: &mut u16, long: bool) {
         }
         buffer.fill(0);
         // One pair is sufficient; the others had two rounds.
-        if pairs
-            .iter()
-            .any(|pair| pair.answered && pair.short.is_some())
-            && timeout != ROUNDS[0]
-        {
+        let is_enough =
+            timeout != ROUNDS[0] && pairs.iter().any(|pair| pair.echoes[echo].is_some());
+        if is_enough || !pairs.iter().any(|pair| pair.awaits(echo)) {
             return;
         }
     }
 }
 
 /// Receives answers. Returns whether one of them belongs to a pair.
-fn receive(pairs: &mut [Pair<'_>], buffer: &mut [u8], long: bool) -> bool {
+fn receive(pairs: &mut [Pair<'_>], buffer: &mut [u8], echo: usize) -> bool {
     let mut any = false;
     for at in 0..pairs.len() {
         let socket = pairs[at].socket;
@@ -191,32 +174,34 @@ fn receive(pairs: &mut [Pair<'_>], buffer: &mut [u8], long: bool) -> bool {
                 std::ptr::eq(pair.socket, socket)
                     && (info.kind, info.src, info.sequence)
                         == (EdpKind::EchoReply, pair.peer.addr, pair.sent.0)
-                    && !pair.answered
+                    && pair.awaits(echo)
             });
-            let Some(pair) = pair else { continue };
-            let expected = if long { pair.full_length() } else { SHORT };
-            if info.len != expected {
-                continue;
+            if let Some(pair) = pair
+                && info.len == pair.length(echo)
+            {
+                let time = info.received_nanos.saturating_sub(pair.sent.1);
+                pair.echoes[echo] = Some(time.max(1));
+                any = true;
             }
-            let time = info.received_nanos.saturating_sub(pair.sent.1).max(1);
-            *(if long {
-                &mut pair.long
-            } else {
-                &mut pair.short
-            }) = Some(time);
-            pair.answered = true;
-            any = true;
         }
     }
     any
 }
 
 impl Pair<'_> {
-    /// Returns the length of an echo's body that fills a frame of the smaller MTU.
-    fn full_length(&self) -> usize {
-        let theirs = usize::try_from(self.peer.mtu)
-            .unwrap_or(0)
-            .saturating_sub(OVERHEAD);
+    /// Returns whether an answer is missing. Only pairs that answered a short echo are probed with
+    /// a long one.
+    fn awaits(&self, echo: usize) -> bool {
+        self.echoes[echo].is_none() && (echo == SHORT_ECHO || self.echoes[SHORT_ECHO].is_some())
+    }
+
+    /// Returns the length of an echo's body. A long one fills a frame of the smaller MTU.
+    fn length(&self, echo: usize) -> usize {
+        if echo == SHORT_ECHO {
+            return SHORT;
+        }
+        let theirs = usize::try_from(self.peer.mtu).unwrap_or(0);
+        let theirs = theirs.saturating_sub(OVERHEAD);
         self.socket
             .max_payload()
             .saturating_sub(1)
@@ -225,71 +210,55 @@ impl Pair<'_> {
     }
 
     fn name(&self) -> String {
-        format!(
-            "{} to {} {}",
-            self.socket.interface(),
-            self.peer.name,
-            self.peer.addr
-        )
+        let (own, peer) = (self.socket.interface(), self.peer);
+        format!("{own} to {} {}", peer.name, peer.addr)
     }
 }
 
 /// Returns the best pair, with a description of all.
 fn choose(pairs: &[Pair<'_>], same_node: bool) -> Result<NodePath, String> {
     let micros = |nanos: u64| format!("{}.{} µs", nanos / 1000, nanos % 1000 / 100);
-    let rank = |pair: &Pair<'_>| (pair.long.is_none(), pair.short.unwrap_or(u64::MAX));
-    let best = pairs
+    let usable = pairs
         .iter()
-        .filter(|pair| pair.short.is_some())
-        .min_by_key(|pair| rank(pair));
+        .filter_map(|pair| Some((pair, pair.echoes[SHORT_ECHO]?)));
+    let best = usable.min_by_key(|(pair, time)| (pair.echoes[LONG_ECHO].is_none(), *time));
     let mut others = String::new();
     for pair in pairs {
-        if best.is_some_and(|best| std::ptr::eq(best, pair)) {
+        if best.is_some_and(|(best, _)| std::ptr::eq(best, pair)) {
             continue;
         }
-        let _ = match (pair.short, pair.long) {
-            (None, _) => write!(others, "; {}: no answer to an EDP echo", pair.name()),
-            (Some(time), None) => {
-                write!(
-                    others,
-                    "; {}: {}, but {} bytes do not pass",
-                    pair.name(),
-                    micros(time),
-                    pair.full_length()
-                )
+        let (name, length) = (pair.name(), pair.length(LONG_ECHO));
+        others += &match pair.echoes {
+            [None, _] => format!("; {name}: no answer to an EDP echo"),
+            [Some(time), None] => {
+                let time = micros(time);
+                format!("; {name}: {time}, but {length} bytes do not pass")
             }
-            (Some(time), Some(_)) => write!(others, "; {}: {}", pair.name(), micros(time)),
+            [Some(time), Some(_)] => format!("; {name}: {}", micros(time)),
         };
     }
-    let Some((best, time)) = best.and_then(|best| Some((best, best.short?))) else {
+    let Some((best, time)) = best else {
         let tried = others.trim_start_matches("; ");
         return Err(format!(
-            "{tried}: no such node, its link is down, a firewall drops the packets, or nothing answers there (try esping)"
+            "{tried}: no such node, its link is down, a firewall drops the packets, or nothing \
+             answers there (try esping)"
         ));
     };
-    let place = if same_node {
-        " (this node, through its daemon)"
-    } else {
-        ""
+    let place = match same_node {
+        true => " (this node, through its daemon)",
+        false => "",
     };
-    let long = match best.long {
-        Some(long) => format!("{} bytes in {}", best.full_length(), micros(long)),
-        None => format!(
-            "{} bytes do not pass: a smaller MTU on the path",
-            best.full_length()
-        ),
+    let length = best.length(LONG_ECHO);
+    let long = match best.echoes[LONG_ECHO] {
+        Some(long) => format!("{length} bytes in {}", micros(long)),
+        None => format!("{length} bytes do not pass: a smaller MTU on the path"),
     };
-    let reason = format!(
-        "{}{place}: EDP echo in {}, {long}{others}",
-        best.name(),
-        micros(time)
-    );
-    let round_trip = Duration::from_nanos(time);
+    let (name, short) = (best.name(), micros(time));
     Ok(NodePath {
         interface: best.socket.interface().to_owned(),
         peer: best.peer.addr,
-        round_trip,
-        reason,
+        round_trip: Duration::from_nanos(time),
+        reason: format!("{name}{place}: EDP echo in {short}, {long}{others}"),
     })
 }
 

@@ -22,9 +22,8 @@ const MAX_EMPTY_POLLS: u32 = 400;
 
 /// Why reading a stream ended.
 enum End {
-    Violation(String),
-    Refused(String),
-    Goodbye,
+    /// GOODBYE, REFUSE, or a violation of the protocol.
+    Failed(PeerError),
     Yield,
     /// End of the stream without GOODBYE.
     Eof,
@@ -94,7 +93,7 @@ impl EthBtl {
                         incomplete = bytes.len() - at;
                         break;
                     }
-                    Err(error) => end = Some(End::Violation(error.to_string())),
+                    Err(error) => end = Some(End::Failed(PeerError::Violation(error))),
                 }
             }
             at
@@ -123,11 +122,10 @@ impl EthBtl {
         record: Record<'_>,
         events: &mut dyn Events,
     ) -> Option<End> {
-        if let Record::Message { header, body } = record
+        if record.kind == Kind::Message
             && let Some(Connection::Established(_)) = self.peer(rank).map(|peer| &peer.connection)
         {
-            self.counters.received += 1;
-            events.message(self, rank, header, body);
+            events.message(self, rank, record.header, record.body);
             return None;
         }
         self.handle_control(rank, &record)
@@ -135,9 +133,9 @@ impl EthBtl {
 
     fn handle_control(&mut self, rank: Rank, record: &Record<'_>) -> Option<End> {
         let peer = self.peer(rank)?;
-        match (&mut peer.connection, record) {
-            (Connection::HelloSent(_), Record::Welcome)
-            | (Connection::WelcomeSent(_), Record::Confirm) => {
+        Some(match (&mut peer.connection, record.kind) {
+            (Connection::HelloSent(_), Kind::Welcome)
+            | (Connection::WelcomeSent(_), Kind::Confirm) => {
                 let idle = Connection::Idle { retry_at: None };
                 peer.connection = match std::mem::replace(&mut peer.connection, idle) {
                     Connection::HelloSent(mut channel) => {
@@ -149,55 +147,47 @@ impl EthBtl {
                 };
                 (peer.failures, peer.yields) = (0, 0);
                 self.counters.connected += 1;
-                None
+                return None;
             }
-            (Connection::HelloSent(_), Record::Yield) => Some(End::Yield),
-            (_, Record::Refuse(reason)) => Some(End::Refused((*reason).to_owned())),
-            (_, Record::Goodbye) => Some(End::Goodbye),
-            (_, Record::Message { .. }) => Some(End::Violation(
-                "MESSAGE before the connection was established".into(),
-            )),
-            (_, Record::Hello(_) | Record::Welcome | Record::Confirm | Record::Yield) => Some(
-                End::Violation("unexpected record of the connection set-up".into()),
-            ),
-        }
+            (Connection::HelloSent(_), Kind::Yield) => End::Yield,
+            (_, Kind::Refuse) => {
+                let reason = String::from_utf8_lossy(record.body);
+                End::Failed(PeerError::Lost(format!("it refused: {reason}")))
+            }
+            (_, Kind::Goodbye) => End::Failed(PeerError::Left),
+            (_, kind) => End::Failed(PeerError::Violation(format!("unexpected {kind:?} record"))),
+        })
     }
 
     fn handle_end(&mut self, rank: Rank, end: End) {
         let Some(peer) = self.peer(rank) else { return };
-        let (is_established, is_own_attempt) = (
-            matches!(peer.connection, Connection::Established(_)),
-            matches!(peer.connection, Connection::HelloSent(_)),
-        );
-        match end {
-            End::Goodbye => self.fail(rank, PeerError::Left),
-            End::Refused(reason) => {
-                self.fail(rank, PeerError::Lost(format!("it refused: {reason}")));
-            }
-            End::Yield => self.yield_to_peer(rank),
-            End::Violation(what) => {
-                if let Some(channel) = peer.channel() {
-                    channel.refuse(&format!("protocol violation: {what}"));
+        let is_established = matches!(peer.connection, Connection::Established(_));
+        let is_own_attempt = matches!(peer.connection, Connection::HelloSent(_));
+        let setup = match end {
+            End::Failed(error) => {
+                if let PeerError::Violation(what) = &error {
+                    if let Some(channel) = peer.channel() {
+                        channel.refuse(&format!("protocol violation: {what}"));
+                    }
+                    self.counters.violations += 1;
                 }
-                self.counters.violations += 1;
-                self.fail(rank, PeerError::Violation(what));
+                return self.fail(rank, error);
             }
-            End::Eof if is_established => self.fail(rank, PeerError::Died),
-            End::Error(error) if is_established => self.fail(rank, established_error(&error)),
-            End::Eof | End::Error(_) => {
-                let setup = match &end {
-                    End::Error(error) => SetupError::new(error),
-                    _ => SetupError {
-                        error: PeerError::Lost("it ended the connection during set-up".into()),
-                        can_retry: true,
-                    },
-                };
-                if is_own_attempt {
-                    self.attempt_failed(rank, setup);
-                } else {
-                    self.accepted_failed(rank, setup);
-                }
+            End::Yield => return self.yield_to_peer(rank),
+            End::Eof if is_established => return self.fail(rank, PeerError::Died),
+            End::Error(error) if is_established => {
+                return self.fail(rank, established_error(&error));
             }
+            End::Error(error) => SetupError::new(&error),
+            End::Eof => SetupError {
+                error: PeerError::Lost("it ended the connection during set-up".into()),
+                can_retry: true,
+            },
+        };
+        if is_own_attempt {
+            self.attempt_failed(rank, setup);
+        } else {
+            self.accepted_failed(rank, setup);
         }
     }
 }

@@ -61,42 +61,13 @@ pub struct Hello {
 
 /// A decoded record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // see the module
-pub enum Record<'a> {
-    Hello(Hello),
-    Welcome,
-    Confirm,
-    Yield,
-    Refuse(&'a str),
-    Message { header: &'a [u8], body: &'a [u8] },
-    Goodbye,
-}
-
-/// Error of decoding a record. The rest of the stream is not readable.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RecordError {
-    /// The record is too long.
-    #[error("record of {length} bytes where at most {limit} are permitted")]
-    TooLong {
-        /// Length in the record.
-        length: usize,
-        /// Maximum.
-        limit: usize,
-    },
-    /// The kind is unknown.
-    #[error("record of unknown kind {0}")]
-    Kind(u8),
-    /// The number is not the next one.
-    #[error("record number {got} instead of {expected}")]
-    Number {
-        /// Number in the record.
-        got: u16,
-        /// Expected number.
-        expected: u16,
-    },
-    /// The fields are inconsistent.
-    #[error("{0}")]
-    Malformed(&'static str),
+pub struct Record<'a> {
+    /// Its kind.
+    pub kind: Kind,
+    /// Header of MESSAGE; empty for the others.
+    pub header: &'a [u8],
+    /// Contents: body of MESSAGE, [`Hello`], or reason of REFUSE.
+    pub body: &'a [u8],
 }
 
 /// Encodes the fields before a record's contents. The caller has checked the lengths.
@@ -130,33 +101,37 @@ impl Hello {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<Hello, RecordError> {
-        let Ok(bytes) = <&[u8; HELLO]>::try_from(bytes) else {
-            return Err(RecordError::Malformed("HELLO of a wrong length"));
+    /// Decodes the contents of HELLO; `None` if they are invalid.
+    pub fn decode(bytes: &[u8]) -> Option<Hello> {
+        let mut fields = Fields(bytes);
+        let front: [u8; 8] = fields.array()?;
+        let hello = Hello {
+            job: fields.array()?,
+            from: u32::from_le_bytes(fields.array()?),
+            to: u32::from_le_bytes(fields.array()?),
+            from_nonce: u64::from_le_bytes(fields.array()?),
+            to_nonce: u64::from_le_bytes(fields.array()?),
         };
-        let four = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-        let number = |at: usize| u64::from(word(four(at))) | u64::from(word(four(at + 4))) << 32;
-        if four(0) != MAGIC {
-            return Err(RecordError::Malformed("HELLO without its magic number"));
-        }
-        if four(4) != [VERSION.to_le_bytes()[0], VERSION.to_le_bytes()[1], 0, 0] {
-            return Err(RecordError::Malformed("HELLO of another version"));
-        }
-        let mut job = [0; 16];
-        job.copy_from_slice(&bytes[8..24]);
-        let (from, to) = (word(four(24)), word(four(28)));
-        Ok(Hello {
-            job,
-            from,
-            to,
-            from_nonce: number(32),
-            to_nonce: number(40),
-        })
+        let is_valid = front == hello.encode()[..8] && fields.0.is_empty();
+        is_valid.then_some(hello)
     }
 }
 
-fn word(bytes: [u8; 4]) -> u32 {
-    u32::from_le_bytes(bytes)
+/// Takes fields from the front of untrusted bytes.
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    pub(crate) fn slice(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
 }
 
 /// Decodes the record at the front of `bytes`. Returns it and its length; `None` if it is
@@ -164,82 +139,47 @@ fn word(bytes: [u8; 4]) -> u32 {
 /// body.
 ///
 /// # Errors
-/// See [`RecordError`].
+/// The reason why the record, and so the rest of the stream, is not readable.
 #[inline]
 pub fn decode(
     bytes: &[u8],
     number: u16,
     limit: usize,
-) -> Result<Option<(Record<'_>, usize)>, RecordError> {
+) -> Result<Option<(Record<'_>, usize)>, String> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else {
         return Ok(None);
     };
     let [a, b, c, d, header, kind, n, m] = *head;
-    let (length, header) = (word([a, b, c, d]) as usize, usize::from(header));
-    let got = u16::from_le_bytes([n, m]);
+    let length = u32::from_le_bytes([a, b, c, d]) as usize;
+    let (header, got) = (usize::from(header), u16::from_le_bytes([n, m]));
     if got != number {
-        return Err(RecordError::Number {
-            got,
-            expected: number,
-        });
+        return Err(format!("record number {got} instead of {number}"));
     }
-    if kind == Kind::Message as u8 {
-        if length > limit {
-            return Err(RecordError::TooLong { length, limit });
-        }
-        if header > length.min(MAX_HEADER) {
-            return Err(RecordError::Malformed(
-                "a header longer than its message or than MAX_HEADER",
-            ));
-        }
-        let Some(message) = rest.get(..length) else {
-            return Ok(None);
-        };
-        let (header, body) = message.split_at(header);
-        return Ok(Some((Record::Message { header, body }, HEAD + length)));
-    }
-    control(kind, header, length, rest)
-}
-
-#[cold]
-fn control(
-    kind: u8,
-    header: usize,
-    length: usize,
-    rest: &[u8],
-) -> Result<Option<(Record<'_>, usize)>, RecordError> {
-    let (limit, record) = match kind {
-        1 => (HELLO, None),
-        2 => (0, Some(Record::Welcome)),
-        3 => (0, Some(Record::Confirm)),
-        4 => (0, Some(Record::Yield)),
-        5 => (MAX_REASON, None),
-        7 => (0, Some(Record::Goodbye)),
-        other => return Err(RecordError::Kind(other)),
+    let (kind, limit, max_header) = match kind {
+        6 => (Kind::Message, limit, MAX_HEADER.min(length)),
+        1 => (Kind::Hello, HELLO, 0),
+        2 => (Kind::Welcome, 0, 0),
+        3 => (Kind::Confirm, 0, 0),
+        4 => (Kind::Yield, 0, 0),
+        5 => (Kind::Refuse, MAX_REASON, 0),
+        7 => (Kind::Goodbye, 0, 0),
+        other => return Err(format!("record of unknown kind {other}")),
     };
     if length > limit {
-        return Err(RecordError::TooLong { length, limit });
-    }
-    if header != 0 {
-        return Err(RecordError::Malformed(
-            "a header in a record other than MESSAGE",
+        return Err(format!(
+            "record of {length} bytes where at most {limit} are permitted"
         ));
     }
-    let Some(body) = rest.get(..length) else {
+    if header > max_header {
+        return Err(format!(
+            "a header of {header} bytes in a record of {length} bytes, {kind:?}"
+        ));
+    }
+    let Some(contents) = rest.get(..length) else {
         return Ok(None);
     };
-    let record =
-        match record {
-            Some(record) => record,
-            None if kind == 1 => Record::Hello(Hello::decode(body)?),
-            None => {
-                let reason = std::str::from_utf8(body);
-                Record::Refuse(reason.map_err(|_| {
-                    RecordError::Malformed("REFUSE with a reason that is not UTF-8")
-                })?)
-            }
-        };
-    Ok(Some((record, HEAD + length)))
+    let (header, body) = contents.split_at(header);
+    Ok(Some((Record { kind, header, body }, HEAD + length)))
 }
 
 #[cfg(test)]
@@ -256,6 +196,52 @@ mod tests {
 
     #[test]
     fn records_round_trip_and_need_all_their_bytes() {
+        let cases: [(Kind, &[u8], &[u8]); 8] = [
+            (Kind::Hello, b"", &[7; HELLO]),
+            (Kind::Welcome, b"", b""),
+            (Kind::Confirm, b"", b""),
+            (Kind::Yield, b"", b""),
+            (Kind::Refuse, b"", "grün".as_bytes()),
+            (Kind::Message, b"hh", b"body"),
+            (Kind::Message, b"", b""),
+            (Kind::Goodbye, b"", b""),
+        ];
+        for (kind, header, body) in cases {
+            let record = Record { kind, header, body };
+            let mut bytes = bytes(kind, header.len(), &[header, body].concat(), 0);
+            for end in 0..bytes.len() {
+                let cut = decode(&bytes[..end], 0, LIMIT);
+                assert_eq!(cut, Ok(None), "{record:?} cut at {end}");
+            }
+            let length = bytes.len();
+            bytes.extend(b"more");
+            assert_eq!(decode(&bytes, 0, LIMIT), Ok(Some((record, length))));
+            let error = decode(&bytes, 7, LIMIT).unwrap_err();
+            assert!(error.contains("number 0 instead of 7"), "{error}");
+        }
+    }
+
+    #[test]
+    fn invalid_records_are_errors_before_they_are_complete() {
+        for (head, part) in [
+            (head(Kind::Message, 0, LIMIT + 1, 0), "1001 bytes"),
+            (head(Kind::Message, MAX_HEADER + 1, 900, 0), "65 bytes"),
+            (head(Kind::Message, 9, 8, 0), "9 bytes"),
+            (head(Kind::Refuse, 0, MAX_REASON + 1, 0), "201 bytes"),
+            (head(Kind::Hello, 0, HELLO + 1, 0), "49 bytes"),
+            (head(Kind::Welcome, 0, 1, 0), "1 bytes"),
+            (head(Kind::Welcome, 1, 0, 0), "header"),
+            ([0, 0, 0, 0, 0, 0, 0, 0], "kind 0"),
+            ([0, 0, 0, 0, 0, 8, 0, 0], "kind 8"),
+            ([0, 0, 0, 0, 0, 255, 0, 0], "kind 255"),
+        ] {
+            let error = decode(&head, 0, LIMIT).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn hello_round_trips_and_other_bytes_are_refused() {
         let hello = Hello {
             job: [3; 16],
             from: 1,
@@ -263,115 +249,14 @@ mod tests {
             from_nonce: u64::MAX - 5,
             to_nonce: 1 << 40,
         };
-        let cases = [
-            (
-                bytes(Kind::Hello, 0, &hello.encode(), 0),
-                Record::Hello(hello),
-            ),
-            (bytes(Kind::Welcome, 0, b"", 0), Record::Welcome),
-            (bytes(Kind::Confirm, 0, b"", 0), Record::Confirm),
-            (bytes(Kind::Yield, 0, b"", 0), Record::Yield),
-            (
-                bytes(Kind::Refuse, 0, "grün".as_bytes(), 0),
-                Record::Refuse("grün"),
-            ),
-            (
-                bytes(Kind::Message, 2, b"hhbody", 0),
-                Record::Message {
-                    header: b"hh",
-                    body: b"body",
-                },
-            ),
-            (
-                bytes(Kind::Message, 0, b"", 0),
-                Record::Message {
-                    header: b"",
-                    body: b"",
-                },
-            ),
-            (bytes(Kind::Goodbye, 0, b"", 0), Record::Goodbye),
-        ];
-        for (bytes, record) in cases {
-            for end in 0..bytes.len() {
-                assert_eq!(
-                    decode(&bytes[..end], 0, LIMIT),
-                    Ok(None),
-                    "{record:?} cut at {end}"
-                );
-            }
-            let length = bytes.len();
-            let mut more = bytes;
-            more.extend(b"more");
-            assert_eq!(decode(&more, 0, LIMIT), Ok(Some((record, length))));
-            assert_eq!(
-                decode(&more, 7, LIMIT),
-                Err(RecordError::Number {
-                    got: 0,
-                    expected: 7
-                })
-            );
-        }
-    }
-
-    #[test]
-    fn invalid_records_are_errors_before_they_are_complete() {
-        let long = head(Kind::Message, 0, LIMIT + 1, 0);
-        assert_eq!(
-            decode(&long, 0, LIMIT),
-            Err(RecordError::TooLong {
-                length: LIMIT + 1,
-                limit: LIMIT
-            })
-        );
-        let header = head(Kind::Message, MAX_HEADER + 1, 900, 0);
-        assert!(matches!(
-            decode(&header, 0, LIMIT),
-            Err(RecordError::Malformed(_))
-        ));
-        let header = head(Kind::Message, 9, 8, 0);
-        assert!(matches!(
-            decode(&header, 0, LIMIT),
-            Err(RecordError::Malformed(_))
-        ));
-        for kind in [0, 8, 255] {
-            assert_eq!(
-                decode(&[0, 0, 0, 0, 0, kind, 0, 0], 0, LIMIT),
-                Err(RecordError::Kind(kind))
-            );
-        }
-        let words = head(Kind::Refuse, 0, MAX_REASON + 1, 0);
-        assert!(matches!(
-            decode(&words, 0, LIMIT),
-            Err(RecordError::TooLong { .. })
-        ));
-        assert!(matches!(
-            decode(&bytes(Kind::Refuse, 0, b"\xff", 0), 0, LIMIT),
-            Err(RecordError::Malformed(_))
-        ));
-        assert!(matches!(
-            decode(&bytes(Kind::Welcome, 1, b"", 0), 0, LIMIT),
-            Err(RecordError::Malformed(_))
-        ));
-        assert!(matches!(
-            decode(&bytes(Kind::Hello, 0, b"short", 0), 0, LIMIT),
-            Err(RecordError::Malformed(_))
-        ));
-        let hello = Hello {
-            job: [0; 16],
-            from: 0,
-            to: 0,
-            from_nonce: 0,
-            to_nonce: 0,
-        }
-        .encode();
+        let bytes = hello.encode();
+        assert_eq!(Hello::decode(&bytes), Some(hello));
+        assert_eq!(Hello::decode(&bytes[..HELLO - 1]), None);
+        assert_eq!(Hello::decode(&[&bytes[..], &[0]].concat()), None);
         for at in [0, 4, 5, 6] {
-            let mut wrong = hello;
+            let mut wrong = bytes;
             wrong[at] ^= 0x10;
-            let wrong = bytes(Kind::Hello, 0, &wrong, 0);
-            assert!(
-                matches!(decode(&wrong, 0, LIMIT), Err(RecordError::Malformed(_))),
-                "byte {at}"
-            );
+            assert_eq!(Hello::decode(&wrong), None, "byte {at}");
         }
     }
 }

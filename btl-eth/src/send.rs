@@ -21,37 +21,29 @@ impl Tx for EthBtl {
             Some(PeerState::Own(info)) => info.max_send,
             Some(PeerState::Unknown) | None => return Err(SendError::NoPeer(rank)),
         };
+        let too_long = |length, limit| Err(SendError::TooLong { length, limit });
         if header.len() > MAX_HEADER {
-            return Err(SendError::TooLong {
-                length: header.len(),
-                limit: MAX_HEADER,
-            });
+            return too_long(header.len(), MAX_HEADER);
         }
         let length = gathered_len(body).saturating_add(header.len());
         if length > max_send {
-            return Err(SendError::TooLong {
-                length,
-                limit: max_send,
-            });
+            return too_long(length, max_send);
         }
         let Some(PeerState::Peer(peer)) = self.peers.get_mut(rank as usize) else {
             return self.own_queue.push(header, body);
         };
         match &mut peer.connection {
-            Connection::Established(channel) => match channel.message(header, body) {
-                Ok(()) => {
-                    self.counters.sent += 1;
-                    Ok(())
+            Connection::Established(channel) => {
+                let sent = channel.message(header, body);
+                if sent
+                    .as_ref()
+                    .is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock)
+                {
+                    // Reading finds the cause, after everything that arrived before it.
+                    self.poll_directly(rank);
                 }
-                Err(error) => {
-                    self.counters.full += 1;
-                    if error.kind() != io::ErrorKind::WouldBlock {
-                        // Reading finds the cause, after everything that arrived before it.
-                        self.poll_directly(rank);
-                    }
-                    Err(SendError::Busy)
-                }
-            },
+                sent.map_err(|_| SendError::Busy)
+            }
             Connection::Failed(error) => Err(SendError::Failed {
                 peer: rank,
                 error: error.clone(),
@@ -60,10 +52,7 @@ impl Tx for EthBtl {
                 self.connect(rank);
                 Err(SendError::Busy)
             }
-            Connection::Idle { retry_at: Some(_) }
-            | Connection::Requested(_)
-            | Connection::HelloSent(_)
-            | Connection::WelcomeSent(_) => Err(SendError::Busy),
+            _ => Err(SendError::Busy),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -11,9 +12,8 @@ use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder
 
 use crate::address::{AddressInterface, EthAddress, job_hash};
 use crate::channel::SetupError;
-use crate::config::{Carrier, EthConfig, EthError, MIN_MAX_SEND};
+use crate::config::{Carrier, EAGER, EthConfig, EthError, MIN_MAX_SEND};
 use crate::counters::Counters;
-use crate::limits::{choose_interfaces, daemon_error, max_send};
 use crate::liveness::Liveness;
 use crate::own::OwnQueue;
 use crate::peer::{Connection, Peer, PeerState};
@@ -22,13 +22,19 @@ use crate::probe::Prober;
 use crate::record::{self, Kind};
 
 /// Exclusivity of this transport, see [`PeerInfo::exclusivity`].
-pub(crate) const EXCLUSIVITY: u32 = 100;
+const EXCLUSIVITY: u32 = 100;
 /// Exclusivity of raw Ethernet through the daemon, which costs two wake-ups more for each message.
 const EXCLUSIVITY_DAEMON: u32 = EXCLUSIVITY - 10;
 /// Latency of a rail over leases, in ns (docs/performance.md).
 const LEASE_LATENCY: u32 = 5_000;
 /// Latency of a rail over UDP, in ns.
 const UDP_LATENCY: u32 = 7_000;
+/// Bandwidth of raw Ethernet, in MB/s: about that of a 10 Gbit/s link. It is not measured, because
+/// a probe that is long enough would disturb a starting job.
+const RAW_BANDWIDTH: u32 = 1000;
+/// Bandwidth of UDP, in MB/s: the device cuts the segments, so the kernel is passed once for
+/// 64 KiB.
+const UDP_BANDWIDTH: u32 = 4000;
 /// Number of calls of `progress` between two readings of the clock while a timer is set. Reading it
 /// takes longer than the rest of an empty call.
 const CALLS_PER_CLOCK: u32 = 16;
@@ -107,8 +113,8 @@ impl EthBtl {
             Carrier::Raw => Client::polled_by(&config.socket, config.path)?,
             Carrier::Udp => Client::polled_udp(|name| config.wants(name))?,
         };
-        let interfaces = choose_interfaces(&config, client.interfaces())?;
-        let max_send = max_send(&config, &client, &interfaces[0])?;
+        let interfaces = config.choose(client.interfaces())?;
+        let max_send = config.granted_send(&client, &interfaces[0])?;
         let prober = Prober::new(&client, &interfaces)?;
         let job = job_hash(&config.job);
         let rings = config.rings;
@@ -121,12 +127,9 @@ impl EthBtl {
         if let [only] = interfaces.as_slice() {
             listener = listener.interface(&only.name);
         }
-        let bound = listener.bind_at(&client, 0);
-        let listener = bound.map_err(|error| daemon_error(&error))?;
-        let nonblocking = listener.set_nonblocking(true);
-        nonblocking.map_err(|error| daemon_error(&error))?;
-        let mut nonce = [0; 8];
-        getrandom::fill(&mut nonce).map_err(EthError::Random)?;
+        let listener = listener.bind_at(&client, 0)?;
+        listener.set_nonblocking(true)?;
+        let nonce = getrandom::u64().map_err(|e| io::Error::other(e.to_string()))?;
         let builder = EspStream::builder()
             .path(config.path)
             .key(job)
@@ -136,7 +139,7 @@ impl EthBtl {
         peers.resize_with(config.size as usize, || PeerState::Unknown);
         let mut btl = EthBtl {
             job,
-            nonce: u64::from_le_bytes(nonce),
+            nonce,
             max_send,
             interfaces,
             open: Some(Open {
@@ -216,14 +219,35 @@ impl EthBtl {
         self.next_timer = Some(self.next_timer.map_or(at, |timer| timer.min(at)));
     }
 
+    fn info(
+        &self,
+        latency_ns: u32,
+        bandwidth: u32,
+        exclusivity: u32,
+        max_send: usize,
+        reason: String,
+    ) -> PeerInfo {
+        PeerInfo {
+            latency_ns: latency_ns.max(1),
+            bandwidth,
+            exclusivity,
+            eager: EAGER.min(max_send),
+            eager_skewed: max_send,
+            max_send,
+            reason,
+            ..PeerInfo::default()
+        }
+    }
+
     /// Checks a peer's address and probes the path to its node.
     fn probe(&mut self, rank: Rank, address: &[u8]) -> Result<(PeerState, PeerInfo), String> {
-        let address = EthAddress::decode(address).map_err(|error| error.to_string())?;
+        let address = EthAddress::decode(address)?;
         if address.job != self.job {
             return Err("its address is of another job".into());
         }
         if rank == self.config.rank {
-            let info = self.own_info();
+            let reason = "the process itself: a queue in memory".into();
+            let info = self.info(200, 5000, EXCLUSIVITY, self.max_send, reason);
             return Ok((PeerState::Own(info.clone()), info));
         }
         let theirs = usize::try_from(address.max_send).unwrap_or(usize::MAX);
@@ -241,22 +265,13 @@ impl EthBtl {
         let measured = u32::try_from((path.round_trip / 2).as_nanos()).unwrap_or(u32::MAX);
         // A rail through the daemon is used only without a better one. The others have the latency
         // of a program that polls, since the echo of a lease is answered by the daemon.
-        let (latency_ns, exclusivity) = match self.config.carrier {
-            Carrier::Raw if self.uses_daemon() => (measured, EXCLUSIVITY_DAEMON),
-            Carrier::Raw => (LEASE_LATENCY, EXCLUSIVITY),
-            Carrier::Udp => (UDP_LATENCY, EXCLUSIVITY),
+        let (latency, bandwidth, exclusivity) = match self.config.carrier {
+            Carrier::Raw if self.uses_daemon() => (measured, RAW_BANDWIDTH, EXCLUSIVITY_DAEMON),
+            Carrier::Raw => (LEASE_LATENCY, RAW_BANDWIDTH, EXCLUSIVITY),
+            Carrier::Udp => (UDP_LATENCY, UDP_BANDWIDTH, EXCLUSIVITY),
         };
-        let info = PeerInfo {
-            latency_ns: latency_ns.max(1),
-            bandwidth: self.config.bandwidth.max(1),
-            exclusivity,
-            eager: self.config.eager.min(max_send),
-            eager_skewed: max_send,
-            max_send,
-            one_sided: false,
-            one_sided_from: usize::MAX,
-            reason: format!("{}; bandwidth by configuration", path.reason),
-        };
+        let reason = path.reason.clone();
+        let info = self.info(latency, bandwidth, exclusivity, max_send, reason);
         let peer = Peer::new(address.port, address.nonce, path, info.clone());
         Ok((PeerState::Peer(Box::new(peer)), info))
     }
@@ -461,7 +476,7 @@ impl Btl for EthBtl {
             pending.channel.refuse("this rank has left the job");
         }
         self.peers.clear();
-        self.own_queue.clear();
+        self.own_queue = OwnQueue::default();
         self.failures.clear();
         self.polled.clear();
         self.next_timer = None;

@@ -123,7 +123,7 @@ fn eth(
     by_daemon: &mut bool,
 ) -> Result<Vec<Box<dyn Btl>>, String> {
     let mut config = EthConfig::new(place.rank, place.size, place.key.as_bytes());
-    config.set_carrier(carrier);
+    config.carrier = carrier;
     config.include.clone_from(&place.options.interfaces);
     config.exclude.clone_from(&place.options.not_interfaces);
     let names = config.interfaces().map_err(|e| e.to_string())?;

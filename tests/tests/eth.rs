@@ -7,7 +7,7 @@ use std::path::Path;
 
 use btl::{Btl, Events, PeerError, PendingPeers, Rank, SendError, Tx};
 use btl_eth::address::{AddressInterface, EthAddress, job_hash};
-use btl_eth::record::{self, Hello, Kind, Record};
+use btl_eth::record::{self, Hello, Kind};
 use btl_eth::{EthBtl, EthConfig, EthError};
 use esp_client::{Client, EspError, EspListener, EspStream, MacAddr};
 use esp_tests::process::{Daemon, bare_lab, configured_lab, ip, ip_in_switch};
@@ -507,7 +507,10 @@ impl Impostor {
                 Err(error) => panic!("{error}"),
             }
             match record::decode(&bytes, 0, 0).expect("a record") {
-                Some((record, _)) => received = format!("{record:?}"),
+                Some((record, _)) => {
+                    let body = String::from_utf8_lossy(record.body);
+                    received = format!("{:?} {body}", record.kind).trim_end().to_owned();
+                }
                 None => return false,
             }
             true
@@ -637,10 +640,7 @@ fn invalid_records_fail_their_peer_only() {
         let mut others = [Member::at(&lab, 1, 2, 4), Member::at(&lab, 0, 3, 4)];
         let mut impostor = Impostor::added(&lab, &mut victim);
         impostor.greet();
-        assert_eq!(
-            impostor.hears(&mut victim),
-            format!("{:?}", Record::Welcome)
-        );
+        assert_eq!(impostor.hears(&mut victim), "Welcome");
         impostor.write(Kind::Confirm, 0, b"");
         attack(&mut impostor);
         let error = until_failed("the violation", &mut victim, 1);
@@ -710,10 +710,7 @@ fn a_stream_that_ends_before_confirm_is_dropped() {
     let mut impostor = Impostor::added(&lab, &mut victim);
     for _ in 0..5 {
         impostor.greet();
-        assert_eq!(
-            impostor.hears(&mut victim),
-            format!("{:?}", Record::Welcome)
-        );
+        assert_eq!(impostor.hears(&mut victim), "Welcome");
         let before = victim.btl.counters().failed_attempts;
         let hello = impostor.hello;
         impostor = Impostor {
@@ -725,10 +722,7 @@ fn a_stream_that_ends_before_confirm_is_dropped() {
         });
     }
     impostor.greet();
-    assert_eq!(
-        impostor.hears(&mut victim),
-        format!("{:?}", Record::Welcome)
-    );
+    assert_eq!(impostor.hears(&mut victim), "Welcome");
     impostor.write(Kind::Confirm, 0, b"");
     impostor.write(Kind::Message, 0, b"at last");
     run("the message", &mut [&mut victim], |members| {

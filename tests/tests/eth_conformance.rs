@@ -63,7 +63,7 @@ fn be_a_rank() {
             let mut config = EthConfig::new(place.rank, place.size, place.job.as_bytes());
             match std::env::var_os(SOCKET) {
                 Some(socket) => config.socket = PathBuf::from(socket),
-                None => config.set_carrier(Carrier::Udp),
+                None => config.carrier = Carrier::Udp,
             }
             let btl = EthBtl::new(config).map_err(|error| error.to_string())?;
             Ok(Box::new(btl) as Box<dyn Btl>)

@@ -122,7 +122,7 @@ impl Parameters {
         };
         for &carrier in carriers {
             let mut config = config.clone();
-            config.set_carrier(carrier);
+            config.carrier = carrier;
             self.add_rails(&mut new, &config);
         }
         new

@@ -3,7 +3,7 @@
 #![no_main]
 
 use btl_eth::address::EthAddress;
-use btl_eth::record::{HEAD, Kind, Record, decode, head};
+use btl_eth::record::{HEAD, Hello, Kind, Record, decode, head};
 use esp_fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
 
@@ -11,18 +11,9 @@ const LIMIT: usize = 4096;
 
 /// Encodes a decoded record again.
 fn encode(record: &Record<'_>, number: u16) -> Vec<u8> {
-    let (kind, header, body) = match record {
-        Record::Hello(hello) => (Kind::Hello, 0, hello.encode().to_vec()),
-        Record::Welcome => (Kind::Welcome, 0, Vec::new()),
-        Record::Confirm => (Kind::Confirm, 0, Vec::new()),
-        Record::Yield => (Kind::Yield, 0, Vec::new()),
-        Record::Refuse(reason) => (Kind::Refuse, 0, reason.as_bytes().to_vec()),
-        Record::Message { header, body } => {
-            (Kind::Message, header.len(), [*header, *body].concat())
-        }
-        Record::Goodbye => (Kind::Goodbye, 0, Vec::new()),
-    };
-    [&head(kind, header, body.len(), number)[..], &body].concat()
+    let contents = [record.header, record.body].concat();
+    let head = head(record.kind, record.header.len(), contents.len(), number);
+    [&head[..], &contents].concat()
 }
 
 /// Decodes records until the bytes are used up or invalid. `framed`: sets correct numbers and
@@ -60,6 +51,11 @@ fn stream(data: &[u8], framed: bool) {
                 }
                 Ok(Some((record, length))) => {
                     assert_eq!(encode(&record, number), bytes[..length]);
+                    if record.kind == Kind::Hello
+                        && let Some(hello) = Hello::decode(record.body)
+                    {
+                        assert_eq!(hello.encode(), record.body);
+                    }
                     // No part of it is a whole record.
                     assert_eq!(decode(&bytes[..length - 1], number, LIMIT), Ok(None));
                     bytes.drain(..length);
