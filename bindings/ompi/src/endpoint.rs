@@ -17,6 +17,7 @@ pub(crate) const MAX_RAILS: usize = 2 * MAX_INTERFACES;
 const RANKS_PER_PROCESS: Rank = MAX_RAILS as Rank;
 
 /// Rail of a process, as a rank of a rail's transport.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RemoteRail(pub(crate) Rank);
 
@@ -47,15 +48,17 @@ pub(crate) fn transport_size(size: u32) -> Option<u32> {
 }
 
 /// A peer as reached by one rail: the local rail and the peer's (`struct esp_endpoint`).
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
-    pub(crate) rail: usize,
+    pub(crate) rail: u32,
     pub(crate) remote: RemoteRail,
 }
 
 /// A peer as reached by one module (`struct mca_btl_base_endpoint_t`). A message is short if one
 /// frame of the rail carries it: each further frame costs raw Ethernet another pass through the
 /// kernel, and UDP only a little.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ModuleEndpoint {
     /// Endpoint of short messages.

@@ -41,49 +41,6 @@ pub(crate) struct CInterface {
     speed: u32,
 }
 
-/// `struct esp_endpoint`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct CEndpoint {
-    rail: u32,
-    remote: u32,
-}
-
-impl From<CEndpoint> for Endpoint {
-    fn from(endpoint: CEndpoint) -> Endpoint {
-        Endpoint {
-            rail: endpoint.rail as usize,
-            remote: RemoteRail(endpoint.remote),
-        }
-    }
-}
-
-impl From<Endpoint> for CEndpoint {
-    fn from(endpoint: Endpoint) -> CEndpoint {
-        CEndpoint {
-            rail: u32::try_from(endpoint.rail).unwrap_or(u32::MAX),
-            remote: endpoint.remote.0,
-        }
-    }
-}
-
-/// `struct mca_btl_base_endpoint_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct CModuleEndpoint {
-    short: CEndpoint,
-    long: CEndpoint,
-}
-
-impl CModuleEndpoint {
-    /// Returns the endpoint of a message of this length in bytes.
-    #[inline]
-    fn of_length(self, length: usize) -> Endpoint {
-        let (short, long) = (self.short.into(), self.long.into());
-        RUNTIME.endpoint_of_length(ModuleEndpoint { short, long }, length)
-    }
-}
-
 /// Returns a copy of C text; empty for a null pointer.
 ///
 /// # Safety
@@ -170,7 +127,7 @@ unsafe extern "C" fn esp_add(
     rank: u32,
     entry: *const c_void,
     length: usize,
-    endpoint: *mut CModuleEndpoint,
+    endpoint: *mut ModuleEndpoint,
 ) -> c_int {
     let bytes = if entry.is_null() {
         &[]
@@ -184,31 +141,26 @@ unsafe extern "C" fn esp_add(
     };
     let Some(found) = found else { return UNREACH };
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        *endpoint = CModuleEndpoint {
-            short: found.short.into(),
-            long: found.long.into(),
-        }
-    };
+    unsafe { *endpoint = found };
     SUCCESS
 }
 
 /// # Safety
 /// `endpoint` is writable.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn esp_own_endpoint(endpoint: *mut CModuleEndpoint) {
-    let remote = RemoteRail::new(RUNTIME.rank(), 0).map_or(u32::MAX, |remote| remote.0);
-    let own = CEndpoint { rail: 0, remote };
+unsafe extern "C" fn esp_own_endpoint(endpoint: *mut ModuleEndpoint) {
+    let remote = RemoteRail::new(RUNTIME.rank(), 0).unwrap_or(RemoteRail(u32::MAX));
+    let own = Endpoint { rail: 0, remote };
     let (short, long) = (own, own);
     // SAFETY: guaranteed by the caller.
-    unsafe { *endpoint = CModuleEndpoint { short, long } };
+    unsafe { *endpoint = ModuleEndpoint { short, long } };
 }
 
 /// # Safety
 /// The segments are readable; if 0 is returned, until `descriptor` is completed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_send(
-    endpoint: CModuleEndpoint,
+    endpoint: ModuleEndpoint,
     tag: u8,
     segments: *const Segment,
     count: usize,
@@ -222,7 +174,7 @@ unsafe extern "C" fn esp_send(
     let Some(fallback) = RUNTIME.fallback(length, descriptor, RUNTIME.is_nested()) else {
         return OUT_OF_RESOURCE;
     };
-    let endpoint = endpoint.of_length(length);
+    let endpoint = RUNTIME.endpoint_of_length(endpoint, length);
     match RUNTIME.send(endpoint, &Header::Active { tag }, parts, fallback) {
         SendOutcome::Complete => 1,
         SendOutcome::Incomplete if descriptor == 0 => OUT_OF_RESOURCE,
@@ -268,7 +220,7 @@ fn started(started: bool) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_put(
-    endpoint: CModuleEndpoint,
+    endpoint: ModuleEndpoint,
     local: *const c_void,
     remote: u64,
     key: u64,
@@ -276,13 +228,13 @@ extern "C" fn esp_put(
     completion: *mut c_void,
 ) -> c_int {
     let (local, completion) = (local.expose_provenance(), completion.expose_provenance());
-    let endpoint = endpoint.of_length(size);
+    let endpoint = RUNTIME.endpoint_of_length(endpoint, size);
     started(RUNTIME.put(endpoint, local, remote, key, size, completion))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_get(
-    endpoint: CModuleEndpoint,
+    endpoint: ModuleEndpoint,
     local: *mut c_void,
     remote: u64,
     key: u64,
@@ -290,14 +242,14 @@ extern "C" fn esp_get(
     completion: *mut c_void,
 ) -> c_int {
     let (local, completion) = (local.expose_provenance(), completion.expose_provenance());
-    let endpoint = endpoint.of_length(size);
+    let endpoint = RUNTIME.endpoint_of_length(endpoint, size);
     started(RUNTIME.get(endpoint, local, remote, key, size, completion))
 }
 
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)] // those of Open MPI
 extern "C" fn esp_atomic(
-    endpoint: CModuleEndpoint,
+    endpoint: ModuleEndpoint,
     result: *mut c_void,
     remote: u64,
     key: u64,
@@ -307,18 +259,12 @@ extern "C" fn esp_atomic(
     compare: u64,
     completion: *mut c_void,
 ) -> c_int {
-    let operator = u8::try_from(operator).ok();
-    let Some(operator) = operator.filter(|operator| operator & FOUR_BYTES == 0) else {
+    let Ok(operator @ 0..FOUR_BYTES) = u8::try_from(operator) else {
         return ERROR;
     };
-    let operator = if four_bytes == 0 {
-        operator
-    } else {
-        operator | FOUR_BYTES
-    };
+    let operator = operator | if four_bytes == 0 { 0 } else { FOUR_BYTES };
     let (result, completion) = (result.expose_provenance(), completion.expose_provenance());
-    let operands = (operand, compare);
-    let endpoint = endpoint.short.into();
+    let (endpoint, operands) = (endpoint.short, [operand, compare]);
     started(RUNTIME.atomic(
         endpoint, result, remote, key, operator, operands, completion,
     ))

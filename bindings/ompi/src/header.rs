@@ -18,6 +18,14 @@ use btl::MAX_HEADER;
 /// Bit of an atomic operator: the value has four bytes instead of eight.
 pub(crate) const FOUR_BYTES: u8 = 0x80;
 
+/// A pending operation, and the memory of its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) operation: u64,
+    pub(crate) key: u64,
+    pub(crate) address: u64,
+}
+
 /// A decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Header {
@@ -26,24 +34,18 @@ pub(crate) enum Header {
     },
     Put {
         last: bool,
-        operation: u64,
-        key: u64,
-        address: u64,
+        target: Target,
     },
     Get {
-        operation: u64,
-        key: u64,
-        address: u64,
+        target: Target,
         length: u64,
     },
     /// `operator`: `mca_btl_base_atomic_op_t`, 0 for compare and swap, and [`FOUR_BYTES`].
+    /// `operands`: the operand, and the value to compare with.
     Atomic {
         operator: u8,
-        operation: u64,
-        key: u64,
-        address: u64,
-        operand: u64,
-        compare: u64,
+        target: Target,
+        operands: [u64; 2],
     },
     Data {
         last: bool,
@@ -91,26 +93,17 @@ impl Header {
                 (bytes[0], bytes[1]) = (1, tag);
                 Encoded { bytes, length: 2 }
             }
-            Header::Put {
-                last,
-                operation,
-                key,
-                address,
-            } => pack(2, last.into(), &[operation, key, address]),
-            Header::Get {
-                operation,
-                key,
-                address,
-                length,
-            } => pack(3, 0, &[operation, key, address, length]),
+            Header::Put { last, target: t } => {
+                pack(2, last.into(), &[t.operation, t.key, t.address])
+            }
+            Header::Get { target: t, length } => {
+                pack(3, 0, &[t.operation, t.key, t.address, length])
+            }
             Header::Atomic {
                 operator,
-                operation,
-                key,
-                address,
-                operand,
-                compare,
-            } => pack(4, operator, &[operation, key, address, operand, compare]),
+                target: t,
+                operands: [a, b],
+            } => pack(4, operator, &[t.operation, t.key, t.address, a, b]),
             Header::Data {
                 last,
                 operation,
@@ -124,7 +117,7 @@ impl Header {
         }
     }
 
-    /// From operator a peer wrote.
+    /// Decodes untrusted bytes.
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<Header> {
         match *bytes {
@@ -138,44 +131,32 @@ impl Header {
         let (chunks, []) = rest.as_chunks::<8>() else {
             return None;
         };
-        let mut n = [0; 5];
-        for (slot, chunk) in n.iter_mut().zip(chunks) {
+        let mut numbers = [0; 5];
+        for (slot, chunk) in numbers.iter_mut().zip(chunks) {
             *slot = u64::from_le_bytes(*chunk);
         }
-        let last = match small {
-            0 => false,
-            1 => true,
-            _ if kind == 4 => false,
-            _ => return None,
+        let [operation, b, c, d, e] = numbers;
+        let (key, address) = (b, c);
+        let target = Target {
+            operation,
+            key,
+            address,
         };
-        let [operation, b, c, d, e] = n;
-        Some(match (kind, chunks.len()) {
-            (2, 3) => Header::Put {
-                last,
-                operation,
-                key: b,
-                address: c,
+        let last = small == 1;
+        Some(match (kind, chunks.len(), small) {
+            (2, 3, 0 | 1) => Header::Put { last, target },
+            (3, 4, 0) => Header::Get { target, length: d },
+            (4, 5, operator) => Header::Atomic {
+                operator,
+                target,
+                operands: [d, e],
             },
-            (3, 4) if small == 0 => Header::Get {
-                operation,
-                key: b,
-                address: c,
-                length: d,
-            },
-            (4, 5) => Header::Atomic {
-                operator: small,
-                operation,
-                key: b,
-                address: c,
-                operand: d,
-                compare: e,
-            },
-            (5, 2) => Header::Data {
+            (5, 2, 0 | 1) => Header::Data {
                 last,
                 operation,
                 offset: b,
             },
-            (6, 2) => Header::Done {
+            (6, 2, 0 | 1) => Header::Done {
                 refused: last,
                 operation,
                 value: b,
@@ -191,27 +172,19 @@ mod tests {
 
     #[test]
     fn headers_round_trip_and_other_bytes_are_refused() {
+        let target = Target {
+            operation: 1,
+            key: 2,
+            address: u64::MAX,
+        };
         let all = [
             Header::Active { tag: 0x41 },
-            Header::Put {
-                last: true,
-                operation: 1,
-                key: 2,
-                address: u64::MAX,
-            },
-            Header::Get {
-                operation: 1,
-                key: 2,
-                address: 3,
-                length: 4,
-            },
+            Header::Put { last: true, target },
+            Header::Get { target, length: 4 },
             Header::Atomic {
                 operator: FOUR_BYTES | 0x1a,
-                operation: 1,
-                key: 2,
-                address: 3,
-                operand: 4,
-                compare: 5,
+                target,
+                operands: [4, 5],
             },
             Header::Data {
                 last: false,

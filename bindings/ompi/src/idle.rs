@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,17 +42,17 @@ pub(crate) struct EmptyPolls {
     count: AtomicU32,
     /// Nanoseconds after `start`.
     contended_until: AtomicU64,
-    start: OnceLock<Instant>,
+    start: Instant,
     /// Descriptors of the transports.
     descriptors: Mutex<Vec<OwnedFd>>,
 }
 
 impl EmptyPolls {
-    pub(crate) const fn new() -> EmptyPolls {
+    pub(crate) fn new() -> EmptyPolls {
         EmptyPolls {
             count: AtomicU32::new(0),
             contended_until: AtomicU64::new(0),
-            start: OnceLock::new(),
+            start: Instant::now(),
             descriptors: Mutex::new(Vec::new()),
         }
     }
@@ -112,7 +112,7 @@ impl EmptyPolls {
     }
 
     fn now(&self) -> u64 {
-        nanos(self.start.get_or_init(Instant::now).elapsed())
+        nanos(self.start.elapsed())
     }
 }
 

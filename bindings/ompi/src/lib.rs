@@ -12,8 +12,7 @@
 //! | [`modex`] | what a process publishes for its peers |
 //! | [`peers`] | reachability of peers, and its report to the user |
 //! | [`runtime`] | state of the component; sending, progress, loss of peers, finalization |
-//! | [`inbox`] | progress of one rail, and its incoming messages |
-//! | [`rail`] | one interface with one carrier, and its transport |
+//! | [`rail`] | one interface with one carrier: its transport, progress and incoming messages |
 //! | [`endpoint`] | peers as seen by one rail and by one module |
 //! | [`queued`] | sends that wait for room or a connection |
 //! | [`onesided`] | put, get and atomic operations as messages |
@@ -28,7 +27,6 @@ mod entry;
 mod ffi;
 mod header;
 mod idle;
-mod inbox;
 mod memory;
 mod modex;
 mod onesided;

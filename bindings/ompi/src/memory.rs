@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::header::FOUR_BYTES;
 
@@ -104,22 +104,14 @@ struct Region {
 
 /// Registered memory, by key.
 #[derive(Debug, Default)]
-pub(crate) struct Regions {
-    all: Mutex<Option<HashMap<u64, Region>>>,
-}
+pub(crate) struct Regions(Mutex<HashMap<u64, Region>>);
 
 /// Regions of this process that peers may access.
-pub(crate) static REGIONS: Regions = Regions::new();
+pub(crate) static REGIONS: LazyLock<Regions> = LazyLock::new(Regions::default);
 
 impl Regions {
-    const fn new() -> Regions {
-        Regions {
-            all: Mutex::new(None),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<HashMap<u64, Region>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Region>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers memory. Returns false if the key is 0 or in use.
@@ -130,7 +122,6 @@ impl Regions {
             flags,
         };
         let mut all = self.lock();
-        let all = all.get_or_insert_default();
         let free = key != 0 && !all.contains_key(&key);
         if free {
             all.insert(key, region);
@@ -139,9 +130,7 @@ impl Regions {
     }
 
     pub(crate) fn remove(&self, key: u64) {
-        if let Some(all) = self.lock().as_mut() {
-            all.remove(&key);
-        }
+        self.lock().remove(&key);
     }
 
     /// Calls `f` with the address if the range lies in a region with this `right`. The region stays
@@ -155,7 +144,7 @@ impl Regions {
         f: impl FnOnce(usize) -> R,
     ) -> Option<R> {
         let all = self.lock();
-        let region = all.as_ref()?.get(&key)?;
+        let region = all.get(&key)?;
         let offset = address.checked_sub(region.base)?;
         let fits = offset <= region.length && length <= region.length - offset;
         let permitted = region.flags & right == right;
@@ -174,8 +163,7 @@ impl Regions {
 pub(crate) unsafe fn atomic(
     address: usize,
     operator: u8,
-    operand: u64,
-    compare: u64,
+    [operand, compare]: [u64; 2],
 ) -> Option<u64> {
     macro_rules! operate {
         ($atomic:ty, $unsigned:ty, $signed:ty) => {{
@@ -237,7 +225,7 @@ mod tests {
 
     #[test]
     fn only_registered_memory_is_accessible() {
-        let regions = Regions::new();
+        let regions = Regions::default();
         assert!(regions.add(7, 1000, 100, READ | WRITE));
         assert!(!regions.add(7, 1, 1, READ) && !regions.add(0, 1, 1, READ));
         let access =
@@ -270,7 +258,7 @@ mod tests {
         let address = cell.as_ptr().expose_provenance();
         // SAFETY: the cell is alive and aligned.
         let run =
-            |operator, operand, compare| unsafe { atomic(address, operator, operand, compare) };
+            |operator, operand, compare| unsafe { atomic(address, operator, [operand, compare]) };
         for (operator, operand, compare, after) in [
             (0x01, 5, 0, 15u64),
             (0x01, u64::MAX, 0, 14),
@@ -293,7 +281,7 @@ mod tests {
         }
         assert_eq!(run(0x33, 1, 1), None);
         // SAFETY: a misaligned address is not accessed.
-        assert_eq!(unsafe { atomic(address + 1, 0x01, 1, 0) }, None);
+        assert_eq!(unsafe { atomic(address + 1, 0x01, [1, 0]) }, None);
         cell.store(u64::MAX, Ordering::SeqCst);
         assert_eq!(run(FOUR_BYTES | 0x01, 2, 0), Some(u64::from(u32::MAX)));
         assert_eq!(

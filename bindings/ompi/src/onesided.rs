@@ -3,14 +3,14 @@
 
 use std::collections::HashMap;
 use std::io::IoSlice;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::endpoint::Endpoint;
 use crate::ffi;
-use crate::header::{FOUR_BYTES, Header};
+use crate::header::{FOUR_BYTES, Header, Target};
 use crate::memory::{self, ATOMIC, READ, REGIONS, WRITE};
-use crate::queued::{Put, Queued, Reply};
+use crate::queued::{Queued, Transfer};
 use crate::runtime::{Fallback, Runtime, SendOutcome};
 
 /// Number of releases of own locks between two polls for peers that want them.
@@ -42,58 +42,39 @@ struct Operation {
 }
 
 /// Pending operations of this process, by number. Numbers are not reused.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Operations {
-    table: Mutex<OperationTable>,
-}
-
-#[derive(Debug)]
-struct OperationTable {
-    pending: Option<HashMap<u64, Operation>>,
-    last: u64,
+    pending: Mutex<HashMap<u64, Operation>>,
+    last: AtomicU64,
 }
 
 impl Operations {
-    pub(crate) const fn new() -> Operations {
-        let table = OperationTable {
-            pending: None,
-            last: 0,
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Operation>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, endpoint: Endpoint, kind: OperationKind, completion: usize) -> u64 {
+        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let operation = Operation {
+            endpoint,
+            kind,
+            completion,
         };
-        Operations {
-            table: Mutex::new(table),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, OperationTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, operation: Operation) -> u64 {
-        let mut table = self.lock();
-        table.last += 1;
-        let number = table.last;
-        let pending = table.pending.get_or_insert_default();
-        pending.insert(number, operation);
+        self.lock().insert(number, operation);
         number
     }
 
     fn take(&self, number: u64, endpoint: Endpoint) -> Option<Operation> {
-        let mut table = self.lock();
-        let pending = table.pending.as_mut()?;
-        if pending.get(&number)?.endpoint != endpoint {
-            return None;
-        }
-        pending.remove(&number)
+        let mut pending = self.lock();
+        let is_mine = pending.get(&number)?.endpoint == endpoint;
+        is_mine.then(|| pending.remove(&number)).flatten()
     }
 
     /// Removes all operations of a lost endpoint and returns their completions.
     pub(crate) fn take_all(&self, endpoint: Endpoint) -> Vec<usize> {
-        let mut table = self.lock();
-        let pending = table.pending.get_or_insert_default();
-        pending
-            .extract_if(|_, operation| operation.endpoint == endpoint)
-            .map(|(_, operation)| operation.completion)
-            .collect()
+        let mut pending = self.lock();
+        let lost = pending.extract_if(|_, operation| operation.endpoint == endpoint);
+        lost.map(|(_, operation)| operation.completion).collect()
     }
 
     /// Returns the destination of received bytes of a get, and its completion if they are the last.
@@ -106,11 +87,11 @@ impl Operations {
         length: u64,
         last: bool,
     ) -> Option<(usize, Option<usize>)> {
-        let mut table = self.lock();
-        let pending = table.pending.as_mut()?;
-        let operation = pending
-            .get_mut(&number)
-            .filter(|operation| operation.endpoint == endpoint)?;
+        let mut pending = self.lock();
+        let operation = pending.get_mut(&number)?;
+        if operation.endpoint != endpoint {
+            return None;
+        }
         let OperationKind::Get {
             local,
             length: whole,
@@ -148,39 +129,46 @@ impl Runtime {
             ffi::complete(completion, copied.is_some());
             return true;
         }
-        let operation = self.operations.add(Operation {
-            endpoint,
-            kind: OperationKind::Put,
-            completion,
-        });
+        let add = |kind| self.operations.add(endpoint, kind, completion);
+        let target = Target {
+            operation: add(OperationKind::Put),
+            key,
+            address: remote,
+        };
         if length <= self.fragment_size() {
-            let header = Header::Put {
-                last: true,
-                operation,
-                key,
-                address: remote,
-            };
+            let header = Header::Put { last: true, target };
             // SAFETY: Open MPI leaves the source readable until the put is complete.
             let body = [IoSlice::new(unsafe { memory::bytes(local, length) })];
             match self.send(endpoint, &header, &body, Fallback::Refuse) {
                 SendOutcome::Complete => return true,
                 SendOutcome::Incomplete => {}
                 SendOutcome::Failed => {
-                    return self.operations.take(operation, endpoint).is_none();
+                    return self.operations.take(target.operation, endpoint).is_none();
                 }
             }
         }
-        let put = Put {
-            operation,
-            key,
-            remote,
+        self.queue_transfer(endpoint, target, Some(local), length as u64);
+        true
+    }
+
+    fn queue_transfer(
+        &self,
+        endpoint: Endpoint,
+        target: Target,
+        local: Option<usize>,
+        length: u64,
+    ) {
+        let transfer = Transfer {
+            target,
             local,
             length,
             sent: 0,
             fragment: self.fragment_size(),
         };
-        self.queue(endpoint, Queued::Put(put));
-        true
+        if let Some(rail) = self.rail(endpoint) {
+            let queued = Queued::Transfer(transfer);
+            rail.transport.queue(endpoint.remote.0, queued);
+        }
     }
 
     /// Starts a get. Returns whether it was started; then its completion is called.
@@ -201,22 +189,17 @@ impl Runtime {
             return true;
         }
         let length = length as u64;
-        let operation = self.operations.add(Operation {
-            endpoint,
-            kind: OperationKind::Get {
-                local,
-                length,
-                received: 0,
-            },
-            completion,
-        });
-        let header = Header::Get {
-            operation,
+        let kind = OperationKind::Get {
+            local,
+            length,
+            received: 0,
+        };
+        let target = Target {
+            operation: self.operations.add(endpoint, kind, completion),
             key,
             address: remote,
-            length,
         };
-        self.send_request(endpoint, operation, &header)
+        self.send_request(endpoint, target.operation, &Header::Get { target, length })
     }
 
     /// Starts an atomic operation. Returns whether it was started; then its completion is called.
@@ -228,13 +211,13 @@ impl Runtime {
         remote: u64,
         key: u64,
         operator: u8,
-        (operand, compare): (u64, u64),
+        operands: [u64; 2],
         completion: usize,
     ) -> bool {
         let four_bytes = operator & FOUR_BYTES != 0;
         if self.is_own(endpoint) {
             // SAFETY: Open MPI guarantees that the memory is readable and writable.
-            let run = |at| unsafe { memory::atomic(at, operator, operand, compare) };
+            let run = |at| unsafe { memory::atomic(at, operator, operands) };
             let size = if four_bytes { 4 } else { 8 };
             let value = self.in_own_memory(key, remote, size, ATOMIC, run).flatten();
             if let Some(value) = value {
@@ -247,20 +230,18 @@ impl Runtime {
             }
             return true;
         }
-        let operation = self.operations.add(Operation {
-            endpoint,
-            kind: OperationKind::Atomic { result, four_bytes },
-            completion,
-        });
-        let header = Header::Atomic {
-            operator,
-            operation,
+        let kind = OperationKind::Atomic { result, four_bytes };
+        let target = Target {
+            operation: self.operations.add(endpoint, kind, completion),
             key,
             address: remote,
-            operand,
-            compare,
         };
-        self.send_request(endpoint, operation, &header)
+        let header = Header::Atomic {
+            operator,
+            target,
+            operands,
+        };
+        self.send_request(endpoint, target.operation, &header)
     }
 
     fn is_own(&self, endpoint: Endpoint) -> bool {
@@ -317,63 +298,39 @@ impl Runtime {
     pub(crate) fn handle_onesided(&self, endpoint: Endpoint, header: Header, body: &[u8]) -> bool {
         match header {
             Header::Active { .. } => {}
-            Header::Put {
-                last,
-                operation,
-                key,
-                address,
-            } => {
+            Header::Put { last, target: t } => {
                 // SAFETY: the region is writable there.
                 let fill = |at| unsafe { memory::fill(at, body) };
-                let written = REGIONS.with(key, address, body.len() as u64, WRITE, fill);
+                let written = REGIONS.with(t.key, t.address, body.len() as u64, WRITE, fill);
                 if last || written.is_none() {
-                    self.reply_done(endpoint, operation, written.map(|()| 0));
+                    self.reply_done(endpoint, t.operation, written.map(|()| 0));
                 }
             }
-            Header::Get {
-                operation,
-                key,
-                address,
-                length,
-            } => {
-                let readable = REGIONS.with(key, address, length, READ, |_| ());
-                if readable.is_none() {
-                    self.reply_done(endpoint, operation, None);
-                    return true;
+            Header::Get { target, length } => {
+                let Target { key, address, .. } = target;
+                match REGIONS.with(key, address, length, READ, |_| ()) {
+                    Some(()) => self.queue_transfer(endpoint, target, None, length),
+                    None => self.reply_done(endpoint, target.operation, None),
                 }
-                let reply = Reply {
-                    operation,
-                    key,
-                    address,
-                    length,
-                    sent: 0,
-                    fragment: self.fragment_size(),
-                };
-                self.queue(endpoint, Queued::Reply(reply));
             }
             Header::Atomic {
                 operator,
-                operation,
-                key,
-                address,
-                operand,
-                compare,
+                target: t,
+                operands,
             } => {
                 let size = if operator & FOUR_BYTES != 0 { 4 } else { 8 };
                 // SAFETY: the region is readable and writable there.
-                let run = |at| unsafe { memory::atomic(at, operator, operand, compare) };
-                let value = REGIONS.with(key, address, size, ATOMIC, run).flatten();
-                self.reply_done(endpoint, operation, value);
+                let run = |at| unsafe { memory::atomic(at, operator, operands) };
+                let value = REGIONS.with(t.key, t.address, size, ATOMIC, run);
+                self.reply_done(endpoint, t.operation, value.flatten());
             }
             Header::Data {
                 last,
                 operation,
                 offset,
             } => {
-                let length = body.len() as u64;
-                let place = self
-                    .operations
-                    .receive(operation, endpoint, offset, length, last);
+                let (all, length) = (&self.operations, body.len() as u64);
+                let place = all.receive(operation, endpoint, offset, length, last);
                 let Some((address, completion)) = place else {
                     return false;
                 };
@@ -421,17 +378,13 @@ mod tests {
 
     #[test]
     fn only_the_next_bytes_of_a_get_are_accepted() {
-        let operations = Operations::new();
+        let operations = Operations::default();
         let kind = OperationKind::Get {
             local: 1000,
             length: 10,
             received: 0,
         };
-        let number = operations.add(Operation {
-            endpoint: endpoint(3),
-            kind,
-            completion: 77,
-        });
+        let number = operations.add(endpoint(3), kind, 77);
         for (peer, offset, length, last) in [
             (4, 0, 5, false),
             (3, 1, 5, false),
@@ -453,13 +406,9 @@ mod tests {
 
     #[test]
     fn a_lost_endpoint_ends_its_own_operations_only() {
-        let operations = Operations::new();
+        let operations = Operations::default();
         for (peer, completion) in [(1, 10), (2, 20), (1, 11)] {
-            operations.add(Operation {
-                endpoint: endpoint(peer),
-                kind: OperationKind::Put,
-                completion,
-            });
+            operations.add(endpoint(peer), OperationKind::Put, completion);
         }
         let mut ended = operations.take_all(endpoint(1));
         ended.sort_unstable();

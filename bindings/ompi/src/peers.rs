@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, MAX_HEADER, PeerError, PendingPeers, Rank, Unavailable};
+use btl::{Btl, MAX_HEADER, PeerError, PendingPeers, Rank};
 use btl_eth::{Carrier, EthBtl};
 
 use crate::endpoint::{self, Endpoint, MAX_INTERFACES, ModuleEndpoint, Quality, RemoteRail};
@@ -60,8 +60,8 @@ impl PeerDirectory {
     }
 
     /// Returns text such as `rank 0 on node host0, interface eth0,`, or `eth0/udp` over UDP.
-    pub(crate) fn describe_rail(&self, rail: usize) -> String {
-        let (interface, carrier) = match self.locals.get(rail) {
+    pub(crate) fn describe_rail(&self, rail: u32) -> String {
+        let (interface, carrier) = match self.locals.get(rail as usize) {
             Some((interface, Carrier::Raw)) => (interface.as_str(), ""),
             Some((interface, Carrier::Udp)) => (interface.as_str(), "/udp"),
             None => ("?", ""),
@@ -89,30 +89,19 @@ fn order((own, carrier): &(String, Carrier), module: usize, theirs: &[RailAddres
     order
 }
 
-/// Result of adding one rail of a peer to a local one.
-enum Added {
-    Yes(Quality),
-    No(String),
-    /// Another call uses the transport and may wait for a lock of the caller.
-    TransportTaken,
-}
-
 impl Runtime {
     /// Returns the endpoint of a peer for a module; `None` if none of its rails reaches the peer.
     /// `entry`: the peer's modex entry. The first call for a peer tries all its rails on all local
     /// ones.
     pub(crate) fn add(&self, module: usize, peer: Rank, entry: &[u8]) -> Option<ModuleEndpoint> {
-        let known = self.directory().as_ref()?.reached.get(&peer).cloned();
+        let known = self.directory().reached.get(&peer).cloned();
         let reached = known.unwrap_or_else(|| self.reach(peer, entry));
-        let of_module = self
-            .rails()
-            .iter()
-            .zip(reached)
-            .filter_map(|(rail, reached)| {
-                let Reached { remote, quality } = reached?;
-                let is_mine = rail.module.load(Ordering::Relaxed) == module;
-                is_mine.then(|| (rail.endpoint(remote), quality))
-            });
+        let rails = self.rails().iter().zip(reached);
+        let of_module = rails.filter_map(|(rail, reached)| {
+            let Reached { remote, quality } = reached?;
+            let is_mine = rail.module.load(Ordering::Relaxed) == module;
+            is_mine.then(|| (rail.endpoint(remote), quality))
+        });
         endpoint::choose(&of_module.collect::<Vec<_>>())
     }
 
@@ -126,30 +115,23 @@ impl Runtime {
             return Vec::new();
         };
         let mut reasons = Vec::new();
-        let reached: Vec<_> = self
-            .rails()
-            .iter()
-            .map(|rail| {
-                let reached = self.reach_by(rail, peer, &theirs);
-                reached.map_err(|reason| reasons.push(reason)).ok()
-            })
-            .collect();
+        let mut reach = |rail| {
+            let reached = self.reach_by(rail, peer, &theirs);
+            reached.map_err(|reason| reasons.push(reason)).ok()
+        };
+        let reached: Vec<_> = self.rails().iter().map(&mut reach).collect();
         if reached.iter().all(Option::is_none) {
             self.report_unreachable(peer, &reasons.join("; "));
-        } else if let Some(directory) = self.directory().as_mut() {
+        } else {
             // A peer that is not reached may be tried again.
-            directory.reached.insert(peer, reached.clone());
+            self.directory().reached.insert(peer, reached.clone());
         }
         reached
     }
 
     /// Adds the first rail of a peer that answers to a local one.
     fn reach_by(&self, rail: &Rail, peer: Rank, theirs: &[RailAddress]) -> Result<Reached, String> {
-        let directory = self.directory();
-        let local = directory
-            .as_ref()
-            .and_then(|all| all.locals.get(rail.number).cloned());
-        drop(directory);
+        let local = self.directory().locals.get(rail.number as usize).cloned();
         let local = local.ok_or("this process has no such rail")?;
         let mut candidates = Vec::new();
         for index in order(&local, rail.module.load(Ordering::Relaxed), theirs) {
@@ -158,9 +140,9 @@ impl Runtime {
         let mut reasons = Vec::new();
         for &(remote, index) in &candidates {
             match self.add_remote(rail, remote, &theirs[index].address) {
-                Added::Yes(quality) => return Ok(Reached { remote, quality }),
-                Added::No(reason) => reasons.push(reason),
-                Added::TransportTaken => {
+                Some(Ok(quality)) => return Ok(Reached { remote, quality }),
+                Some(Err(reason)) => reasons.push(reason),
+                None => {
                     let remote = self.defer(rail, &candidates, theirs);
                     let quality = Quality::default();
                     return Ok(Reached { remote, quality });
@@ -175,11 +157,8 @@ impl Runtime {
         }
         let reason = reasons.join("; ");
         self.print_if_verbose(|directory| {
-            let (local, peer) = (
-                directory.describe_rail(rail.number),
-                directory.describe(peer),
-            );
-            format!("esp: {local} not to {peer}: {reason}")
+            let local = directory.describe_rail(rail.number);
+            format!("esp: {local} not to {}: {reason}", directory.describe(peer))
         });
         Err(reason)
     }
@@ -193,38 +172,36 @@ impl Runtime {
         theirs: &[RailAddress],
     ) -> RemoteRail {
         let mut directory = self.directory();
-        let is_added = |remote: RemoteRail| {
-            let added = directory.as_ref().map(|directory| &directory.added);
-            added.is_some_and(|added| added.contains(&rail.endpoint(remote)))
-        };
-        let added = candidates.iter().find(|(remote, _)| is_added(*remote));
-        if let Some((remote, _)) = added {
+        let is_added = |remote| directory.added.contains(&rail.endpoint(remote));
+        if let Some((remote, _)) = candidates.iter().find(|(remote, _)| is_added(*remote)) {
             return *remote;
         }
         let (remote, index) = candidates[0];
-        if let Some(directory) = directory.as_mut() {
-            let address = theirs[index].address.clone();
-            directory.deferred.insert(rail.endpoint(remote), address);
-        }
+        let address = theirs[index].address.clone();
+        directory.deferred.insert(rail.endpoint(remote), address);
         rail.has_deferred.store(true, Ordering::SeqCst);
         remote
     }
 
-    fn add_remote(&self, rail: &Rail, remote: RemoteRail, address: &[u8]) -> Added {
+    /// Adds one rail of a peer to a local one. `None`: another call uses the transport, and may
+    /// wait for a lock of the caller.
+    fn add_remote(
+        &self,
+        rail: &Rail,
+        remote: RemoteRail,
+        address: &[u8],
+    ) -> Option<Result<Quality, String>> {
         let deadline = Instant::now() + ADD_TIMEOUT;
         loop {
             let add = |place: &mut Option<EthBtl>| match place {
                 Some(transport) => self.add_to_transport(rail, transport, remote, address),
                 None => Err("this process has left the job".to_owned()),
             };
-            match rail.transport.enter(add) {
-                Ok(Ok(quality)) => return Added::Yes(quality),
-                Ok(Err(reason)) => return Added::No(reason),
-                Err(Unavailable::Absent) => return Added::No("there is no transport".to_owned()),
-                Err(Unavailable::Taken) => {}
+            if let Ok(result) = rail.transport.enter(add) {
+                return Some(result);
             }
             if rail.transport.is_mine() || Instant::now() >= deadline {
-                return Added::TransportTaken;
+                return None;
             }
             std::thread::yield_now();
         }
@@ -239,10 +216,8 @@ impl Runtime {
     ) -> Result<Quality, String> {
         let info = transport.add_peer(remote.0, address).map_err(|error| {
             let prefix = format!("rank {} over Ethernet: ", remote.0);
-            let reason = error.reason;
-            reason
-                .strip_prefix(&prefix)
-                .map_or(reason.clone(), str::to_owned)
+            let reason = error.reason.strip_prefix(&prefix);
+            reason.unwrap_or(&error.reason).to_owned()
         })?;
         let needed = self.fragment_size() + MAX_HEADER;
         if info.max_send < needed {
@@ -253,19 +228,11 @@ impl Runtime {
                 info.max_send,
             ));
         }
-        let endpoint = rail.endpoint(remote);
-        let is_new = match self.directory().as_mut() {
-            Some(directory) => directory.added.insert(endpoint),
-            None => false,
-        };
-        if is_new {
+        if self.directory().added.insert(rail.endpoint(remote)) {
             self.print_if_verbose(|directory| {
+                let (own, reason) = (&directory.parameters, &info.reason);
                 let peer = directory.describe(remote.process());
-                let reason = info.reason.as_str();
-                let reason = reason
-                    .strip_suffix("; bandwidth by configuration")
-                    .unwrap_or(reason);
-                format!("esp: {} to {peer}: {reason}", directory.parameters)
+                format!("esp: {own} to {peer}: {reason}")
             });
         }
         Ok(Quality::from(&info))
@@ -274,11 +241,8 @@ impl Runtime {
     /// Adds the peers whose addition was deferred. For the owner of the rail's transport.
     pub(crate) fn add_deferred(&self, rail: &Rail, transport: &mut EthBtl) {
         rail.has_deferred.store(false, Ordering::SeqCst);
-        let mut deferred = Vec::new();
-        if let Some(directory) = self.directory().as_mut() {
-            let of_rail = |endpoint: &Endpoint, _: &mut Vec<u8>| endpoint.rail == rail.number;
-            deferred.extend(directory.deferred.extract_if(of_rail));
-        }
+        let of_rail = |endpoint: &Endpoint, _: &mut Vec<u8>| endpoint.rail == rail.number;
+        let deferred: Vec<_> = self.directory().deferred.extract_if(of_rail).collect();
         for (endpoint, address) in deferred {
             let added = self.add_to_transport(rail, transport, endpoint.remote, &address);
             if let Err(reason) = added {
@@ -296,24 +260,17 @@ impl Runtime {
             return;
         };
         let endpoint = rail.endpoint(remote);
-        let refused_before = match self.directory().as_ref() {
-            Some(directory) => directory.refused.contains(&endpoint),
-            None => true,
-        };
-        let reason = if refused_before {
-            String::new()
-        } else {
+        let mut refusal = None;
+        if !self.directory().refused.contains(&endpoint) {
             match self.admit(rail, transport, remote) {
                 Ok(()) => return,
-                Err(reason) => reason,
+                Err(reason) => refusal = Some(reason),
             }
-        };
+        }
         // A pending connection that is not refused occupies its place.
         transport.refuse(remote.0, "that process is not reachable from this one");
-        if !refused_before {
-            if let Some(directory) = self.directory().as_mut() {
-                directory.refused.insert(endpoint);
-            }
+        if let Some(reason) = refusal {
+            self.directory().refused.insert(endpoint);
             self.report_unreachable(remote.process(), &reason);
         }
     }
@@ -333,9 +290,7 @@ impl Runtime {
     /// Decodes a peer's modex entry. `None`, after a report, if the peer has no rail.
     fn decode_entry(&self, peer: Rank, bytes: &[u8]) -> Option<Vec<RailAddress>> {
         let rails = ModexEntry::decode(bytes).and_then(|entry| {
-            if let Some(directory) = self.directory().as_mut() {
-                directory.nodes.insert(peer, entry.node);
-            }
+            self.directory().nodes.insert(peer, entry.node);
             entry.rails
         });
         rails
@@ -345,8 +300,7 @@ impl Runtime {
 
     fn print_if_verbose(&self, text: impl FnOnce(&PeerDirectory) -> String) {
         let directory = self.directory();
-        let verbose = directory.as_ref().filter(|d| d.parameters.verbose);
-        let text = verbose.map(text);
+        let text = directory.parameters.verbose.then(|| text(&directory));
         // Open MPI is called without the lock.
         drop(directory);
         if let Some(text) = text {
@@ -356,10 +310,7 @@ impl Runtime {
 
     /// Reports an unreachable peer to the user, once for each of its nodes.
     fn report_unreachable(&self, peer: Rank, reason: &str) {
-        let mut guard = self.directory();
-        let Some(directory) = guard.as_mut() else {
-            return;
-        };
+        let mut directory = self.directory();
         let node = directory.nodes.get(&peer).cloned().unwrap_or_default();
         let is_first = directory.reported.insert(node);
         let parameters = &directory.parameters;
@@ -368,7 +319,7 @@ impl Runtime {
         }
         let peer = directory.describe(peer);
         let text = format!("esp: {parameters} does not reach {peer} by ESP: {reason}");
-        drop(guard);
+        drop(directory);
         ffi::print(&text);
         ffi::show_help(c"unreachable");
     }

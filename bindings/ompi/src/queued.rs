@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use btl::{QueuedSend, Rank, SendError, SharedTransport, Tx};
 
 use crate::ffi;
-use crate::header::Header;
+use crate::header::{Header, Target};
 use crate::memory::{self, READ, REGIONS};
 
 /// A send that waits in a rail's queue.
@@ -23,29 +23,16 @@ pub(crate) enum Queued {
         descriptor: usize,
         tag: u8,
     },
-    Put(Put),
-    Reply(Reply),
+    Transfer(Transfer),
 }
 
-/// A put whose bytes from `sent` on are still to be sent.
+/// A put, or the reply to a peer's get, whose bytes from `sent` on are still to be sent.
 #[derive(Debug)]
-pub(crate) struct Put {
-    pub(crate) operation: u64,
-    pub(crate) key: u64,
-    pub(crate) remote: u64,
-    pub(crate) local: usize,
-    pub(crate) length: usize,
-    pub(crate) sent: usize,
-    /// Maximum number of bytes in one message.
-    pub(crate) fragment: usize,
-}
-
-/// The reply to a peer's get, whose bytes from `sent` on are still to be sent.
-#[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) operation: u64,
-    pub(crate) key: u64,
-    pub(crate) address: u64,
+pub(crate) struct Transfer {
+    /// Destination of a put, or source of a get.
+    pub(crate) target: Target,
+    /// Address of the bytes of a put; `None`: the reply to a get.
+    pub(crate) local: Option<usize>,
     pub(crate) length: u64,
     pub(crate) sent: u64,
     /// Maximum number of bytes in one message.
@@ -66,58 +53,47 @@ fn accepted(sent: &Result<(), SendError>) -> Result<bool, MustWait> {
     }
 }
 
-impl Put {
+impl Transfer {
     fn send(&mut self, tx: &mut dyn Tx, peer: Rank) -> Result<(), MustWait> {
+        let Target { operation, key, .. } = self.target;
         loop {
-            let end = self.length.min(self.sent + self.fragment);
-            let header = Header::Put {
-                last: end == self.length,
-                operation: self.operation,
-                key: self.key,
-                address: self.remote.wrapping_add(self.sent as u64),
-            }
-            .encode();
-            // SAFETY: Open MPI leaves the source readable until the put is complete.
-            let body = unsafe { memory::bytes(self.local + self.sent, end - self.sent) };
-            let alive = accepted(&tx.send(peer, header.as_slice(), &[IoSlice::new(body)]))?;
-            self.sent = end;
-            if end == self.length || !alive {
-                return Ok(());
-            }
-        }
-    }
-}
-
-impl Reply {
-    fn send(&mut self, tx: &mut dyn Tx, peer: Rank) -> Result<(), MustWait> {
-        loop {
-            let end = self.length.min(self.sent + self.fragment as u64);
-            let size = end - self.sent;
-            let header = Header::Data {
-                last: end == self.length,
-                operation: self.operation,
-                offset: self.sent,
-            }
-            .encode();
-            let send_part = |from| {
-                // SAFETY: the region is readable there, and stays registered during this call.
+            let offset = self.sent;
+            let end = self.length.min(offset + self.fragment as u64);
+            let (size, last) = (end - offset, end == self.length);
+            let address = self.target.address.wrapping_add(offset);
+            let mut send_part = |header: Header, from| {
+                // SAFETY: Open MPI leaves the source of a put readable until it is complete. A
+                // region is readable, and stays registered during this call.
                 let body = unsafe { memory::bytes(from, usize::try_from(size).unwrap_or(0)) };
-                tx.send(peer, header.as_slice(), &[IoSlice::new(body)])
+                tx.send(peer, header.encode().as_slice(), &[IoSlice::new(body)])
             };
-            let address = self.address + self.sent;
-            let Some(sent) = REGIONS.with(self.key, address, size, READ, send_part) else {
+            let sent = if let Some(local) = self.local {
+                let target = Target {
+                    address,
+                    ..self.target
+                };
+                let from = local + usize::try_from(offset).unwrap_or(0);
+                Some(send_part(Header::Put { last, target }, from))
+            } else {
+                let header = Header::Data {
+                    last,
+                    operation,
+                    offset,
+                };
+                REGIONS.with(key, address, size, READ, |from| send_part(header, from))
+            };
+            let Some(sent) = sent else {
                 // The program has deregistered the region since the request.
                 let refused = Header::Done {
                     refused: true,
-                    operation: self.operation,
+                    operation,
                     value: 0,
-                }
-                .encode();
-                return accepted(&tx.send(peer, refused.as_slice(), &[])).map(|_| ());
+                };
+                return accepted(&tx.send(peer, refused.encode().as_slice(), &[])).map(|_| ());
             };
             let alive = accepted(&sent)?;
             self.sent = end;
-            if end == self.length || !alive {
+            if last || !alive {
                 return Ok(());
             }
         }
@@ -130,8 +106,8 @@ impl QueuedSend for Queued {
     fn cost(&self) -> usize {
         match self {
             Queued::Copy { bytes, .. } => bytes.len(),
-            Queued::Reply(_) => size_of::<Queued>(),
-            Queued::Descriptor { .. } | Queued::Put(_) => 0,
+            Queued::Transfer(Transfer { local: None, .. }) => size_of::<Queued>(),
+            Queued::Descriptor { .. } | Queued::Transfer(_) => 0,
         }
     }
 
@@ -153,8 +129,7 @@ impl QueuedSend for Queued {
                 accepted(&tx.send(peer, header.as_slice(), &parts[..count]))
                     .map(|alive| shared.lend(tx, || ffi::sent(*descriptor, alive)))
             }
-            Queued::Put(put) => put.send(tx, peer),
-            Queued::Reply(reply) => reply.send(tx, peer),
+            Queued::Transfer(transfer) => transfer.send(tx, peer),
         };
         result.map_err(|MustWait| self)
     }
@@ -170,15 +145,21 @@ mod tests {
             bytes: vec![0; 10],
             header: 2,
         };
-        let reply = Queued::Reply(Reply {
-            operation: 1,
-            key: 2,
-            address: 3,
-            length: 4,
-            sent: 0,
-            fragment: 1,
-        });
-        assert!(copy.cost() == 10 && reply.cost() > 0);
+        let transfer = |local| {
+            Queued::Transfer(Transfer {
+                target: Target {
+                    operation: 1,
+                    key: 2,
+                    address: 3,
+                },
+                local,
+                length: 4,
+                sent: 0,
+                fragment: 1,
+            })
+        };
+        assert_eq!(copy.cost(), 10);
+        assert!(transfer(None).cost() > 0 && transfer(Some(7)).cost() == 0);
     }
 
     #[test]

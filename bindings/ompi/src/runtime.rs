@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use btl::{Btl, MAX_HEADER, PeerError, Rank, SendError};
@@ -53,7 +53,7 @@ pub(crate) enum SendOutcome {
 pub(crate) struct Runtime {
     rails: [Rail; MAX_RAILS],
     pub(crate) operations: Operations,
-    directory: Mutex<Option<PeerDirectory>>,
+    directory: Mutex<PeerDirectory>,
     /// Number of rails that have a transport.
     rail_count: AtomicUsize,
     rank: AtomicU32,
@@ -69,23 +69,15 @@ pub(crate) struct Runtime {
 }
 
 /// The only instance.
-pub(crate) static RUNTIME: Runtime = Runtime::new();
+pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(Runtime::new);
 
 impl Runtime {
-    const fn new() -> Runtime {
+    fn new() -> Runtime {
+        let mut numbers = 0..;
         Runtime {
-            rails: [
-                Rail::new(0),
-                Rail::new(1),
-                Rail::new(2),
-                Rail::new(3),
-                Rail::new(4),
-                Rail::new(5),
-                Rail::new(6),
-                Rail::new(7),
-            ],
-            operations: Operations::new(),
-            directory: Mutex::new(None),
+            rails: [(); MAX_RAILS].map(|()| Rail::new(numbers.next().unwrap_or(0))),
+            operations: Operations::default(),
+            directory: Mutex::default(),
             rail_count: AtomicUsize::new(0),
             rank: AtomicU32::new(u32::MAX),
             eager: AtomicUsize::new(0),
@@ -98,11 +90,18 @@ impl Runtime {
         }
     }
 
-    /// Locks the directory of peers; `None` before the start.
-    pub(crate) fn directory(&self) -> MutexGuard<'_, Option<PeerDirectory>> {
-        self.directory
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    /// Locks the directory of peers, which is empty before the start.
+    pub(crate) fn directory(&self) -> MutexGuard<'_, PeerDirectory> {
+        let directory = self.directory.lock();
+        directory.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the local rail of an endpoint.
+    #[inline]
+    pub(crate) fn rail(&self, endpoint: Endpoint) -> Option<&Rail> {
+        let rail = self.rails.get(endpoint.rail as usize);
+        debug_assert!(rail.is_some(), "endpoint of rail {}", endpoint.rail);
+        rail
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -158,7 +157,7 @@ impl Runtime {
             .store(parameters.max_message, Ordering::Relaxed);
         let locals = new.rails.iter();
         let locals = locals.map(|rail| (rail.interface.clone(), rail.carrier));
-        *self.directory() = Some(PeerDirectory::new(parameters, locals.collect()));
+        *self.directory() = PeerDirectory::new(parameters, locals.collect());
         self.stopping.store(new.rails.is_empty(), Ordering::SeqCst);
         let descriptors = new.rails.iter().filter_map(|rail| {
             let descriptor = rail.transport.wait_fd()?;
@@ -182,7 +181,7 @@ impl Runtime {
     #[inline]
     pub(crate) fn endpoint_of_length(&self, peer: ModuleEndpoint, length: usize) -> Endpoint {
         let is_short = |rail: &Rail| length <= rail.frame_room.load(Ordering::Relaxed);
-        if peer.short == peer.long || self.rails.get(peer.short.rail).is_some_and(is_short) {
+        if peer.short == peer.long || self.rail(peer.short).is_some_and(is_short) {
             peer.short
         } else {
             peer.long
@@ -203,8 +202,7 @@ impl Runtime {
         body: &[IoSlice<'_>],
         fallback: Fallback,
     ) -> SendOutcome {
-        let Some(rail) = self.rails.get(endpoint.rail) else {
-            debug_assert!(false, "endpoint of rail {}", endpoint.rail);
+        let Some(rail) = self.rail(endpoint) else {
             return SendOutcome::Failed;
         };
         let (peer, bytes) = (endpoint.remote.0, header.encode());
@@ -214,33 +212,21 @@ impl Runtime {
             Err(SendError::Busy | SendError::NoPeer(_)) => {}
             Err(_) => return SendOutcome::Failed,
         }
-        let (queued, outcome) = match (fallback, header) {
+        let (queued, outcome) = match (fallback, *header) {
             (Fallback::Descriptor(descriptor), Header::Active { tag }) => {
-                let tag = *tag;
-                (
-                    Queued::Descriptor { descriptor, tag },
-                    SendOutcome::Incomplete,
-                )
+                let queued = Queued::Descriptor { descriptor, tag };
+                (queued, SendOutcome::Incomplete)
             }
             (Fallback::Copy, _) => {
-                let mut copy = bytes.as_slice().to_vec();
-                let header = copy.len();
-                body.iter().for_each(|part| copy.extend_from_slice(part));
-                let bytes = copy;
+                let mut bytes = bytes.as_slice().to_vec();
+                let header = bytes.len();
+                body.iter().for_each(|part| bytes.extend_from_slice(part));
                 (Queued::Copy { bytes, header }, SendOutcome::Complete)
             }
             (Fallback::Refuse | Fallback::Descriptor(_), _) => return SendOutcome::Incomplete,
         };
         rail.transport.queue(peer, queued);
         outcome
-    }
-
-    /// Queues a send behind those that wait for the same peer, and sends what has room.
-    pub(crate) fn queue(&self, endpoint: Endpoint, queued: Queued) {
-        match self.rails.get(endpoint.rail) {
-            Some(rail) => rail.transport.queue(endpoint.remote.0, queued),
-            None => debug_assert!(false, "endpoint of rail {}", endpoint.rail),
-        }
     }
 
     /// Chooses the fallback for a message of `length` bytes. `descriptor`: 0 if there is none.
@@ -317,8 +303,7 @@ impl Runtime {
     /// Ends all sends and operations to a peer that was lost on one endpoint. The caller has lent
     /// the rail's transport.
     pub(crate) fn lose(&self, endpoint: Endpoint, error: &PeerError) {
-        let Some(rail) = self.rails.get(endpoint.rail) else {
-            debug_assert!(false, "endpoint of rail {}", endpoint.rail);
+        let Some(rail) = self.rail(endpoint) else {
             return;
         };
         let queued = rail.transport.clear_queue(endpoint.remote.0);
@@ -338,13 +323,11 @@ impl Runtime {
         }
         if is_error {
             let directory = self.directory();
-            let text = directory.as_ref().map(|directory| {
-                let local = directory.describe_rail(endpoint.rail);
-                let peer = directory.describe(endpoint.remote.process());
-                format!("esp: {local} has lost {peer}: {error}")
-            });
+            let local = directory.describe_rail(endpoint.rail);
+            let peer = directory.describe(endpoint.remote.process());
+            // Open MPI is called without the lock.
             drop(directory);
-            ffi::fail_job(&text.unwrap_or_else(|| format!("esp: {error}")));
+            ffi::fail_job(&format!("esp: {local} has lost {peer}: {error}"));
         }
     }
 
