@@ -1,6 +1,7 @@
 //! Error codes.
 
-use std::ffi::{CStr, c_int};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
 
 /// `ESP_ERR_…` of esp.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,32 +51,32 @@ impl Fault {
 impl From<p2p::Error> for Fault {
     fn from(error: p2p::Error) -> Fault {
         use p2p::Error;
-        let text = error.to_string();
-        let (code, about) = match error {
-            Error::InvalidRank { .. } => (Code::Rank, None),
-            Error::InvalidTag { .. } => (Code::Tag, None),
-            Error::InvalidContext { .. } => (Code::Comm, None),
-            Error::InvalidArgument(_) => (Code::Arg, None),
-            Error::Truncated {
-                source_rank,
+        let code = match error {
+            Error::InvalidRank { .. } => Code::Rank,
+            Error::InvalidTag { .. } => Code::Tag,
+            Error::InvalidContext { .. } => Code::Comm,
+            Error::InvalidArgument(_) => Code::Arg,
+            Error::Truncated { .. } => Code::Truncate,
+            Error::PeerFailed { .. } | Error::Unflushed(_) => Code::Peer,
+            Error::UnknownRequest => Code::Request,
+            Error::Cancelled => Code::Cancelled,
+            Error::Closed => Code::State,
+        };
+        let mut fault = Fault::new(code, error.to_string());
+        if let Error::Truncated {
+            source_rank: source,
+            tag,
+            length,
+            ..
+        } = error
+        {
+            fault.about = Some(p2p::Status {
+                source,
                 tag,
                 length,
-                ..
-            } => (
-                Code::Truncate,
-                Some(p2p::Status {
-                    source: source_rank,
-                    tag,
-                    length,
-                }),
-            ),
-            Error::PeerFailed { .. } => (Code::Peer, None),
-            Error::UnknownRequest => (Code::Request, None),
-            Error::Cancelled => (Code::Cancelled, None),
-            Error::Closed => (Code::State, None),
-            Error::Unflushed(_) => (Code::Peer, None),
-        };
-        Fault { code, text, about }
+            });
+        }
+        fault
     }
 }
 
@@ -107,6 +108,24 @@ pub(crate) fn words(code: c_int) -> &'static CStr {
         .ok()
         .and_then(|code| WORDS.get(code).copied())
         .unwrap_or(c"no error of this library")
+}
+
+thread_local! {
+    /// Details of this thread's last error.
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Stores the details of an error.
+pub(crate) fn set_last_error(text: &str) {
+    let text = CString::new(text.replace('\0', "")).unwrap_or_default();
+    // A thread that is ending has no storage any more.
+    let _ = LAST.try_with(|last| last.replace(text));
+}
+
+/// Returns the details, valid until the next [`set_last_error`] of this thread.
+pub(crate) fn last_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr())
+        .unwrap_or(c"".as_ptr())
 }
 
 #[cfg(test)]

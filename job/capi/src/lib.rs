@@ -15,5 +15,4 @@
 
 mod code;
 mod ffi;
-mod last;
 mod state;

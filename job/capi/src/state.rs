@@ -1,7 +1,7 @@
 //! The job of this process, and the handles by which C programs name its objects.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use job::Job;
 use p2p::{Comm, Message, P2p, RequestId};
@@ -42,15 +42,23 @@ fn outside(phase: &Phase) -> Fault {
     Fault::new(Code::State, text)
 }
 
+fn phase() -> RwLockReadGuard<'static, Phase> {
+    PHASE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn phase_mut() -> RwLockWriteGuard<'static, Phase> {
+    PHASE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn joined<T>(work: impl FnOnce(&Joined) -> Result<T, Fault>) -> Result<T, Fault> {
-    match &*PHASE.read().unwrap_or_else(PoisonError::into_inner) {
+    match &*phase() {
         Phase::Joined(joined) => work(joined),
         phase => Err(outside(phase)),
     }
 }
 
 fn joined_mut<T>(work: impl FnOnce(&mut Joined) -> Result<T, Fault>) -> Result<T, Fault> {
-    match &mut *PHASE.write().unwrap_or_else(PoisonError::into_inner) {
+    match &mut *phase_mut() {
         Phase::Joined(joined) => work(joined),
         phase => Err(outside(phase)),
     }
@@ -59,14 +67,9 @@ fn joined_mut<T>(work: impl FnOnce(&mut Joined) -> Result<T, Fault>) -> Result<T
 pub(crate) fn init() -> Result<(), Fault> {
     // Held throughout, so that a second thread does not join again.
     let mut held = lock(&JOB);
-    {
-        let phase = PHASE.read().unwrap_or_else(PoisonError::into_inner);
-        if !matches!(&*phase, Phase::Before) {
-            return Err(Fault::new(
-                Code::State,
-                "esp_init was called before: a process joins one job, once",
-            ));
-        }
+    if !matches!(&*phase(), Phase::Before) {
+        let text = "esp_init was called before: a process joins one job, once";
+        return Err(Fault::new(Code::State, text));
     }
     let job = job::join().map_err(|e| Fault::new(Code::Join, e.to_string()))?;
     let joined = Joined {
@@ -77,18 +80,16 @@ pub(crate) fn init() -> Result<(), Fault> {
         next_comm: 1,
     };
     *held = Some(job);
-    *PHASE.write().unwrap_or_else(PoisonError::into_inner) = Phase::Joined(joined);
+    *phase_mut() = Phase::Joined(joined);
     Ok(())
 }
 
 pub(crate) fn finalize() -> Result<(), Fault> {
     let mut held = lock(&JOB);
     let Some(job) = held.take() else {
-        return Err(outside(
-            &PHASE.read().unwrap_or_else(PoisonError::into_inner),
-        ));
+        return Err(outside(&phase()));
     };
-    *PHASE.write().unwrap_or_else(PoisonError::into_inner) = Phase::After;
+    *phase_mut() = Phase::After;
     lock(&MESSAGES).1.clear();
     job.finalize().map_err(|error| match error {
         job::FinalizeError::P2p(error) => Fault::from(error),
@@ -121,16 +122,14 @@ pub(crate) fn p2p() -> Result<P2p, Fault> {
 
 /// Returns the communicator of a handle.
 pub(crate) fn comm(number: i32) -> Result<Comm, Fault> {
-    joined(|j| {
-        let found = if number == 0 {
-            Some(&j.world)
-        } else {
-            j.comms.get(&number)
-        };
-        found
-            .cloned()
-            .ok_or_else(|| Fault::new(Code::Comm, format!("there is no communicator {number}")))
+    joined(|j| match number {
+        0 => Ok(j.world.clone()),
+        number => j.comms.get(&number).cloned().ok_or_else(|| no_comm(number)),
     })
+}
+
+fn no_comm(number: i32) -> Fault {
+    Fault::new(Code::Comm, format!("there is no communicator {number}"))
 }
 
 /// Makes a handle for a new communicator.
@@ -146,14 +145,10 @@ pub(crate) fn add_comm(comm: Comm) -> Result<i32, Fault> {
 }
 
 pub(crate) fn free_comm(number: i32) -> Result<(), Fault> {
-    let gone = joined_mut(|j| Ok(j.comms.remove(&number)))?;
-    match gone {
+    match joined_mut(|j| Ok(j.comms.remove(&number)))? {
         Some(_) => Ok(()),
         None if number == 0 => Err(Fault::new(Code::Comm, "the world cannot be freed")),
-        None => Err(Fault::new(
-            Code::Comm,
-            format!("there is no communicator {number}"),
-        )),
+        None => Err(no_comm(number)),
     }
 }
 
@@ -167,12 +162,8 @@ pub(crate) fn add_message(message: Message) -> u64 {
 
 pub(crate) fn take_message(number: u64) -> Result<Message, Fault> {
     let found = lock(&MESSAGES).1.remove(&number);
-    found.ok_or_else(|| {
-        Fault::new(
-            Code::Message,
-            "a message that was received already or never was there",
-        )
-    })
+    let text = "a message that was received already or never was there";
+    found.ok_or_else(|| Fault::new(Code::Message, text))
 }
 
 /// Converts a request to its handle in C, where 0 is none.

@@ -8,7 +8,7 @@ use super::CStatus;
 use crate::code::{Code, Fault};
 
 /// Converts a length, which must not be negative.
-pub(super) fn length(length: i64) -> Result<usize, Fault> {
+fn length(length: i64) -> Result<usize, Fault> {
     let limit = isize::MAX as usize;
     let found = usize::try_from(length).ok().filter(|&n| n <= limit);
     found.ok_or_else(|| Fault::new(Code::Count, format!("a length or count of {length}")))
@@ -18,58 +18,49 @@ fn null(what: &str) -> Fault {
     Fault::new(Code::Pointer, format!("{what} is a null pointer"))
 }
 
-/// Returns length times size, checked against the address space.
-pub(super) fn times(length: usize, size: u32) -> Result<usize, Fault> {
-    let all = length
-        .checked_mul(size as usize)
-        .filter(|&n| isize::try_from(n).is_ok());
+/// Returns length times size.
+pub(super) fn times(length: i64, size: u32) -> Result<i64, Fault> {
+    let all = length.checked_mul(i64::from(size));
     all.ok_or_else(|| {
-        Fault::new(
-            Code::Count,
-            format!("{length} bytes for each of {size} ranks"),
-        )
+        let text = format!("{length} bytes for each of {size} ranks");
+        Fault::new(Code::Count, text)
     })
 }
 
 /// Borrows memory to read. The pointer is ignored if the length is 0.
-pub(super) unsafe fn read<'a>(data: *const c_void, length: usize) -> Result<&'a [u8], Fault> {
-    match length {
+pub(super) unsafe fn read<'a>(data: *const c_void, bytes: i64) -> Result<&'a [u8], Fault> {
+    match length(bytes)? {
         0 => Ok(&[]),
         _ if data.is_null() => Err(null("the data")),
         // SAFETY: not null, and readable for the length by the contract of the module.
-        _ => Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) }),
+        length => Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) }),
     }
 }
 
 /// Borrows memory to write.
-pub(super) unsafe fn write<'a>(data: *mut c_void, length: usize) -> Result<&'a mut [u8], Fault> {
-    match length {
+pub(super) unsafe fn write<'a>(data: *mut c_void, bytes: i64) -> Result<&'a mut [u8], Fault> {
+    match length(bytes)? {
         0 => Ok(&mut []),
         _ if data.is_null() => Err(null("the buffer")),
         // SAFETY: not null, and writable for the length by the contract of the module.
-        _ => Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) }),
+        length => Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) }),
     }
 }
 
 /// Borrows values to read and write.
-pub(super) unsafe fn values<'a, T>(data: *mut c_void, count: usize) -> Result<&'a mut [T], Fault> {
+pub(super) unsafe fn values<'a, T>(data: *mut T, count: i64) -> Result<&'a mut [T], Fault> {
+    let count = length(count)?;
     if count == 0 {
         return Ok(&mut []);
     }
     if data.is_null() {
         return Err(null("the data"));
     }
-    let data = data.cast::<T>();
     if !data.is_aligned() {
-        return Err(Fault::new(
-            Code::Pointer,
-            format!("the data is not aligned to {} bytes", align_of::<T>()),
-        ));
+        let text = format!("the data is not aligned to {} bytes", align_of::<T>());
+        return Err(Fault::new(Code::Pointer, text));
     }
-    let fits = count
-        .checked_mul(size_of::<T>())
-        .is_some_and(|n| isize::try_from(n).is_ok());
-    if !fits {
+    if count > isize::MAX as usize / size_of::<T>() {
         return Err(Fault::new(Code::Count, format!("a count of {count}")));
     }
     // SAFETY: not null, aligned, of a possible length, and readable and writable by the contract of
@@ -77,12 +68,11 @@ pub(super) unsafe fn values<'a, T>(data: *mut c_void, count: usize) -> Result<&'
     Ok(unsafe { std::slice::from_raw_parts_mut(data, count) })
 }
 
-/// Checks the buffer of a non-blocking call.
-pub(super) fn present(data: *const c_void, length: usize) -> Result<(), Fault> {
-    if length > 0 && data.is_null() {
-        Err(null("the buffer"))
-    } else {
-        Ok(())
+/// Checks the buffer of a non-blocking call, and returns its length.
+pub(super) fn present(data: *const c_void, bytes: i64) -> Result<usize, Fault> {
+    match length(bytes)? {
+        1.. if data.is_null() => Err(null("the buffer")),
+        length => Ok(length),
     }
 }
 
@@ -103,8 +93,9 @@ pub(super) unsafe fn put<T>(place: *mut T, value: T) {
 /// Writes the status of a result, and returns the result.
 pub(super) unsafe fn finish(
     place: *mut CStatus,
-    result: Result<p2p::Status, Fault>,
+    result: Result<p2p::Status, impl Into<Fault>>,
 ) -> Result<(), Fault> {
+    let result = result.map_err(Into::into);
     // SAFETY: null or a place for a status by the contract of the module.
     unsafe { put(place, CStatus::of(&result)) };
     result.map(drop)
@@ -135,14 +126,9 @@ pub(super) unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    let mut bytes = Vec::new();
-    for i in 0..LIMIT {
-        // SAFETY: no byte before has ended the text, which ends by a zero as the module's contract
-        // says.
-        match unsafe { *text.add(i) } {
-            0 => break,
-            byte => bytes.push(u8::from_ne_bytes(byte.to_ne_bytes())),
-        }
-    }
+    // SAFETY: no byte before has ended the text, which ends by a zero as the module's contract
+    // says.
+    let bytes = (0..LIMIT).map(|i| u8::from_ne_bytes(unsafe { *text.add(i) }.to_ne_bytes()));
+    let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -15,9 +15,9 @@ extern "C" fn esp_barrier(comm: i32) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_bcast(data: *mut c_void, length: i64, root: i32, comm: i32) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let data = unsafe { check::write(data, check::length(length)?)? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let data = check::write(data, length)?;
         Ok(state::comm(comm)?.bcast(data, check::rank(root)?)?)
     })
 }
@@ -38,13 +38,13 @@ fn operation(op: i32) -> Result<Op, Fault> {
 /// Reduces to all ranks, or to one.
 unsafe fn reduce<T: Number>(
     data: *mut c_void,
-    count: usize,
+    count: i64,
     op: Op,
     root: Option<u32>,
     comm: &Comm,
 ) -> Result<(), Fault> {
     // SAFETY: as the module says.
-    let data = unsafe { check::values::<T>(data, count)? };
+    let data = unsafe { check::values::<T>(data.cast(), count)? };
     let done = match root {
         Some(root) => comm.reduce(data, op, root),
         None => comm.allreduce(data, op),
@@ -60,7 +60,7 @@ unsafe fn reduce_any(
     root: Option<u32>,
     comm: i32,
 ) -> Result<(), Fault> {
-    let (count, op, comm) = (check::length(count)?, operation(op)?, state::comm(comm)?);
+    let (op, comm) = (operation(op)?, state::comm(comm)?);
     // SAFETY: as the module says.
     unsafe {
         match kind {
@@ -104,6 +104,14 @@ unsafe extern "C" fn esp_reduce(
     guard(|| unsafe { reduce_any(data, count, kind, op, Some(check::rank(root)?), comm) })
 }
 
+/// Returns the length of the buffer for all ranks, which only the root uses.
+fn whole_at(root: u32, comm: &Comm, length: i64) -> Result<i64, Fault> {
+    match comm.rank() == root {
+        true => check::times(length, comm.size()),
+        false => Ok(0),
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_gather(
     mine: *const c_void,
@@ -112,20 +120,11 @@ unsafe extern "C" fn esp_gather(
     root: i32,
     comm: i32,
 ) -> c_int {
-    guard(|| {
-        let (length, root, comm) = (
-            check::length(length)?,
-            check::rank(root)?,
-            state::comm(comm)?,
-        );
-        // The other buffer is not used here.
-        let whole = if comm.rank() == root {
-            check::times(length, comm.size())?
-        } else {
-            0
-        };
-        // SAFETY: as the module says.
-        let (mine, all) = unsafe { (check::read(mine, length)?, check::write(all, whole)?) };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let (root, comm) = (check::rank(root)?, state::comm(comm)?);
+        let whole = whole_at(root, &comm, length)?;
+        let (mine, all) = (check::read(mine, length)?, check::write(all, whole)?);
         Ok(comm.gather(mine, all, root)?)
     })
 }
@@ -138,19 +137,11 @@ unsafe extern "C" fn esp_scatter(
     root: i32,
     comm: i32,
 ) -> c_int {
-    guard(|| {
-        let (length, root, comm) = (
-            check::length(length)?,
-            check::rank(root)?,
-            state::comm(comm)?,
-        );
-        let whole = if comm.rank() == root {
-            check::times(length, comm.size())?
-        } else {
-            0
-        };
-        // SAFETY: as the module says.
-        let (all, mine) = unsafe { (check::read(all, whole)?, check::write(mine, length)?) };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let (root, comm) = (check::rank(root)?, state::comm(comm)?);
+        let whole = whole_at(root, &comm, length)?;
+        let (all, mine) = (check::read(all, whole)?, check::write(mine, length)?);
         Ok(comm.scatter(all, mine, root)?)
     })
 }
@@ -162,11 +153,11 @@ unsafe extern "C" fn esp_allgather(
     all: *mut c_void,
     comm: i32,
 ) -> c_int {
-    guard(|| {
-        let (length, comm) = (check::length(length)?, state::comm(comm)?);
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let comm = state::comm(comm)?;
         let whole = check::times(length, comm.size())?;
-        // SAFETY: as the module says.
-        let (mine, all) = unsafe { (check::read(mine, length)?, check::write(all, whole)?) };
+        let (mine, all) = (check::read(mine, length)?, check::write(all, whole)?);
         Ok(comm.allgather(mine, all)?)
     })
 }
@@ -178,11 +169,11 @@ unsafe extern "C" fn esp_alltoall(
     into: *mut c_void,
     comm: i32,
 ) -> c_int {
-    guard(|| {
-        let (length, comm) = (check::length(length)?, state::comm(comm)?);
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let comm = state::comm(comm)?;
         let whole = check::times(length, comm.size())?;
-        // SAFETY: as the module says.
-        let (out, into) = unsafe { (check::read(out, whole)?, check::write(into, whole)?) };
+        let (out, into) = (check::read(out, whole)?, check::write(into, whole)?);
         Ok(comm.alltoall(out, into)?)
     })
 }

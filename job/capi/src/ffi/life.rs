@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{check, guard};
 use crate::code::{Code, Fault, words};
-use crate::{last, state};
+use crate::{code, state};
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_init() -> c_int {
@@ -42,21 +42,17 @@ extern "C" fn esp_progress() -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_report(text: *mut c_char, room: i64, needed: *mut i64) -> c_int {
-    guard(|| {
-        let room = check::length(room)?;
-        let report = state::report()?;
-        let bytes: Vec<u8> = report.bytes().filter(|&b| b != 0).collect();
-        // SAFETY: as the module says.
-        let place = unsafe { check::write(text.cast(), room)? };
-        let shown = bytes.len().min(room.saturating_sub(1));
-        for (slot, byte) in place
-            .iter_mut()
-            .zip(bytes.iter().take(shown).chain(std::iter::once(&0)))
-        {
-            *slot = *byte;
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let mut bytes = state::report()?.into_bytes();
+        bytes.retain(|&b| b != 0);
+        let place = check::write(text.cast(), room)?;
+        if let Some((end, front)) = place.split_last_mut() {
+            let shown = bytes.len().min(front.len());
+            front[..shown].copy_from_slice(&bytes[..shown]);
+            *front.get_mut(shown).unwrap_or(end) = 0;
         }
-        // SAFETY: as the module says.
-        unsafe { check::put(needed, i64::try_from(bytes.len() + 1).unwrap_or(i64::MAX)) };
+        check::put(needed, i64::try_from(bytes.len() + 1).unwrap_or(i64::MAX));
         Ok(())
     })
 }
@@ -68,7 +64,7 @@ extern "C" fn esp_strerror(error: c_int) -> *const c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_last_error() -> *const c_char {
-    last::get()
+    code::last_error()
 }
 
 fn number(number: u32) -> Result<i32, Fault> {
@@ -77,27 +73,27 @@ fn number(number: u32) -> Result<i32, Fault> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_rank(comm: i32, rank: *mut i32) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        *unsafe { check::out(rank, "rank")? } = number(state::comm(comm)?.rank())?;
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        *check::out(rank, "rank")? = number(state::comm(comm)?.rank())?;
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_size(comm: i32, size: *mut i32) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        *unsafe { check::out(size, "size")? } = number(state::comm(comm)?.size())?;
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        *check::out(size, "size")? = number(state::comm(comm)?.size())?;
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_comm_dup(comm: i32, copy: *mut i32) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let copy = unsafe { check::out(copy, "copy")? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let copy = check::out(copy, "copy")?;
         *copy = state::add_comm(state::comm(comm)?.dup()?)?;
         Ok(())
     })
@@ -105,9 +101,9 @@ unsafe extern "C" fn esp_comm_dup(comm: i32, copy: *mut i32) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_comm_split(comm: i32, color: i32, key: i32, part: *mut i32) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let part = unsafe { check::out(part, "part")? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let part = check::out(part, "part")?;
         let found = state::comm(comm)?.split(u32::try_from(color).ok(), key)?;
         *part = found.map_or(Ok(-1), state::add_comm)?;
         Ok(())
@@ -116,9 +112,9 @@ unsafe extern "C" fn esp_comm_split(comm: i32, color: i32, key: i32, part: *mut 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_comm_free(comm: *mut i32) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let comm = unsafe { check::out(comm, "comm")? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let comm = check::out(comm, "comm")?;
         state::free_comm(*comm)?;
         *comm = -1;
         Ok(())

@@ -18,8 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use p2p::Status;
 
-use crate::code::{Code, Fault};
-use crate::last;
+use crate::code::{self, Code, Fault};
 
 /// `esp_status_t`.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +76,7 @@ fn guard(work: impl FnOnce() -> Result<(), Fault>) -> c_int {
             "a bug of the library (its words went to standard error)",
         ),
     };
-    last::set(&fault.text);
+    code::set_last_error(&fault.text);
     fault.code as c_int
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use p2p::{Error, P2p, RequestId};
+use p2p::Error;
 
 use super::{CStatus, check, guard};
 use crate::code::{Code, Fault};
@@ -17,14 +17,11 @@ unsafe extern "C" fn esp_isend(
     comm: i32,
     request: *mut u64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let request = unsafe { check::out(request, "request")? };
-        let length = check::length(length)?;
-        check::present(data, length)?;
-        // SAFETY: readable until the request is over, as the module says.
-        let id =
-            unsafe { state::comm(comm)?.isend_raw(data.cast(), length, check::rank(dest)?, tag)? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let request = check::out(request, "request")?;
+        let (length, dest) = (check::present(data, length)?, check::rank(dest)?);
+        let id = state::comm(comm)?.isend_raw(data.cast(), length, dest, tag)?;
         *request = state::request_number(id);
         Ok(())
     })
@@ -39,14 +36,11 @@ unsafe extern "C" fn esp_issend(
     comm: i32,
     request: *mut u64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let request = unsafe { check::out(request, "request")? };
-        let length = check::length(length)?;
-        check::present(data, length)?;
-        // SAFETY: readable until the request is over, as the module says.
-        let id =
-            unsafe { state::comm(comm)?.issend_raw(data.cast(), length, check::rank(dest)?, tag)? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let request = check::out(request, "request")?;
+        let (length, dest) = (check::present(data, length)?, check::rank(dest)?);
+        let id = state::comm(comm)?.issend_raw(data.cast(), length, dest, tag)?;
         *request = state::request_number(id);
         Ok(())
     })
@@ -61,14 +55,12 @@ unsafe extern "C" fn esp_irecv(
     comm: i32,
     request: *mut u64,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let request = unsafe { check::out(request, "request")? };
-        let room = check::length(room)?;
-        check::present(buffer, room)?;
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let request = check::out(request, "request")?;
+        let room = check::present(buffer, room)?;
         let (from, tag) = (check::source(source)?, check::tag(tag));
-        // SAFETY: writable, and not used otherwise, until the request is over, as the module says.
-        let id = unsafe { state::comm(comm)?.irecv_raw(buffer.cast(), room, from, tag)? };
+        let id = state::comm(comm)?.irecv_raw(buffer.cast(), room, from, tag)?;
         *request = state::request_number(id);
         Ok(())
     })
@@ -82,76 +74,57 @@ fn settle(request: &mut u64, result: Result<p2p::Status, Error>) -> Result<p2p::
     result.map_err(Fault::from)
 }
 
-fn id(request: u64) -> RequestId {
-    state::request(request)
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_wait(request: *mut u64, status: *mut CStatus) -> c_int {
-    guard(|| {
+    // SAFETY: as the module says.
+    guard(|| unsafe {
         let p2p = state::p2p()?;
-        // SAFETY: as the module says.
-        let request = unsafe { check::out(request, "request")? };
+        let request = check::out(request, "request")?;
         if *request == 0 {
-            // SAFETY: as the module says.
-            unsafe { check::put(status, CStatus::EMPTY) };
+            check::put(status, CStatus::EMPTY);
             return Ok(());
         }
-        let result = p2p.wait(id(*request));
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, settle(request, result)) }
+        let result = p2p.wait(state::request(*request));
+        check::finish(status, settle(request, result))
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_test(request: *mut u64, flag: *mut c_int, status: *mut CStatus) -> c_int {
-    guard(|| {
+    // SAFETY: as the module says.
+    guard(|| unsafe {
         let p2p = state::p2p()?;
-        // SAFETY: as the module says.
-        let (request, flag) =
-            unsafe { (check::out(request, "request")?, check::out(flag, "flag")?) };
+        let (request, flag) = (check::out(request, "request")?, check::out(flag, "flag")?);
         *flag = 1;
         if *request == 0 {
-            // SAFETY: as the module says.
-            unsafe { check::put(status, CStatus::EMPTY) };
+            check::put(status, CStatus::EMPTY);
             return Ok(());
         }
-        let result = match p2p.test(id(*request)) {
-            Ok(None) => {
+        match p2p.test(state::request(*request)).transpose() {
+            Some(result) => check::finish(status, settle(request, result)),
+            None => {
                 *flag = 0;
-                return Ok(());
+                Ok(())
             }
-            Ok(Some(status)) => Ok(status),
-            Err(error) => Err(error),
-        };
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, settle(request, result)) }
+        }
     })
-}
-
-/// Returns the requests of an array.
-unsafe fn list<'a>(count: i64, requests: *mut u64) -> Result<&'a mut [u64], Fault> {
-    // SAFETY: as the module says.
-    unsafe { check::values(requests.cast(), check::length(count)?) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_waitall(count: i64, requests: *mut u64, statuses: *mut CStatus) -> c_int {
-    guard(|| {
+    // SAFETY: as the module says.
+    guard(|| unsafe {
         let p2p = state::p2p()?;
-        // SAFETY: as the module says.
-        let requests = unsafe { list(count, requests)? };
-        let mut places = if statuses.is_null() {
-            None
-        } else {
-            // SAFETY: one for each request, as the module says.
-            Some(unsafe { check::values::<CStatus>(statuses.cast(), requests.len())? })
+        let requests = check::values(requests, count)?;
+        let mut places = match statuses.is_null() {
+            true => None,
+            false => Some(check::values(statuses, count)?),
         };
         let mut first = None;
         for (i, request) in requests.iter_mut().enumerate() {
             let mut status = CStatus::EMPTY;
             if *request != 0 {
-                let result = settle(request, p2p.wait(id(*request)));
+                let result = settle(request, p2p.wait(state::request(*request)));
                 status = CStatus::of(&result);
                 first = first.or(result.err());
             }
@@ -177,55 +150,46 @@ unsafe extern "C" fn esp_waitany(
     index: *mut i64,
     status: *mut CStatus,
 ) -> c_int {
-    guard(|| {
-        let p2p: P2p = state::p2p()?;
-        // SAFETY: as the module says.
-        let (requests, index) = unsafe { (list(count, requests)?, check::out(index, "index")?) };
-        let open: Vec<usize> = (0..requests.len())
-            .filter(|&i| requests.get(i) != Some(&0))
-            .collect();
-        let ids: Vec<RequestId> = open
-            .iter()
-            .filter_map(|&i| requests.get(i))
-            .map(|&r| id(r))
-            .collect();
-        let found = p2p
-            .waitany(&ids)
-            .and_then(|(at, result)| Some((*open.get(at)?, result)));
-        let Some((at, result)) = found else {
-            *index = -1;
-            // SAFETY: as the module says.
-            unsafe { check::put(status, CStatus::EMPTY) };
-            return Ok(());
-        };
-        *index = i64::try_from(at).unwrap_or(i64::MAX);
-        let Some(request) = requests.get_mut(at) else {
-            return Ok(());
-        };
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, settle(request, result)) }
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let p2p = state::p2p()?;
+        let (requests, index) = (check::values(requests, count)?, check::out(index, "index")?);
+        let mut open: Vec<_> = (0..).zip(requests).filter(|(_, r)| **r != 0).collect();
+        let ids: Vec<_> = open.iter().map(|(_, r)| state::request(**r)).collect();
+        let found = p2p.waitany(&ids);
+        match found.and_then(|(at, result)| Some((open.get_mut(at)?, result))) {
+            Some(((at, request), result)) => {
+                *index = *at;
+                check::finish(status, settle(request, result))
+            }
+            None => {
+                *index = -1;
+                check::put(status, CStatus::EMPTY);
+                Ok(())
+            }
+        }
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_cancel(request: *mut u64) -> c_int {
-    guard(|| {
+    // SAFETY: as the module says.
+    guard(|| unsafe {
         let p2p = state::p2p()?;
-        // SAFETY: as the module says.
-        let request = unsafe { check::out(request, "request")? };
+        let request = check::out(request, "request")?;
         // The result of waiting shows if it was in time.
-        let _in_time = p2p.cancel(id(*request))?;
+        let _in_time = p2p.cancel(state::request(*request))?;
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_request_free(request: *mut u64) -> c_int {
-    guard(|| {
+    // SAFETY: as the module says.
+    guard(|| unsafe {
         let p2p = state::p2p()?;
-        // SAFETY: as the module says.
-        let request = unsafe { check::out(request, "request")? };
-        p2p.free(id(*request))?;
+        let request = check::out(request, "request")?;
+        p2p.free(state::request(*request))?;
         *request = 0;
         Ok(())
     })

@@ -3,7 +3,6 @@
 use std::ffi::{c_int, c_void};
 
 use super::{CStatus, check, guard};
-use crate::code::Fault;
 use crate::state;
 
 #[unsafe(no_mangle)]
@@ -14,9 +13,9 @@ unsafe extern "C" fn esp_send(
     tag: i32,
     comm: i32,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let data = unsafe { check::read(data, check::length(length)?)? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let data = check::read(data, length)?;
         Ok(state::comm(comm)?.send(data, check::rank(dest)?, tag)?)
     })
 }
@@ -29,9 +28,9 @@ unsafe extern "C" fn esp_ssend(
     tag: i32,
     comm: i32,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let data = unsafe { check::read(data, check::length(length)?)? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let data = check::read(data, length)?;
         Ok(state::comm(comm)?.ssend(data, check::rank(dest)?, tag)?)
     })
 }
@@ -45,12 +44,11 @@ unsafe extern "C" fn esp_recv(
     comm: i32,
     status: *mut CStatus,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let buffer = unsafe { check::write(buffer, check::length(room)?)? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let buffer = check::write(buffer, room)?;
         let result = state::comm(comm)?.recv(buffer, check::source(source)?, check::tag(tag));
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, result.map_err(Fault::from)) }
+        check::finish(status, result)
     })
 }
 
@@ -67,25 +65,23 @@ unsafe extern "C" fn esp_sendrecv(
     comm: i32,
     status: *mut CStatus,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let data = unsafe { check::read(data, check::length(length)?)? };
-        // SAFETY: as the module says.
-        let buffer = unsafe { check::write(buffer, check::length(room)?)? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let data = check::read(data, length)?;
+        let buffer = check::write(buffer, room)?;
         let (to, from) = (check::rank(dest)?, check::source(source)?);
         let result =
             state::comm(comm)?.sendrecv(data, to, send_tag, buffer, from, check::tag(recv_tag));
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, result.map_err(Fault::from)) }
+        check::finish(status, result)
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_probe(source: i32, tag: i32, comm: i32, status: *mut CStatus) -> c_int {
-    guard(|| {
+    // SAFETY: as the module says.
+    guard(|| unsafe {
         let result = state::comm(comm)?.probe(check::source(source)?, check::tag(tag));
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, result.map_err(Fault::from)) }
+        check::finish(status, result)
     })
 }
 
@@ -97,14 +93,15 @@ unsafe extern "C" fn esp_iprobe(
     flag: *mut c_int,
     status: *mut CStatus,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let flag = unsafe { check::out(flag, "flag")? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let flag = check::out(flag, "flag")?;
         let found = state::comm(comm)?.iprobe(check::source(source)?, check::tag(tag))?;
         *flag = c_int::from(found.is_some());
-        let Some(found) = found else { return Ok(()) };
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, Ok(found)) }
+        if let Some(found) = found {
+            check::put(status, CStatus::of(&Ok(found)));
+        }
+        Ok(())
     })
 }
 
@@ -116,12 +113,11 @@ unsafe extern "C" fn esp_mprobe(
     message: *mut u64,
     status: *mut CStatus,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let message = unsafe { check::out(message, "message")? };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let message = check::out(message, "message")?;
         let found = state::comm(comm)?.mprobe(check::source(source)?, check::tag(tag))?;
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, Ok(found.status()))? };
+        check::put(status, CStatus::of(&Ok(found.status())));
         *message = state::add_message(found);
         Ok(())
     })
@@ -136,15 +132,13 @@ unsafe extern "C" fn esp_improbe(
     message: *mut u64,
     status: *mut CStatus,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let (flag, message) =
-            unsafe { (check::out(flag, "flag")?, check::out(message, "message")?) };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let (flag, message) = (check::out(flag, "flag")?, check::out(message, "message")?);
         let found = state::comm(comm)?.improbe(check::source(source)?, check::tag(tag))?;
         *flag = c_int::from(found.is_some());
         let Some(found) = found else { return Ok(()) };
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, Ok(found.status()))? };
+        check::put(status, CStatus::of(&Ok(found.status())));
         *message = state::add_message(found);
         Ok(())
     })
@@ -157,17 +151,12 @@ unsafe extern "C" fn esp_mrecv(
     message: *mut u64,
     status: *mut CStatus,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the module says.
-        let (buffer, message) = unsafe {
-            (
-                check::write(buffer, check::length(room)?)?,
-                check::out(message, "message")?,
-            )
-        };
+    // SAFETY: as the module says.
+    guard(|| unsafe {
+        let buffer = check::write(buffer, room)?;
+        let message = check::out(message, "message")?;
         let taken = state::take_message(*message)?;
         *message = 0;
-        // SAFETY: as the module says.
-        unsafe { check::finish(status, taken.recv(buffer).map_err(Fault::from)) }
+        check::finish(status, taken.recv(buffer))
     })
 }
