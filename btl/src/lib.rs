@@ -86,5 +86,5 @@ pub use pending_peers::PendingPeers;
 pub use posted_receives::{
     Envelope, PostId, PostedDelivery, PostedReceive, PostedReceives, Withdrawn,
 };
-pub use shared::{QueuedSend, SharedTransport, Unavailable};
+pub use shared::{QueuedSend, SharedTransport};
 pub use values::*;

@@ -197,7 +197,7 @@ impl Runtime {
                 Some(transport) => self.add_to_transport(rail, transport, remote, address),
                 None => Err("this process has left the job".to_owned()),
             };
-            if let Ok(result) = rail.transport.enter(add) {
+            if let Some(result) = rail.transport.enter(add) {
                 return Some(result);
             }
             if rail.transport.is_mine() || Instant::now() >= deadline {

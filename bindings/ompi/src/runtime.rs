@@ -171,7 +171,7 @@ impl Runtime {
             rail.module.store(new.module, Ordering::Relaxed);
             let install = |place: &mut Option<EthBtl>| *place = Some(new.transport);
             let installed = rail.transport.enter(install);
-            debug_assert!(installed.is_ok(), "a rail is in use before the start");
+            debug_assert!(installed.is_some(), "a rail is in use before the start");
         }
         self.rail_count.store(count, Ordering::Release);
         (entry.encode(), new.interfaces)
@@ -291,7 +291,7 @@ impl Runtime {
     fn arm(&self) -> bool {
         self.rails().iter().all(|rail| {
             let arm = |place: &mut Option<EthBtl>| place.as_mut().is_some_and(Btl::arm);
-            rail.transport.is_queue_empty() && rail.transport.enter(arm) == Ok(true)
+            rail.transport.is_queue_empty() && rail.transport.enter(arm) == Some(true)
         })
     }
 
@@ -344,7 +344,7 @@ impl Runtime {
                     rail.transport.is_queue_empty() && transport.flush()
                 })
             };
-            rail.transport.enter(flush) == Ok(true)
+            rail.transport.enter(flush) == Some(true)
         };
         // All rails are polled in each round.
         while self.rails().iter().filter(|rail| !flush(rail)).count() > 0

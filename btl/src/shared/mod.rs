@@ -37,17 +37,6 @@ pub trait QueuedSend: Sized {
     ) -> Result<(), Self>;
 }
 
-/// The transport is not available to the caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unavailable {
-    /// A thread owns it: another one, or this one further up its stack, without having lent it.
-    #[error("another call uses the transport")]
-    Taken,
-    /// None was installed, or it was removed.
-    #[error("there is no transport")]
-    Absent,
-}
-
 /// Shares a transport among threads that must not wait for each other, and with the code that the
 /// transport's own callbacks call.
 ///
@@ -57,8 +46,8 @@ pub enum Unavailable {
 /// or right after, it gives the transport back.
 ///
 /// Callbacks get a `&mut dyn Tx`. To call code that may come back to this type, they
-/// [`lend`](SharedTransport::lend) it; until that call returns, [`send`](SharedTransport::send) and
-/// [`with_tx`](SharedTransport::with_tx) on the same thread use the lent sender.
+/// [`lend`](SharedTransport::lend) it; until that call returns, [`send`](SharedTransport::send) on
+/// the owning thread uses the lent sender.
 ///
 /// The order of items and messages to one peer is kept as long as senders use
 /// [`send`](SharedTransport::send), which is `Busy` while older items wait for that peer.
@@ -80,51 +69,26 @@ unsafe impl<T: Send, I: Send> Sync for SharedTransport<T, I> {}
 // SAFETY: nothing is lent while the value can be moved: `lend` borrows it.
 unsafe impl<T: Send, I: Send> Send for SharedTransport<T, I> {}
 
-/// Ends an ownership, also when the stack unwinds.
-struct Owned<'a>(&'a Ownership);
+/// Calls a function when it is dropped, also when the stack unwinds.
+struct OnDrop<F: FnMut()>(F);
 
-impl Drop for Owned<'_> {
+impl<F: FnMut()> Drop for OnDrop<F> {
     #[inline]
     fn drop(&mut self) {
-        self.0.release();
-    }
-}
-
-/// Ends a run through the queue, also when the stack unwinds.
-struct Draining<'a>(&'a UnsafeCell<bool>);
-
-impl Drop for Draining<'_> {
-    fn drop(&mut self) {
-        // SAFETY: made and dropped on the owning thread within one ownership.
-        unsafe { *self.0.get() = false };
-    }
-}
-
-/// Puts the lent sender back as it was, also when the stack unwinds.
-struct Restore<'a> {
-    cell: &'a UnsafeCell<Option<NonNull<dyn Tx>>>,
-    before: Option<NonNull<dyn Tx>>,
-}
-
-impl Drop for Restore<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: made and dropped on the owning thread within one ownership.
-        unsafe { *self.cell.get() = self.before };
+        (self.0)();
     }
 }
 
 impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
     /// Creates it without a transport.
-    #[cfg(not(loom))]
     #[must_use]
-    pub const fn new() -> SharedTransport<T, I> {
+    pub fn new() -> SharedTransport<T, I> {
         SharedTransport {
             ownership: Ownership::new(),
             transport: UnsafeCell::new(None),
             lent: UnsafeCell::new(None),
             draining: UnsafeCell::new(false),
-            queue: SendQueue::new(),
+            queue: SendQueue::default(),
         }
     }
 
@@ -135,49 +99,53 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         self.ownership.is_held_by(current_thread())
     }
 
-    /// Calls `f` with the transport's place, to install, drive or remove it.
-    ///
-    /// # Errors
-    /// [`Unavailable::Taken`], also if this thread owns it already.
-    pub fn enter<R>(&self, f: impl FnOnce(&mut Option<T>) -> R) -> Result<R, Unavailable> {
+    /// Calls `f` with the transport's place, to install, drive or remove it. `None`: a thread owns
+    /// it, another one or this one.
+    pub fn enter<R>(&self, f: impl FnOnce(&mut Option<T>) -> R) -> Option<R> {
         let owned = self.acquire(current_thread())?;
         // SAFETY: this thread is the owner until `owned` is dropped, and takes no other reference:
         // a nested `acquire` fails.
         let result = f(unsafe { &mut *self.transport.get() });
         drop(owned);
         self.handle_left_work();
-        Ok(result)
+        Some(result)
     }
 
     /// Calls `f` with a sender: the transport, or on the owning thread the sender it has lent.
-    ///
-    /// # Errors
-    /// See [`Unavailable`].
+    /// [`SendError::Busy`]: a thread owns the transport, or this one without having lent it.
+    /// [`SendError::Closed`]: there is none.
     #[inline]
-    pub fn with_tx<R>(&self, f: impl FnOnce(&mut dyn Tx) -> R) -> Result<R, Unavailable> {
+    fn with_tx<R>(
+        &self,
+        f: impl FnOnce(&mut dyn Tx) -> Result<R, SendError>,
+    ) -> Result<R, SendError> {
         let thread = current_thread();
         if self.ownership.is_held_by(thread) {
             // SAFETY: this thread is the owner.
             let lent = unsafe { (*self.lent.get()).take() };
-            let mut lent = lent.ok_or(Unavailable::Taken)?;
-            let _restore = Restore {
-                cell: &self.lent,
-                before: Some(lent),
-            };
+            let mut lent = lent.ok_or(SendError::Busy)?;
+            let _restore = self.restore_lent(Some(lent));
             // SAFETY: `lend` put it there for the duration of its call, in which this is. It was
             // taken out, so no other reference is made of it meanwhile.
-            return Ok(f(unsafe { lent.as_mut() }));
+            return f(unsafe { lent.as_mut() });
         }
-        let owned = self.acquire(thread)?;
+        let owned = self.acquire(thread).ok_or(SendError::Busy)?;
         // SAFETY: as in `enter`.
         let transport = unsafe { &mut *self.transport.get() };
-        let result = transport
-            .as_mut()
-            .map(|transport| f(transport))
-            .ok_or(Unavailable::Absent);
+        let result = match transport {
+            Some(transport) => f(transport),
+            None => Err(SendError::Closed),
+        };
         drop(owned);
         self.handle_left_work();
         result
+    }
+
+    /// Returns a guard that puts the lent sender back as it was. For the owner.
+    #[inline]
+    fn restore_lent(&self, before: Option<NonNull<dyn Tx>>) -> OnDrop<impl FnMut()> {
+        // SAFETY: made and dropped on the owning thread within one ownership.
+        OnDrop(move || unsafe { *self.lent.get() = before })
     }
 
     /// Sends a message, unless older items wait for its peer.
@@ -188,20 +156,14 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
     #[inline]
     pub fn send(&self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         // Looked at by the owner: an item that was being sent may be back in its queue only now.
-        let send = |tx: &mut dyn Tx| match self.has_queued(peer) {
+        self.with_tx(|tx| match self.has_queued(peer) {
             true => Err(SendError::Busy),
             false => tx.send(peer, header, body),
-        };
-        match self.with_tx(send) {
-            Ok(result) => result,
-            Err(Unavailable::Taken) => Err(SendError::Busy),
-            Err(Unavailable::Absent) => Err(SendError::Closed),
-        }
+        })
     }
 
-    /// Calls `f`, which may come back to [`send`](SharedTransport::send) and
-    /// [`with_tx`](SharedTransport::with_tx), and lends it `tx` for that. A thread that does not
-    /// own the transport just calls `f`.
+    /// Calls `f`, which may come back to [`send`](SharedTransport::send), and lends it `tx` for
+    /// that. A thread that does not own the transport just calls `f`.
     #[inline]
     pub fn lend<R>(&self, tx: &mut dyn Tx, f: impl FnOnce() -> R) -> R {
         if !self.is_mine() {
@@ -213,10 +175,7 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         let tx = unsafe { std::mem::transmute::<NonNull<dyn Tx + '_>, NonNull<dyn Tx>>(tx) };
         // SAFETY: this thread is the owner.
         let before = unsafe { (*self.lent.get()).replace(tx) };
-        let _restore = Restore {
-            cell: &self.lent,
-            before,
-        };
+        let _restore = self.restore_lent(before);
         f()
     }
 
@@ -238,7 +197,8 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         if unsafe { self.draining.get().replace(true) } {
             return 0;
         }
-        let _draining = Draining(&self.draining);
+        // SAFETY: made and dropped on the owning thread within one ownership.
+        let _draining = OnDrop(|| unsafe { *self.draining.get() = false });
         let mut sent = 0;
         for peer in self.queue.peers() {
             while let Some(item) = self.queue.pop(peer) {
@@ -276,13 +236,11 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
         self.queue.clear(peer)
     }
 
+    /// Makes `thread` the owner until the guard is dropped.
     #[inline]
-    fn acquire(&self, thread: usize) -> Result<Owned<'_>, Unavailable> {
-        if self.ownership.try_acquire(thread) {
-            Ok(Owned(&self.ownership))
-        } else {
-            Err(Unavailable::Taken)
-        }
+    fn acquire(&self, thread: usize) -> Option<OnDrop<impl FnMut()>> {
+        let acquired = self.ownership.try_acquire(thread);
+        acquired.then(|| OnDrop(|| self.ownership.release()))
     }
 
     #[inline]
@@ -295,7 +253,7 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
     #[cold]
     fn handle_left_work_now(&self) {
         while self.ownership.has_left_work() {
-            let Ok(owned) = self.acquire(current_thread()) else {
+            let Some(owned) = self.acquire(current_thread()) else {
                 return;
             };
             self.ownership.take_note();
@@ -308,7 +266,6 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
     }
 }
 
-#[cfg(not(loom))]
 impl<T: Tx, I: QueuedSend> Default for SharedTransport<T, I> {
     fn default() -> SharedTransport<T, I> {
         SharedTransport::new()

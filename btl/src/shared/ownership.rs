@@ -31,15 +31,6 @@ pub(super) struct Ownership {
 }
 
 impl Ownership {
-    #[cfg(not(loom))]
-    pub(super) const fn new() -> Ownership {
-        Ownership {
-            owner: AtomicUsize::new(0),
-            work_left: AtomicBool::new(false),
-        }
-    }
-
-    #[cfg(loom)]
     pub(super) fn new() -> Ownership {
         Ownership {
             owner: AtomicUsize::new(0),

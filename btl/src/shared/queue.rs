@@ -16,15 +16,17 @@ pub(super) struct SendQueue<I> {
     bytes: AtomicUsize,
 }
 
-impl<I: QueuedSend> SendQueue<I> {
-    pub(super) const fn new() -> SendQueue<I> {
+impl<I> Default for SendQueue<I> {
+    fn default() -> SendQueue<I> {
         SendQueue {
-            lists: Mutex::new(BTreeMap::new()),
+            lists: Mutex::default(),
             count: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
         }
     }
+}
 
+impl<I: QueuedSend> SendQueue<I> {
     fn lists(&self) -> MutexGuard<'_, BTreeMap<Rank, VecDeque<I>>> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
