@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::Mutex;
 
-use boot::{BootError, Bootstrap};
+use boot::{BootError, Bootstrap, MAX_VALUE};
 use p2p::{P2p, REACH_BYTES, Rank, Setup};
 
 use crate::error::printable;
@@ -136,39 +136,33 @@ fn start(
         Some(Err(why)) => Err(why.clone()),
         None => Err("there is no such rank".into()),
     };
-    let mut reach = ReachExchange {
-        exchanged: false,
-        broken: None,
-    };
-    let started = P2p::start_agreed(setup, addresses, |mine| reach.exchange(boot, mine));
-    if !reach.exchanged {
+    let no_reach = vec![0; size as usize * REACH_BYTES];
+    let (mut is_exchanged, mut broken) = (false, None);
+    let started = P2p::start_agreed(setup, addresses, |mine| {
+        is_exchanged = true;
+        exchange_reach(boot, mine).map_err(|error| {
+            let words = error.to_string();
+            broken = Some(error);
+            words
+        })
+    });
+    if !is_exchanged {
         // It failed before, but the others wait for its part.
-        let _ = reach.exchange(boot, &vec![0; size as usize * REACH_BYTES]);
+        broken = exchange_reach(boot, &no_reach).err();
     }
-    if let Some(error) = reach.broken {
+    if let Some(error) = broken {
         return Err(StartFailure::Boot(error));
     }
     // The transports of a failed start stay until all have reported: otherwise other processes
     // would report the lost memory instead of the reason.
     let started =
         started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
-    agree_on_start(
-        boot,
-        started.as_ref().err().map(|(what, _)| what),
-        node,
-        &name,
-    )?;
-    let p2p = match started {
-        Ok(p2p) => p2p,
-        // Unreachable: `agree_on_start` returned the error.
-        Err((what, _)) => {
-            return Err(StartFailure::Agreed(JoinError::Here {
-                rank,
-                node: node.to_owned(),
-                what,
-            }));
-        }
-    };
+    let trouble = started.as_ref().err().map(|(what, _)| what.as_str());
+    agree_on_start(boot, trouble, &name)?;
+    let p2p = started.map_err(|(what, _)| {
+        let node = node.to_owned();
+        StartFailure::Agreed(JoinError::Here { rank, node, what })
+    })?;
     let report = Report {
         rank,
         size,
@@ -187,10 +181,7 @@ fn start(
 /// Agrees on a random key that only the processes of this job know. (The launcher's name of the job
 /// may be reused or guessed.)
 fn agree_on_key(boot: &mut Bootstrap) -> Result<String, StartFailure> {
-    let wrong = |what: String| BootError::Protocol {
-        launcher: "job",
-        what,
-    };
+    let wrong = |what: String| BootError::Protocol(format!("job: {what}"));
     if boot.rank() == 0 {
         let mut key = [0; KEY_LENGTH];
         getrandom::fill(&mut key).map_err(|e| wrong(format!("no random numbers: {e}")))?;
@@ -202,79 +193,44 @@ fn agree_on_key(boot: &mut Bootstrap) -> Result<String, StartFailure> {
     Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Exchange of the transports by which each process reaches each other one.
-struct ReachExchange {
-    /// Set when this process has published its part.
-    exchanged: bool,
-    /// The launcher failed meanwhile.
-    broken: Option<BootError>,
-}
-
-impl ReachExchange {
-    /// Publishes `mine`, [`REACH_BYTES`] for each rank, and returns what each rank published for
-    /// this one.
-    fn exchange(&mut self, boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, String> {
-        self.exchanged = true;
-        let (rank, size) = (boot.rank(), boot.size());
-        let mut exchange = || -> Result<Vec<u8>, BootError> {
-            for (part, bytes) in mine.chunks(boot::MAX_VALUE).enumerate() {
-                boot.put(&format!("{REACH}{part}"), bytes)?;
-            }
-            boot.fence()?;
-            let at = rank as usize * REACH_BYTES;
-            let (key, at) = (
-                format!("{REACH}{}", at / boot::MAX_VALUE),
-                at % boot::MAX_VALUE,
-            );
-            let mut theirs = Vec::new();
-            for peer in 0..size {
-                // A process that failed before reaches no peer.
-                let note = boot.get(peer, &key)?;
-                let said = note
-                    .as_ref()
-                    .and_then(|note| note.get(at..at + REACH_BYTES));
-                theirs.extend_from_slice(said.unwrap_or(&[0; REACH_BYTES]));
-            }
-            Ok(theirs)
-        };
-        exchange().map_err(|error| {
-            let words = error.to_string();
-            self.broken = Some(error);
-            words
-        })
+/// Exchanges by which transports each process reaches each other one: publishes `mine`,
+/// [`REACH_BYTES`] for each rank, and returns what each rank published for this one.
+fn exchange_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, BootError> {
+    for (part, bytes) in mine.chunks(MAX_VALUE).enumerate() {
+        boot.put(&format!("{REACH}{part}"), bytes)?;
     }
+    boot.fence()?;
+    let at = boot.rank() as usize * REACH_BYTES;
+    let (key, at) = (format!("{REACH}{}", at / MAX_VALUE), at % MAX_VALUE);
+    let mut theirs = Vec::new();
+    for peer in 0..boot.size() {
+        let note = boot.get(peer, &key)?.unwrap_or_default();
+        // A process that failed before reaches no peer.
+        let said = note.get(at..at + REACH_BYTES);
+        theirs.extend_from_slice(said.unwrap_or(&[0; REACH_BYTES]));
+    }
+    Ok(theirs)
 }
 
-/// Exchanges the outcomes of the start: either all processes start, or none does.
+/// Exchanges the outcomes of the start: either all processes start, or none does. `trouble`: why
+/// this one does not; the caller reports it.
 fn agree_on_start(
     boot: &mut Bootstrap,
-    trouble: Option<&String>,
-    node: &str,
+    trouble: Option<&str>,
     name: &dyn Fn(Rank) -> String,
 ) -> Result<(), StartFailure> {
-    let rank = boot.rank();
-    let words = trouble
-        .map(|what| printable(what, MAX_REASON))
-        .unwrap_or_default();
+    let words = printable(trouble.unwrap_or_default(), MAX_REASON);
     boot.put(VERDICT, words.as_bytes())?;
     boot.fence()?;
-    if let Some(what) = trouble {
-        let what = what.clone();
-        return Err(StartFailure::Agreed(JoinError::Here {
-            rank,
-            node: node.to_owned(),
-            what,
-        }));
-    }
-    for peer in 0..boot.size() {
-        let said = boot
-            .get(peer, VERDICT)?
-            .unwrap_or_else(|| b"it did not report whether it started".to_vec());
+    for rank in (0..boot.size()).filter(|_| trouble.is_none()) {
+        let said = boot.get(rank, VERDICT)?;
+        let said = said.unwrap_or_else(|| b"it did not report whether it started".to_vec());
         if !said.is_empty() {
             let what = printable(&String::from_utf8_lossy(&said), MAX_REASON);
+            let node = name(rank);
             return Err(StartFailure::Agreed(JoinError::Elsewhere {
-                rank: peer,
-                node: name(peer),
+                rank,
+                node,
                 what,
             }));
         }

@@ -103,11 +103,20 @@ impl Options {
 
     fn from(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Options, JoinError> {
         let mut options = Options::default();
-        let text = |name: &str| env(name).map(|v| v.to_string_lossy().into_owned());
-        if let Some(list) = text("ESP_BTL").filter(|list| !list.is_empty()) {
+        let text = |name: &str| {
+            let text = env(name)?.to_string_lossy().into_owned();
+            Some(text).filter(|text| !text.is_empty())
+        };
+        let switch = |name| match text(name).as_deref() {
+            None => Ok(None),
+            Some("0") => Ok(Some(false)),
+            Some("1") => Ok(Some(true)),
+            Some(other) => Err(bad(name, other, "1 or 0 is expected")),
+        };
+        if let Some(list) = text("ESP_BTL") {
             options.transports = transports(&list)?;
         }
-        if let Some(list) = text("ESP_INTERFACES").filter(|list| !list.is_empty()) {
+        if let Some(list) = text("ESP_INTERFACES") {
             for word in list.split(',').map(str::trim) {
                 let (name, wanted) = word
                     .strip_prefix('^')
@@ -124,16 +133,12 @@ impl Options {
                 names.push(name.to_owned());
             }
         }
-        if let Some(number) = text("ESP_RAILS").filter(|number| !number.is_empty()) {
-            let few = |rails: &usize| (1..=MAX_RAILS).contains(rails);
+        if let Some(number) = text("ESP_RAILS") {
             let want = "how many interfaces may be used at once is expected, 1 to 4";
-            options.rails = number
-                .parse()
-                .ok()
-                .filter(few)
-                .ok_or_else(|| bad("ESP_RAILS", &number, want))?;
+            let rails = number.parse().ok().filter(|n| (1..=MAX_RAILS).contains(n));
+            options.rails = rails.ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
-        if let Some(list) = text("ESP_RDMA_PORTS").filter(|list| !list.is_empty()) {
+        if let Some(list) = text("ESP_RDMA_PORTS") {
             options.rdma_ports = list.split(',').map(|word| word.trim().to_owned()).collect();
             let plain =
                 |word: &String| !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic());
@@ -142,29 +147,20 @@ impl Options {
                 return Err(bad("ESP_RDMA_PORTS", &list, want));
             }
         }
-        options.verbose = match text("ESP_BTL_VERBOSE").as_deref() {
-            None | Some("" | "0") => false,
-            Some("1") => true,
-            Some(other) => return Err(bad("ESP_BTL_VERBOSE", other, "1 or 0 is expected")),
-        };
+        options.verbose = switch("ESP_BTL_VERBOSE")?.unwrap_or(false);
         let (file, named) = match env("ESP_TUNE") {
             Some(file) => (Some(PathBuf::from(file)), true),
             None => (default_file(env), false),
         };
         if let Some(file) = file.filter(|file| !file.as_os_str().is_empty()) {
-            let found = tune::read(&file, named)?;
-            if found.shm.is_some() {
-                options.thresholds = found.shm;
+            let (shm, ib) = tune::read(&file, named)?;
+            if shm.is_some() {
+                options.thresholds = shm;
                 options.thresholds_from = printable(&file.display().to_string(), 200);
             }
-            options.rdma = found.ib.unwrap_or_default();
+            options.rdma = ib.unwrap_or_default();
         }
-        match text("ESP_RDMA_SHARED").as_deref() {
-            None | Some("") => {}
-            Some("0") => options.rdma.shared = Some(false),
-            Some("1") => options.rdma.shared = Some(true),
-            Some(other) => return Err(bad("ESP_RDMA_SHARED", other, "1 or 0 is expected")),
-        }
+        options.rdma.shared = switch("ESP_RDMA_SHARED")?.or(options.rdma.shared);
         Ok(options)
     }
 }

@@ -68,17 +68,26 @@ fn ib(place: &TransportSetup<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
     } else {
         place.options.rdma_ports.clone()
     };
-    let mut rails: Vec<Box<dyn Btl>> = Vec::new();
-    let mut why = String::new();
-    for (rail, port) in (0..).zip(ports.into_iter().take(MAX_RAILS)) {
-        let config = IbConfig {
+    let make = |(rail, port)| {
+        let transport = IbBtl::new(IbConfig {
             rail,
             device: Some(port),
             ..ib_config(place)
-        };
-        match IbBtl::new(config) {
-            Ok(transport) => rails.push(Box::new(transport)),
-            Err(error) => why = error.to_string(),
+        });
+        Ok(Box::new(transport.map_err(|e| e.to_string())?) as Box<dyn Btl>)
+    };
+    rails((0..).zip(ports).take(MAX_RAILS).map(make))
+}
+
+/// Returns the rails that could be made; without any, why the last one could not.
+fn rails(
+    made: impl Iterator<Item = Result<Box<dyn Btl>, String>>,
+) -> Result<Vec<Box<dyn Btl>>, String> {
+    let (mut rails, mut why) = (Vec::new(), String::new());
+    for rail in made {
+        match rail {
+            Ok(rail) => rails.push(rail),
+            Err(error) => why = error,
         }
     }
     if rails.is_empty() {
@@ -127,26 +136,16 @@ fn eth(
     config.include.clone_from(&place.options.interfaces);
     config.exclude.clone_from(&place.options.not_interfaces);
     let names = config.interfaces().map_err(|e| e.to_string())?;
-    let mut rails: Vec<Box<dyn Btl>> = Vec::new();
-    let mut why = String::new();
-    for names in share(&names, place.options.rails) {
-        let config = EthConfig {
+    let make = |names: &[String]| {
+        let transport = EthBtl::new(EthConfig {
             include: names.to_vec(),
             ..config.clone()
-        };
-        match EthBtl::new(config) {
-            Ok(transport) => {
-                *by_daemon |= transport.uses_daemon();
-                rails.push(Box::new(transport));
-            }
-            Err(error) => why = error.to_string(),
-        }
-    }
-    if rails.is_empty() {
-        Err(why)
-    } else {
-        Ok(rails)
-    }
+        });
+        let transport = transport.map_err(|e| e.to_string())?;
+        *by_daemon |= transport.uses_daemon();
+        Ok(Box::new(transport) as Box<dyn Btl>)
+    };
+    rails(share(&names, place.options.rails).into_iter().map(make))
 }
 
 /// Distributes interfaces over rails: one each, and the last rail gets all that are left.

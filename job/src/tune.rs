@@ -52,12 +52,8 @@ pub struct Rdma {
     pub retries: Option<u8>,
 }
 
-/// The tables found in a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
-    pub(crate) shm: Option<Thresholds>,
-    pub(crate) ib: Option<Rdma>,
-}
+/// The tables `shm` and `ib` of a file.
+type Found = (Option<Thresholds>, Option<Rdma>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -95,7 +91,7 @@ fn parse(text: &str) -> Result<Found, String> {
         same_socket: shm.same_socket.unwrap_or(default.same_socket),
         other_socket: shm.other_socket.unwrap_or(default.other_socket),
     });
-    Ok(Found { shm, ib: tables.ib })
+    Ok((shm, tables.ib))
 }
 
 #[cfg(test)]
@@ -105,18 +101,12 @@ mod tests {
     #[test]
     fn sizes_are_read_and_the_rest_is_left_alone() {
         assert_eq!(parse("[idle]\nspin = \"3us\"\n"), Ok(Found::default()));
-        let found = parse("[shm]\nshared_cache = 4096\n[idle]\nx = 1\n").unwrap();
+        let found = parse("[shm]\nshared_cache = 4096\n[idle]\nx = 1\n");
         let shm = Thresholds {
             shared_cache: 4096,
             ..Thresholds::default()
         };
-        assert_eq!(
-            found,
-            Found {
-                shm: Some(shm),
-                ib: None
-            }
-        );
+        assert_eq!(found, Ok((Some(shm), None)));
         let found = parse(
             "[ib]\nlong_from = 65536\nshared = true\nheld_from = 8192\ntimeout = 15\nretries = 5\n",
         )
@@ -132,13 +122,7 @@ mod tests {
             retries: Some(5),
             ..ib
         };
-        assert_eq!(
-            found,
-            Found {
-                shm: None,
-                ib: Some(ib)
-            }
-        );
+        assert_eq!(found, (None, Some(ib)));
         for wrong in [
             "[shm]\nshared_cache = -1\n",
             "[shm]\nshared = 1\n",

@@ -25,16 +25,12 @@ pub enum BootError {
         /// The library's number.
         status: i32,
     },
-    /// The launcher closed its connection: it has ended, or it is ending this job.
+    /// The launcher closed its connection: it has ended, or it is ending this job. Holds the
+    /// operation.
     #[error(
-        "{launcher}: the launcher closed its connection ({what}); did it end, or another process of the job fail?"
+        "pmi1: the launcher closed its connection ({0}); did it end, or another process of the job fail?"
     )]
-    Closed {
-        /// The kind of launcher.
-        launcher: &'static str,
-        /// The operation.
-        what: &'static str,
-    },
+    Closed(&'static str),
     /// The launcher did not answer in time.
     #[error(
         "{launcher}: {what}: nothing came for {} s; is a process of the job missing? (ESP_BOOT_TIMEOUT=seconds waits longer)",
@@ -49,13 +45,8 @@ pub enum BootError {
         limit: Duration,
     },
     /// The launcher, or a value of a peer, breaks the protocol.
-    #[error("{launcher}: {what}")]
-    Protocol {
-        /// The kind of launcher.
-        launcher: &'static str,
-        /// The offending text, made printable.
-        what: String,
-    },
+    #[error("{0}")]
+    Protocol(String),
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
@@ -64,23 +55,9 @@ pub enum BootError {
         /// The error of the system.
         source: std::io::Error,
     },
-    /// A key has a wrong form.
-    #[error("`{0}` is no key: 1 to {max} letters, digits, - and _", max = crate::MAX_KEY)]
-    BadKey(String),
-    /// A key was published twice.
-    #[error("the key `{0}` was put already, and a note cannot be changed")]
-    KeyTwice(String),
-    /// A value is too long.
-    #[error("a note of {0} bytes; {max} are possible", max = crate::MAX_VALUE)]
-    TooLong(usize),
-    /// The job has no such rank.
-    #[error("there is no rank {rank} in a job of {size}")]
-    NoRank {
-        /// The rank.
-        rank: u32,
-        /// The number of processes.
-        size: u32,
-    },
+    /// A call has an invalid argument: a key, a value or a rank.
+    #[error("{0}")]
+    Argument(String),
     /// A process has ended the job.
     #[error("rank {rank} aborted the job with code {code}: {why}")]
     Aborted {

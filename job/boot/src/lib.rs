@@ -114,10 +114,12 @@ impl Bootstrap {
         self.check_open()?;
         check_key(key)?;
         if value.len() > MAX_VALUE {
-            return Err(BootError::TooLong(value.len()));
+            let what = format!("a note of {} bytes; {MAX_VALUE} are possible", value.len());
+            return Err(BootError::Argument(what));
         }
         if !self.keys.insert(key.to_owned()) {
-            return Err(BootError::KeyTwice(key.to_owned()));
+            let what = format!("the key `{key}` was put already, and a note cannot be changed");
+            return Err(BootError::Argument(what));
         }
         self.client.put(key, value)
     }
@@ -140,8 +142,8 @@ impl Bootstrap {
         self.check_open()?;
         check_key(key)?;
         if rank >= self.size {
-            let size = self.size;
-            return Err(BootError::NoRank { rank, size });
+            let what = format!("there is no rank {rank} in a job of {}", self.size);
+            return Err(BootError::Argument(what));
         }
         self.client.get(rank, key)
     }
@@ -189,7 +191,10 @@ fn check_key(key: &str) -> Result<(), BootError> {
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
     match (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(is_plain) {
         true => Ok(()),
-        false => Err(BootError::BadKey(printable(key))),
+        false => Err(BootError::Argument(format!(
+            "`{}` is no key: 1 to {MAX_KEY} letters, digits, - and _",
+            printable(key)
+        ))),
     }
 }
 
@@ -242,10 +247,7 @@ mod tests {
         assert_eq!(job.get(0, "a").unwrap(), None);
         job.fence().unwrap();
         assert_eq!(job.get(0, "a").unwrap().as_deref(), Some(&b"1"[..]));
-        assert!(matches!(
-            job.get(1, "a"),
-            Err(BootError::NoRank { rank: 1, size: 1 })
-        ));
+        assert!(matches!(job.get(1, "a"), Err(BootError::Argument(_))));
         job.finalize().unwrap();
         assert!(matches!(job.fence(), Err(BootError::Finalized)));
         assert!(matches!(job.put("b", b""), Err(BootError::Finalized)));
@@ -255,14 +257,13 @@ mod tests {
     fn keys_are_short_plain_and_used_once() {
         let mut job = Single::start();
         job.put("cards-1_A", &[0; MAX_VALUE]).unwrap();
-        assert!(matches!(
-            job.put("cards-1_A", &[]),
-            Err(BootError::KeyTwice(_))
-        ));
-        assert!(matches!(
-            job.put("b", &[0; MAX_VALUE + 1]),
-            Err(BootError::TooLong(_))
-        ));
+        for (key, value, part) in [
+            ("cards-1_A", &[][..], "was put already"),
+            ("b", &[0; MAX_VALUE + 1], "4097 bytes"),
+        ] {
+            let text = job.put(key, value).unwrap_err().to_string();
+            assert!(text.contains(part), "{text}");
+        }
         for bad in [
             "",
             "a b",
@@ -273,7 +274,7 @@ mod tests {
             "0123456789012345678901234",
         ] {
             assert!(
-                matches!(job.put(bad, &[]), Err(BootError::BadKey(_))),
+                matches!(job.put(bad, &[]), Err(BootError::Argument(_))),
                 "{bad}"
             );
         }

@@ -1,6 +1,7 @@
 //! PMIx: Open MPI's `mpirun`, PRRTE, Slurm. The client is the system's libpmix, loaded when the
 //! environment asks for it, so that programs run without it elsewhere.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
@@ -39,11 +40,8 @@ fn places(env: &Environment) -> Vec<String> {
         .collect()
 }
 
-fn wrong(what: impl Into<String>) -> BootError {
-    BootError::Protocol {
-        launcher: NAME,
-        what: what.into(),
-    }
+fn wrong(what: impl Display) -> BootError {
+    BootError::Protocol(format!("{NAME}: {what}"))
 }
 
 impl Pmix {

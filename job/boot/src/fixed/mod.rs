@@ -14,6 +14,7 @@ mod process;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use crate::detect::check_place;
@@ -46,11 +47,8 @@ pub(crate) struct Fixed {
     seen: BTreeMap<u32, Notes>,
 }
 
-fn wrong(what: impl Into<String>) -> BootError {
-    BootError::Protocol {
-        launcher: NAME,
-        what: what.into(),
-    }
+fn wrong(what: impl Display) -> BootError {
+    BootError::Protocol(format!("{NAME}: {what}"))
 }
 
 impl Fixed {

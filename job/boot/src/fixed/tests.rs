@@ -72,7 +72,7 @@ fn notes_are_exchanged_fence_by_fence() {
                 }
                 assert!(matches!(
                     job.get(SIZE, "round0"),
-                    Err(BootError::NoRank { .. })
+                    Err(BootError::Argument(_))
                 ));
                 job.finalize().unwrap();
                 job.job().to_owned()

@@ -19,11 +19,8 @@ pub(super) struct Line {
 }
 
 /// Makes an error about a line of the launcher.
-pub(super) fn wrong(what: impl AsRef<str>) -> BootError {
-    BootError::Protocol {
-        launcher: super::NAME,
-        what: what.as_ref().to_owned(),
-    }
+pub(super) fn wrong(what: impl Display) -> BootError {
+    BootError::Protocol(format!("{}: {what}", super::NAME))
 }
 
 impl Line {

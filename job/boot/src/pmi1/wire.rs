@@ -40,7 +40,7 @@ impl Wire {
                 Ok(n) => rest = rest.get(n..).unwrap_or_default(),
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline, what)?,
                 Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(closed(what)),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(BootError::Closed(what)),
                 Err(e) => return Err(e).at(|| format!("{NAME}: {what}")),
             }
         }
@@ -74,7 +74,7 @@ impl Wire {
             }
             let mut part = [0; 2048];
             match recv(&self.fd, &mut part, RecvFlags::DONTWAIT) {
-                Ok((0, _)) | Err(Errno::CONNRESET) => return Err(closed(what)),
+                Ok((0, _)) | Err(Errno::CONNRESET) => return Err(BootError::Closed(what)),
                 Ok((n, _)) => self
                     .input
                     .extend_from_slice(part.get(..n).unwrap_or_default()),
@@ -114,12 +114,5 @@ impl Wire {
             what: what.into(),
             limit: self.timeout,
         }
-    }
-}
-
-fn closed(what: &'static str) -> BootError {
-    BootError::Closed {
-        launcher: NAME,
-        what,
     }
 }
