@@ -155,7 +155,14 @@ impl EthBtl {
                 End::Failed(PeerError::Lost(format!("it refused: {reason}")))
             }
             (_, Kind::Goodbye) => End::Failed(PeerError::Left),
-            (_, kind) => End::Failed(PeerError::Violation(format!("unexpected {kind:?} record"))),
+            (_, Kind::Message) => {
+                let what = "MESSAGE before the connection was established".into();
+                End::Failed(PeerError::Violation(what))
+            }
+            (_, kind) => {
+                let what = format!("unexpected record of the connection set-up: {kind:?}");
+                End::Failed(PeerError::Violation(what))
+            }
         })
     }
 

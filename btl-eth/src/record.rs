@@ -172,7 +172,7 @@ pub fn decode(
     }
     if header > max_header {
         return Err(format!(
-            "a header of {header} bytes in a record of {length} bytes, {kind:?}"
+            "a header of {header} bytes, longer than its message or permitted in {kind:?}"
         ));
     }
     let Some(contents) = rest.get(..length) else {
