@@ -67,42 +67,15 @@ pub(crate) struct ModuleEndpoint {
     pub(crate) long: Endpoint,
 }
 
-/// Properties of a reached peer by which rails are chosen, from [`PeerInfo`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Quality {
-    exclusivity: u32,
-    latency_ns: u32,
-    bandwidth: u32,
-}
-
-impl From<&PeerInfo> for Quality {
-    fn from(info: &PeerInfo) -> Quality {
-        Quality {
-            exclusivity: info.exclusivity,
-            latency_ns: info.latency_ns,
-            bandwidth: info.bandwidth,
-        }
-    }
-}
-
 /// Chooses the rails of a module to a peer as the point-to-point layer does: of those of the
 /// highest exclusivity, the one of the least latency for short messages and the one of the highest
 /// bandwidth for long ones. `None` without any.
-pub(crate) fn choose(reached: &[(Endpoint, Quality)]) -> Option<ModuleEndpoint> {
-    let best = reached
-        .iter()
-        .map(|(_, quality)| quality.exclusivity)
-        .max()?;
-    let usable = || {
-        reached
-            .iter()
-            .filter(|(_, quality)| quality.exclusivity == best)
-    };
-    let (short, _) = usable().min_by_key(|(_, quality)| quality.latency_ns)?;
+pub(crate) fn choose(reached: &[(Endpoint, PeerInfo)]) -> Option<ModuleEndpoint> {
+    let best = reached.iter().map(|(_, info)| info.exclusivity).max()?;
+    let usable = reached.iter().filter(|(_, info)| info.exclusivity == best);
+    let (short, _) = usable.clone().min_by_key(|(_, info)| info.latency_ns)?;
     // Of equal ones `max_by_key` returns the last, and the first one is the better.
-    let (long, _) = usable()
-        .rev()
-        .max_by_key(|(_, quality)| quality.bandwidth)?;
+    let (long, _) = usable.rev().max_by_key(|(_, info)| info.bandwidth)?;
     Some(ModuleEndpoint {
         short: *short,
         long: *long,
@@ -139,19 +112,20 @@ mod tests {
                 rail,
                 remote: RemoteRail(7),
             };
-            let quality = Quality {
+            let info = PeerInfo {
                 exclusivity,
                 latency_ns,
                 bandwidth,
+                ..PeerInfo::default()
             };
-            (endpoint, quality)
+            (endpoint, info)
         };
         let chosen = |rails: &[_]| choose(rails).map(|all| (all.short.rail, all.long.rail));
         let (lease, udp) = (rail(0, 100, 5000, 500), rail(1, 100, 7000, 2000));
-        assert_eq!(chosen(&[lease, udp]), Some((0, 1)));
+        assert_eq!(chosen(&[lease.clone(), udp.clone()]), Some((0, 1)));
         assert_eq!(chosen(&[lease]), Some((0, 0)));
         let daemon = rail(0, 90, 30_000, 500);
-        assert_eq!(chosen(&[daemon, udp]), Some((1, 1)));
+        assert_eq!(chosen(&[daemon.clone(), udp]), Some((1, 1)));
         assert_eq!(chosen(&[daemon]), Some((0, 0)));
         assert_eq!(chosen(&[rail(3, 1, 1, 1), rail(2, 1, 1, 1)]), Some((3, 3)));
         assert_eq!(chosen(&[]), None);

@@ -135,10 +135,11 @@ unsafe extern "C" fn esp_add(
         // SAFETY: guaranteed by the caller.
         unsafe { std::slice::from_raw_parts(entry.cast(), length) }
     };
-    let found = match usize::try_from(module) {
-        Ok(module) => RUNTIME.add(module, rank, bytes),
-        Err(_) => RUNTIME.add_to_any(rank, bytes),
+    let mut modules = match usize::try_from(module) {
+        Ok(module) => module..module + 1,
+        Err(_) => 0..MAX_INTERFACES,
     };
+    let found = modules.find_map(|module| RUNTIME.add(module, rank, bytes));
     let Some(found) = found else { return UNREACH };
     // SAFETY: guaranteed by the caller.
     unsafe { *endpoint = found };

@@ -38,18 +38,14 @@ pub(crate) unsafe fn slices<'a>(
 ) -> ([IoSlice<'a>; MAX_SEGMENTS], usize) {
     let mut all = [IoSlice::new(&[]); MAX_SEGMENTS];
     let mut used = 0;
-    let segments = if count == 0 {
-        &[]
-    } else {
+    for at in 0..count.min(MAX_SEGMENTS) {
         // SAFETY: guaranteed by the caller.
-        unsafe { std::slice::from_raw_parts(segments, count.min(MAX_SEGMENTS)) }
-    };
-    for segment in segments {
+        let segment = unsafe { segments.add(at).read() };
         let length = usize::try_from(segment.length).unwrap_or(0);
         if length > 0 {
             // SAFETY: guaranteed by the caller.
-            all[used] =
-                IoSlice::new(unsafe { std::slice::from_raw_parts(segment.address, length) });
+            let part = unsafe { std::slice::from_raw_parts(segment.address, length) };
+            all[used] = IoSlice::new(part);
             used += 1;
         }
     }
@@ -73,14 +69,9 @@ pub(crate) unsafe fn bytes<'a>(address: usize, length: usize) -> &'a [u8] {
 /// # Safety
 /// `address` is writable for the length of `bytes`.
 pub(crate) unsafe fn fill(address: usize, bytes: &[u8]) {
+    let to = std::ptr::with_exposed_provenance_mut(address);
     // SAFETY: guaranteed by the caller. The bytes are in a receive ring, so they do not overlap.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            bytes.as_ptr(),
-            std::ptr::with_exposed_provenance_mut(address),
-            bytes.len(),
-        );
-    }
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }
 
 /// Copies within this process. The two ranges may overlap.
@@ -88,11 +79,9 @@ pub(crate) unsafe fn fill(address: usize, bytes: &[u8]) {
 /// # Safety
 /// `from` is readable and `to` writable for `length` bytes.
 pub(crate) unsafe fn copy(from: usize, to: usize, length: usize) {
+    let from = std::ptr::with_exposed_provenance::<u8>(from);
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        let from = std::ptr::with_exposed_provenance::<u8>(from);
-        std::ptr::copy(from, std::ptr::with_exposed_provenance_mut(to), length);
-    }
+    unsafe { std::ptr::copy(from, std::ptr::with_exposed_provenance_mut(to), length) };
 }
 
 #[derive(Clone, Copy, Debug)]

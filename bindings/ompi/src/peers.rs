@@ -8,10 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, MAX_HEADER, PeerError, PendingPeers, Rank};
+use btl::{Btl, MAX_HEADER, PeerError, PeerInfo, PendingPeers, Rank};
 use btl_eth::{Carrier, EthBtl};
 
-use crate::endpoint::{self, Endpoint, MAX_INTERFACES, ModuleEndpoint, Quality, RemoteRail};
+use crate::endpoint::{self, Endpoint, ModuleEndpoint, RemoteRail};
 use crate::ffi;
 use crate::modex::{ModexEntry, RailAddress};
 use crate::parameters::Parameters;
@@ -42,13 +42,8 @@ pub(crate) struct PeerDirectory {
     reported: HashSet<String>,
 }
 
-/// A peer's rail that a local one reaches.
-#[derive(Clone, Copy, Debug)]
-struct Reached {
-    remote: RemoteRail,
-    /// The least if the peer is added later.
-    quality: Quality,
-}
+/// A peer's rail that a local one reaches, and its properties: the least if it is added later.
+type Reached = (RemoteRail, PeerInfo);
 
 impl PeerDirectory {
     pub(crate) fn new(parameters: Parameters, locals: Vec<(String, Carrier)>) -> PeerDirectory {
@@ -98,16 +93,11 @@ impl Runtime {
         let reached = known.unwrap_or_else(|| self.reach(peer, entry));
         let rails = self.rails().iter().zip(reached);
         let of_module = rails.filter_map(|(rail, reached)| {
-            let Reached { remote, quality } = reached?;
+            let (remote, info) = reached?;
             let is_mine = rail.module.load(Ordering::Relaxed) == module;
-            is_mine.then(|| (rail.endpoint(remote), quality))
+            is_mine.then(|| (rail.endpoint(remote), info))
         });
         endpoint::choose(&of_module.collect::<Vec<_>>())
-    }
-
-    /// Returns the endpoint of a peer for the first module that reaches it.
-    pub(crate) fn add_to_any(&self, peer: Rank, entry: &[u8]) -> Option<ModuleEndpoint> {
-        (0..MAX_INTERFACES).find_map(|module| self.add(module, peer, entry))
     }
 
     fn reach(&self, peer: Rank, entry: &[u8]) -> Vec<Option<Reached>> {
@@ -140,12 +130,11 @@ impl Runtime {
         let mut reasons = Vec::new();
         for &(remote, index) in &candidates {
             match self.add_remote(rail, remote, &theirs[index].address) {
-                Some(Ok(quality)) => return Ok(Reached { remote, quality }),
+                Some(Ok(info)) => return Ok((remote, info)),
                 Some(Err(reason)) => reasons.push(reason),
                 None => {
                     let remote = self.defer(rail, &candidates, theirs);
-                    let quality = Quality::default();
-                    return Ok(Reached { remote, quality });
+                    return Ok((remote, PeerInfo::default()));
                 }
             }
         }
@@ -190,7 +179,7 @@ impl Runtime {
         rail: &Rail,
         remote: RemoteRail,
         address: &[u8],
-    ) -> Option<Result<Quality, String>> {
+    ) -> Option<Result<PeerInfo, String>> {
         let deadline = Instant::now() + ADD_TIMEOUT;
         loop {
             let add = |place: &mut Option<EthBtl>| match place {
@@ -213,7 +202,7 @@ impl Runtime {
         transport: &mut EthBtl,
         remote: RemoteRail,
         address: &[u8],
-    ) -> Result<Quality, String> {
+    ) -> Result<PeerInfo, String> {
         let info = transport.add_peer(remote.0, address).map_err(|error| {
             let prefix = format!("rank {} over Ethernet: ", remote.0);
             let reason = error.reason.strip_prefix(&prefix);
@@ -235,7 +224,7 @@ impl Runtime {
                 format!("esp: {own} to {peer}: {reason}")
             });
         }
-        Ok(Quality::from(&info))
+        Ok(info)
     }
 
     /// Adds the peers whose addition was deferred. For the owner of the rail's transport.
