@@ -49,7 +49,7 @@ pub(crate) enum PeerState {
     /// Not added.
     Unknown,
     /// The own rank, added.
-    Own(PeerInfo),
+    Own,
     /// Another rank, added and reachable.
     Peer(Box<Peer>),
 }

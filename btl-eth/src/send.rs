@@ -18,7 +18,7 @@ impl Tx for EthBtl {
         }
         let max_send = match self.peers.get(rank as usize) {
             Some(PeerState::Peer(peer)) => peer.info.max_send,
-            Some(PeerState::Own(info)) => info.max_send,
+            Some(PeerState::Own) => self.max_send,
             Some(PeerState::Unknown) | None => return Err(SendError::NoPeer(rank)),
         };
         let too_long = |length, limit| Err(SendError::TooLong { length, limit });

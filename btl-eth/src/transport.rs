@@ -239,6 +239,11 @@ impl EthBtl {
         }
     }
 
+    fn own_info(&self) -> PeerInfo {
+        let reason = "the process itself: a queue in memory".into();
+        self.info(200, 5000, EXCLUSIVITY, self.max_send, reason)
+    }
+
     /// Checks a peer's address and probes the path to its node.
     fn probe(&mut self, rank: Rank, address: &[u8]) -> Result<(PeerState, PeerInfo), String> {
         let address = EthAddress::decode(address)?;
@@ -246,9 +251,7 @@ impl EthBtl {
             return Err("its address is of another job".into());
         }
         if rank == self.config.rank {
-            let reason = "the process itself: a queue in memory".into();
-            let info = self.info(200, 5000, EXCLUSIVITY, self.max_send, reason);
-            return Ok((PeerState::Own(info.clone()), info));
+            return Ok((PeerState::Own, self.own_info()));
         }
         let theirs = usize::try_from(address.max_send).unwrap_or(usize::MAX);
         if theirs < MIN_MAX_SEND {
@@ -372,7 +375,7 @@ impl Btl for EthBtl {
         match self.peers.get(peer as usize) {
             None => return Err(unreachable("no such rank in this job")),
             Some(PeerState::Unknown) => {}
-            Some(PeerState::Own(info)) => return Ok(info.clone()),
+            Some(PeerState::Own) => return Ok(self.own_info()),
             Some(PeerState::Peer(known)) => return Ok(known.info.clone()),
         }
         let (state, info) = self.probe(peer, address).map_err(|why| unreachable(&why))?;

@@ -11,14 +11,12 @@ pub(crate) fn own() -> Vec<u8> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return Vec::new();
     };
-    let last = (0..rustix::thread::CpuSet::MAX_CPU)
-        .rev()
-        .find(|cpu| set.is_set(*cpu));
-    let mut bits = vec![0u8; last.map_or(0, |last| last / 8 + 1)];
-    for (index, byte) in bits.iter_mut().enumerate() {
-        *byte = (0..8)
-            .filter(|bit| set.is_set(index * 8 + bit))
-            .fold(0, |byte, bit| byte | 1 << bit);
+    let mut bits = Vec::new();
+    for cpu in (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)) {
+        bits.resize(cpu / 8 + 1, 0u8);
+        if let Some(byte) = bits.last_mut() {
+            *byte |= 1 << (cpu % 8);
+        }
     }
     bits
 }
@@ -41,11 +39,8 @@ pub(crate) fn together<'a>(
     }
     let mine = count(&own.cpus);
     // Fewer than the set has: a quota.
-    let count = if available < mine {
-        available
-    } else {
-        count(&union)
-    };
+    let is_limited = available < mine;
+    let count = if is_limited { available } else { count(&union) };
     u32::try_from(count).ok().filter(|count| *count > 0)
 }
 
@@ -60,11 +55,8 @@ pub(crate) fn busy<'a, I: Iterator<Item = &'a ModexEntry>>(
     let here = || all().filter(|peer| peer.boot == own.boot);
     let several = all().any(|peer| (peer.boot, &peer.node) != (own.boot, &own.node));
     let nodes: BTreeSet<&str> = here().map(|peer| peer.node.as_str()).collect();
-    let daemons = if by_daemons && several {
-        nodes.len()
-    } else {
-        0
-    };
+    let by_daemons = by_daemons && several;
+    let daemons = if by_daemons { nodes.len() } else { 0 };
     u32::try_from(here().count() + daemons)
         .unwrap_or(u32::MAX)
         .max(1)
