@@ -150,10 +150,8 @@ impl EthConfig {
         let granted = tx.min(rx);
         let max_send = self.max_send.min(granted / 4);
         if max_send < MIN_MAX_SEND || granted < HEAD + max_send + RESERVE {
-            return Err(EthError::Rings {
-                granted,
-                needed: 4 * MIN_MAX_SEND,
-            });
+            let needed = 4 * MIN_MAX_SEND;
+            return Err(EthError::Rings(granted, needed));
         }
         Ok(max_send)
     }
@@ -185,16 +183,12 @@ pub enum EthError {
     /// No interface is selected and up.
     #[error("no Ethernet transport: {0}")]
     NoInterface(String),
-    /// The granted rings are too small for a message.
+    /// The granted rings are smaller than a message needs; both sizes.
     #[error(
-        "no Ethernet transport: the daemon grants rings of {granted} bytes, {needed} are needed: raise max in the [rings] of its configuration"
+        "no Ethernet transport: the daemon grants rings of {0} bytes, {1} are needed: raise max in \
+         the [rings] of its configuration"
     )]
-    Rings {
-        /// Size of the smaller ring.
-        granted: usize,
-        /// Minimum size.
-        needed: usize,
-    },
+    Rings(usize, usize),
     /// The listener could not be made, or the system has no random numbers.
     #[error("no Ethernet transport: {0}")]
     Io(#[from] io::Error),

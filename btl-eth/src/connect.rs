@@ -269,9 +269,6 @@ impl EthBtl {
     fn retry_after(&mut self, rank: Rank, pause: Duration) {
         let at = Instant::now() + pause;
         self.replace_connection(rank, Connection::Idle { retry_at: Some(at) });
-        if !self.retrying.contains(&rank) {
-            self.retrying.push(rank);
-        }
         self.schedule(at);
     }
 
@@ -283,13 +280,13 @@ impl EthBtl {
         }
         self.next_timer = None;
         let mut events = 0;
-        for rank in std::mem::take(&mut self.retrying) {
-            match self.peer(rank).map(|peer| &peer.connection) {
-                Some(&Connection::Idle { retry_at: Some(at) }) if at > now => {
-                    self.retrying.push(rank);
-                    self.schedule(at);
-                }
-                Some(Connection::Idle { retry_at: Some(_) }) => {
+        for rank in 0..self.config.size {
+            let Some(peer) = self.peer(rank) else {
+                continue;
+            };
+            match peer.connection {
+                Connection::Idle { retry_at: Some(at) } if at > now => self.schedule(at),
+                Connection::Idle { retry_at: Some(_) } => {
                     events += 1;
                     self.connect(rank);
                 }

@@ -73,8 +73,6 @@ pub struct EthBtl {
     pub(crate) polled: Vec<Rank>,
     /// Peers for which a stream was requested.
     pub(crate) requested: Vec<Rank>,
-    /// Peers with a time for the next attempt.
-    pub(crate) retrying: Vec<Rank>,
     /// Earliest time of a retry, accept or liveness round.
     pub(crate) next_timer: Option<Instant>,
     /// Number of calls of `progress` before the clock is read.
@@ -156,7 +154,6 @@ impl EthBtl {
             slot_owners: vec![SlotOwner::None; MAX_SLOTS],
             polled: Vec::new(),
             requested: Vec::new(),
-            retrying: Vec::new(),
             next_timer: None,
             calls_to_clock: 0,
             accept_at: None,

@@ -1,7 +1,5 @@
 //! Errors of joining and leaving a job.
 
-use std::path::PathBuf;
-
 use boot::BootError;
 
 /// Error of joining a job: one message that says where it failed and what to do.
@@ -16,23 +14,11 @@ pub enum JoinError {
         source: BootError,
     },
     /// A variable of the environment is invalid.
-    #[error("the environment says {variable}={value}: {want}")]
-    Environment {
-        /// Name of the variable.
-        variable: &'static str,
-        /// Its value, made printable.
-        value: String,
-        /// Expected form of the value.
-        want: String,
-    },
-    /// The file of thresholds is invalid.
-    #[error("{}: {what} (`esplab tune` writes it anew; ESP_TUNE names another file, and ESP_TUNE= none)", file.display())]
-    Tune {
-        /// Path of the file.
-        file: PathBuf,
-        /// Description of the fault.
-        what: String,
-    },
+    #[error("the environment says {0}")]
+    Environment(String),
+    /// The file of thresholds is invalid. Holds its path and the fault.
+    #[error("{0} (`esplab tune` writes it anew; ESP_TUNE names another file, and ESP_TUNE= none)")]
+    Tune(String),
     /// This process could not start and has reported it to the others.
     #[error("rank {rank} on node {node}: {what}")]
     Here {

@@ -190,13 +190,9 @@ fn transports(list: &str) -> Result<Vec<Transport>, JoinError> {
     Ok(found)
 }
 
-fn bad(variable: &'static str, value: &str, want: &str) -> JoinError {
+fn bad(variable: &str, value: &str, want: &str) -> JoinError {
     let value = printable(value, 100).replace('\n', " ");
-    JoinError::Environment {
-        variable,
-        value,
-        want: want.to_owned(),
-    }
+    JoinError::Environment(format!("{variable}={value}: {want}"))
 }
 
 #[cfg(test)]

@@ -37,42 +37,27 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report {
-            rank,
-            size,
-            launcher,
-            ..
-        } = self;
-        let alone = if *launcher == "single" {
-            ", no launcher: a job of one"
-        } else {
-            ""
+        let (node, launcher) = (self.node(), self.launcher);
+        let alone = match launcher {
+            "single" => ", no launcher: a job of one",
+            _ => "",
         };
+        let start = format!("esp: rank {}", self.rank);
+        let size = self.size;
         writeln!(
             f,
-            "esp: rank {rank} of {size} on {} (started by {launcher}{alone})",
-            self.node()
+            "{start} of {size} on {node} (started by {launcher}{alone})"
         )?;
         for (name, why) in &self.without {
             // The job has started, so this is a remark and no complaint.
-            writeln!(
-                f,
-                "esp: rank {rank}: no transport {name}, all peers are reached without it: {why}"
-            )?;
+            let without = "all peers are reached without it";
+            writeln!(f, "{start}: no transport {name}, {without}: {why}")?;
         }
         for path in &self.paths {
-            writeln!(
-                f,
-                "esp: rank {rank}: {} has {path}",
-                self.node_of(path.peer)
-            )?;
+            writeln!(f, "{start}: {} has {path}", self.node_of(path.peer))?;
         }
         if self.paths.iter().any(|p| p.used && p.transport == "shm") {
-            writeln!(
-                f,
-                "esp: rank {rank}: thresholds of shm: {}",
-                self.thresholds_from
-            )?;
+            writeln!(f, "{start}: thresholds of shm: {}", self.thresholds_from)?;
         }
         Ok(())
     }

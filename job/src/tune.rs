@@ -65,10 +65,7 @@ struct Shm {
 
 /// Reads the tables of a file. `named`: the file must exist.
 pub(crate) fn read(file: &Path, named: bool) -> Result<Found, JoinError> {
-    let wrong = |what: String| JoinError::Tune {
-        file: file.to_owned(),
-        what,
-    };
+    let wrong = |what: String| JoinError::Tune(format!("{}: {what}", file.display()));
     let mut text = String::new();
     let found = File::open(file).and_then(|f| f.take(MAX_FILE + 1).read_to_string(&mut text));
     match found {

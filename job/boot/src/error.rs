@@ -15,16 +15,6 @@ pub enum BootError {
          ESP_PMIX_LIB=/path/libpmix.so.2"
     )]
     NoPmix(String),
-    /// A call of the PMIx library failed.
-    #[error("PMIx: {what}: {text} ({status})")]
-    Pmix {
-        /// The purpose of the call.
-        what: &'static str,
-        /// The library's text.
-        text: String,
-        /// The library's number.
-        status: i32,
-    },
     /// The launcher closed its connection: it has ended, or it is ending this job. Holds the
     /// operation.
     #[error(
@@ -33,18 +23,17 @@ pub enum BootError {
     Closed(&'static str),
     /// The launcher did not answer in time.
     #[error(
-        "{launcher}: {what}: nothing came for {} s; is a process of the job missing? (ESP_BOOT_TIMEOUT=seconds waits longer)",
+        "{what}: nothing came for {} s; is a process of the job missing? (ESP_BOOT_TIMEOUT=seconds waits longer)",
         limit.as_secs_f64()
     )]
     Timeout {
-        /// The kind of launcher.
-        launcher: &'static str,
         /// The expected answer.
         what: String,
         /// The time waited.
         limit: Duration,
     },
-    /// The launcher, or a value of a peer, breaks the protocol.
+    /// The launcher, or a value of a peer, breaks the protocol, or a call of the PMIx
+    /// library failed.
     #[error("{0}")]
     Protocol(String),
     /// A system call failed.

@@ -76,17 +76,6 @@ impl Pmix {
         let seconds = i32::try_from(self.timeout.as_secs());
         seconds.unwrap_or(i32::MAX).max(1)
     }
-
-    fn late(&self, error: BootError, what: impl Into<String>) -> BootError {
-        match error {
-            BootError::Pmix { status, .. } if status == sys::ERR_TIMEOUT => BootError::Timeout {
-                launcher: NAME,
-                what: what.into(),
-                limit: self.timeout,
-            },
-            other => other,
-        }
-    }
 }
 
 /// Returns a key with a prefix that others of the job do not use.
@@ -102,15 +91,12 @@ impl Client for Pmix {
     }
 
     fn fence(&mut self) -> Result<(), BootError> {
-        let done = self.pmix.fence(self.seconds());
-        done.map_err(|e| self.late(e, "waiting for all processes of the job"))
+        self.pmix.fence(self.seconds())
     }
 
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
-        let limit = MAX_VALUE + 1;
-        let found = self.pmix.get(rank, &full(key), self.seconds(), limit);
-        let reading = || format!("reading the note `{key}` of rank {rank}");
-        let what = match found.map_err(|e| self.late(e, reading()))? {
+        let seconds = self.seconds();
+        let what = match self.pmix.get(rank, &full(key), seconds, MAX_VALUE + 1)? {
             None => return Ok(None),
             Some(Found::Bytes(bytes)) => match bytes.strip_prefix(b"+") {
                 Some(value) => return Ok(Some(value.to_vec())),

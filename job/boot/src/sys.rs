@@ -10,6 +10,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
@@ -31,7 +32,7 @@ pub(crate) fn duplicate(number: i32) -> io::Result<OwnedFd> {
 type Status = c_int;
 const SUCCESS: Status = 0;
 const ERR_NOT_FOUND: Status = -46;
-pub(crate) const ERR_TIMEOUT: Status = -24;
+const ERR_TIMEOUT: Status = -24;
 const TYPE_BOOL: u16 = 1;
 const TYPE_STRING: u16 = 3;
 const TYPE_INT: u16 = 6;
@@ -171,7 +172,7 @@ impl Pmix {
         // SAFETY: the signature is that of pmix.h; `me` is a pmix_proc_t that it fills; no
         // attributes are given.
         let status = unsafe { init(&raw mut pmix.me, std::ptr::null_mut(), 0) };
-        pmix.judge("connecting to the launcher", status)?;
+        pmix.judge("connecting to the launcher", status, 0)?;
         Ok(pmix)
     }
 
@@ -201,19 +202,19 @@ impl Pmix {
         // SAFETY: key and value live during the call, and PMIx_Put copies both; it does not write
         // through `bytes`.
         let status = unsafe { (self.put)(GLOBAL, key.as_ptr(), &raw mut value) };
-        self.judge("leaving a note", status)
+        self.judge("leaving a note", status, 0)
     }
 
     /// Commits published values and waits for all processes, at most `seconds`.
     pub(crate) fn fence(&self, seconds: i32) -> Result<(), BootError> {
         // SAFETY: no arguments.
         let status = unsafe { (self.commit)() };
-        self.judge("handing notes to the launcher", status)?;
+        self.judge("handing notes to the launcher", status, 0)?;
         let info = [Info::flag(COLLECT), Info::number(TIMEOUT, seconds)];
         // SAFETY: no processes are named (all of the job are meant); the two attributes live during
         // the call.
         let status = unsafe { (self.fence)(std::ptr::null(), 0, info.as_ptr(), info.len()) };
-        self.judge("waiting for all processes of the job", status)
+        self.judge("waiting for all processes of the job", status, seconds)
     }
 
     /// Returns the value that a process (or the launcher: [`WHOLE_JOB`]) published under a key, of
@@ -221,11 +222,11 @@ impl Pmix {
     pub(crate) fn get(
         &self,
         rank: u32,
-        key: &str,
+        name: &str,
         seconds: i32,
         limit: usize,
     ) -> Result<Option<Found>, BootError> {
-        let key = c_text(key);
+        let key = c_text(name);
         let proc = Proc { rank, ..self.me };
         let info = [Info::flag(IMMEDIATE), Info::number(TIMEOUT, seconds)];
         let mut value: *mut Value = std::ptr::null_mut();
@@ -242,7 +243,7 @@ impl Pmix {
         if status == ERR_NOT_FOUND {
             return Ok(None);
         }
-        self.judge("reading a note", status)?;
+        self.judge(&format!("reading `{name}` of rank {rank}"), status, seconds)?;
         if value.is_null() {
             return Ok(None);
         }
@@ -255,34 +256,37 @@ impl Pmix {
         let why = c_text(why);
         // SAFETY: the text lives during the call; no processes are named: all of the job are meant.
         let status = unsafe { (self.abort)(code, why.as_ptr(), std::ptr::null_mut(), 0) };
-        self.judge("aborting the job", status)
+        self.judge("aborting the job", status, 0)
     }
 
     /// Finalizes the client.
     pub(crate) fn finalize(&self) -> Result<(), BootError> {
         // SAFETY: no attributes are given.
         let status = unsafe { (self.finalize)(std::ptr::null(), 0) };
-        self.judge("saying goodbye to the launcher", status)
+        self.judge("saying goodbye to the launcher", status, 0)
     }
 
-    fn judge(&self, what: &'static str, status: Status) -> Result<(), BootError> {
+    /// Returns an error if a call failed. `what` names its purpose, `seconds` its longest wait.
+    fn judge(&self, what: &str, status: Status, seconds: i32) -> Result<(), BootError> {
         if status == SUCCESS {
             return Ok(());
+        }
+        if status == ERR_TIMEOUT {
+            return Err(BootError::Timeout {
+                what: format!("pmix: {what}"),
+                limit: Duration::from_secs(seconds.unsigned_abs().into()),
+            });
         }
         // SAFETY: gives a constant text of the library for any number, or null.
         let text = unsafe {
             let text = (self.text)(status);
-            if text.is_null() {
-                String::new()
-            } else {
-                CStr::from_ptr(text).to_string_lossy().into_owned()
-            }
+            text.as_ref()
+                .map(|text| CStr::from_ptr(text).to_string_lossy())
         };
-        Err(BootError::Pmix {
-            what,
-            text: printable(&text),
-            status,
-        })
+        let text = printable(&text.unwrap_or_default());
+        Err(BootError::Protocol(format!(
+            "PMIx: {what}: {text} ({status})"
+        )))
     }
 }
 

@@ -143,12 +143,9 @@ impl Fixed {
                 look = now + LIVENESS;
             }
             if now > deadline {
-                let what = format!("waiting for rank {first} and {} others", missing.len() - 1);
-                return Err(BootError::Timeout {
-                    launcher: NAME,
-                    what,
-                    limit: self.timeout,
-                });
+                let (others, limit) = (missing.len() - 1, self.timeout);
+                let what = format!("{NAME}: waiting for rank {first} and {others} others");
+                return Err(BootError::Timeout { what, limit });
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSES.1);

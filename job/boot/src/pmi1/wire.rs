@@ -109,10 +109,7 @@ impl Wire {
     }
 
     fn late(&self, what: &'static str) -> BootError {
-        BootError::Timeout {
-            launcher: NAME,
-            what: what.into(),
-            limit: self.timeout,
-        }
+        let (what, limit) = (format!("{NAME}: {what}"), self.timeout);
+        BootError::Timeout { what, limit }
     }
 }
