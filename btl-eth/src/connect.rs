@@ -103,17 +103,13 @@ impl EthBtl {
             match open.listener.accept() {
                 Ok((stream, _)) => {
                     accepted += 1;
-                    let pending = PendingConnection {
-                        channel: Channel::new(stream),
-                        hello: None,
-                    };
-                    let slot = pending.channel.slot();
-                    let evicted = open.pending.push(pending);
-                    self.set_owner(slot, SlotOwner::Pending);
-                    if let Some(evicted) = evicted {
-                        self.counters.evicted += 1;
-                        self.reject(evicted, "too many pending connections");
+                    let (channel, hello) = (Channel::new(stream), None);
+                    let slot = channel.slot();
+                    if self.pending_connections() >= self.max_pending() {
+                        self.evict_pending();
                     }
+                    self.keep_pending(PendingConnection { channel, hello });
+                    self.set_owner(slot, SlotOwner::Pending);
                     self.poll_pending(slot);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return accepted,
@@ -128,10 +124,32 @@ impl EthBtl {
         }
     }
 
+    fn max_pending(&self) -> usize {
+        self.peers.len().saturating_mul(2).saturating_add(16)
+    }
+
+    /// Ends the oldest pending connection that has not identified itself.
+    fn evict_pending(&mut self) {
+        let evicted = self.take_pending(|pending| pending.hello.is_none());
+        if let Some(evicted) = evicted.or_else(|| self.take_pending(|_| true)) {
+            self.counters.evicted += 1;
+            self.reject(evicted, "too many pending connections");
+        }
+    }
+
+    /// Removes the oldest pending connection for which `f` returns true.
+    pub(crate) fn take_pending(
+        &mut self,
+        f: impl Fn(&PendingConnection) -> bool,
+    ) -> Option<PendingConnection> {
+        let pending = &mut self.open.as_mut()?.pending;
+        pending.remove(pending.iter().position(f)?)
+    }
+
     /// Handles an event of a pending stream: its HELLO or its end.
     pub(crate) fn poll_pending(&mut self, slot: u16) {
-        let open = self.open.as_mut();
-        let Some(mut pending) = open.and_then(|open| open.pending.take_slot(slot)) else {
+        let of_slot = |pending: &PendingConnection| pending.channel.slot() == slot;
+        let Some(mut pending) = self.take_pending(of_slot) else {
             return;
         };
         if pending.hello.is_some() {
@@ -152,8 +170,7 @@ impl EthBtl {
 
     fn keep_pending(&mut self, pending: PendingConnection) {
         if let Some(open) = &mut self.open {
-            // It was taken out just before, so there is room.
-            let _ = open.pending.push(pending);
+            open.pending.push_back(pending);
         }
     }
 
@@ -164,8 +181,7 @@ impl EthBtl {
 
     /// Handles the HELLO of a rank that was added now, if it has connected before.
     pub(crate) fn accept_pending(&mut self, rank: Rank) {
-        let open = self.open.as_mut();
-        if let Some(pending) = open.and_then(|open| open.pending.take_rank(rank))
+        if let Some(pending) = self.take_pending(|pending| pending.is_from(rank))
             && let Some(hello) = pending.hello
         {
             self.handle_hello(pending, hello);
@@ -186,8 +202,7 @@ impl EthBtl {
             }
             Some(PeerState::Unknown) => {
                 pending.hello = Some(hello);
-                let open = self.open.as_mut();
-                if let Some(older) = open.and_then(|open| open.pending.take_rank(hello.from)) {
+                if let Some(older) = self.take_pending(|older| older.is_from(hello.from)) {
                     self.reject(older, "replaced by a newer connection");
                 }
                 return self.keep_pending(pending);

@@ -1,6 +1,5 @@
 //! Accepted streams whose peer has not identified itself, or was not added yet.
 
-use std::collections::VecDeque;
 use std::io::ErrorKind;
 
 use btl::Rank;
@@ -25,65 +24,12 @@ pub(crate) enum NoHello {
     Malformed,
 }
 
-/// Pending connections, oldest first. When they exceed their limit, the oldest one that has not
-/// identified itself is evicted.
-pub(crate) struct PendingConnections {
-    connections: VecDeque<PendingConnection>,
-    limit: usize,
-}
-
-impl PendingConnections {
-    pub(crate) fn new(limit: usize) -> PendingConnections {
-        PendingConnections {
-            connections: VecDeque::new(),
-            limit,
-        }
-    }
-
-    /// Adds a connection. Returns the one evicted for it.
-    pub(crate) fn push(&mut self, connection: PendingConnection) -> Option<PendingConnection> {
-        let evicted = if self.connections.len() >= self.limit {
-            let mut all = self.connections.iter();
-            let anonymous = all.position(|pending| pending.hello.is_none()).unwrap_or(0);
-            self.connections.remove(anonymous)
-        } else {
-            None
-        };
-        self.connections.push_back(connection);
-        evicted
-    }
-
-    fn take(&mut self, f: impl Fn(&PendingConnection) -> bool) -> Option<PendingConnection> {
-        let at = self.connections.iter().position(f)?;
-        self.connections.remove(at)
-    }
-
-    pub(crate) fn take_slot(&mut self, slot: u16) -> Option<PendingConnection> {
-        self.take(|pending| pending.channel.slot() == slot)
-    }
-
-    /// Removes the connection that has identified itself as `rank`.
-    pub(crate) fn take_rank(&mut self, rank: Rank) -> Option<PendingConnection> {
-        self.take(|pending| pending.hello.is_some_and(|hello| hello.from == rank))
-    }
-
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = PendingConnection> {
-        self.connections.drain(..)
-    }
-
-    /// Returns the ranks that have identified themselves.
-    pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> {
-        self.connections
-            .iter()
-            .filter_map(|pending| pending.hello.map(|hello| hello.from))
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.connections.len()
-    }
-}
-
 impl PendingConnection {
+    /// Returns whether the peer has identified itself as `rank`.
+    pub(crate) fn is_from(&self, rank: Rank) -> bool {
+        self.hello.is_some_and(|hello| hello.from == rank)
+    }
+
     /// Reads the HELLO, and nothing after it.
     pub(crate) fn read_hello(&mut self) -> Result<Hello, NoHello> {
         let mut incomplete = self.channel.incomplete;

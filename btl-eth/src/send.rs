@@ -66,14 +66,14 @@ impl NoticedPuts for EthBtl {}
 impl PendingPeers for EthBtl {
     fn pending_peer(&self) -> Option<Rank> {
         let open = self.open.as_ref()?;
+        let ranks = open.pending.iter().filter_map(|pending| pending.hello);
         let is_unknown =
             |rank: &Rank| matches!(self.peers.get(*rank as usize), Some(PeerState::Unknown));
-        open.pending.ranks().find(is_unknown)
+        ranks.map(|hello| hello.from).find(is_unknown)
     }
 
     fn refuse(&mut self, rank: Rank, reason: &str) {
-        let open = self.open.as_mut();
-        if let Some(pending) = open.and_then(|open| open.pending.take_rank(rank)) {
+        if let Some(pending) = self.take_pending(|pending| pending.is_from(rank)) {
             self.counters.refused_rank += 1;
             self.reject(pending, reason);
         }

@@ -17,7 +17,7 @@ use crate::counters::Counters;
 use crate::liveness::Liveness;
 use crate::own::OwnQueue;
 use crate::peer::{Connection, Peer, PeerState};
-use crate::pending::PendingConnections;
+use crate::pending::PendingConnection;
 use crate::probe::Prober;
 use crate::record::{self, Kind};
 
@@ -94,7 +94,8 @@ pub(crate) struct Open {
     prober: Prober,
     pub(crate) listener: EspListener,
     pub(crate) builder: StreamBuilder,
-    pub(crate) pending: PendingConnections,
+    /// Oldest first.
+    pub(crate) pending: VecDeque<PendingConnection>,
     pub(crate) liveness: Liveness,
     /// Last, because the others belong to it.
     pub(crate) client: Client,
@@ -132,7 +133,6 @@ impl EthBtl {
             .path(config.path)
             .key(job)
             .rings(rings, rings);
-        let max_pending = (config.size as usize).saturating_mul(2).saturating_add(16);
         let mut peers = Vec::new();
         peers.resize_with(config.size as usize, || PeerState::Unknown);
         let mut btl = EthBtl {
@@ -145,7 +145,7 @@ impl EthBtl {
                 prober,
                 listener,
                 builder,
-                pending: PendingConnections::new(max_pending),
+                pending: VecDeque::new(),
                 liveness: Liveness::new(config.path),
                 client,
             }),
@@ -472,7 +472,7 @@ impl Btl for EthBtl {
                 channel.control(Kind::Goodbye, &[]);
             }
         }
-        for mut pending in open.pending.drain() {
+        for mut pending in open.pending.drain(..) {
             pending.channel.refuse("this rank has left the job");
         }
         self.peers.clear();
