@@ -53,7 +53,15 @@ impl Operations {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, endpoint: Endpoint, kind: OperationKind, completion: usize) -> u64 {
+    /// Adds an operation on memory of a peer.
+    fn add(
+        &self,
+        endpoint: Endpoint,
+        kind: OperationKind,
+        completion: usize,
+        key: u64,
+        address: u64,
+    ) -> Target {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let operation = Operation {
             endpoint,
@@ -61,7 +69,11 @@ impl Operations {
             completion,
         };
         self.lock().insert(number, operation);
-        number
+        Target {
+            operation: number,
+            key,
+            address,
+        }
     }
 
     fn take(&self, number: u64, endpoint: Endpoint) -> Option<Operation> {
@@ -129,12 +141,8 @@ impl Runtime {
             ffi::complete(completion, copied.is_some());
             return true;
         }
-        let add = |kind| self.operations.add(endpoint, kind, completion);
-        let target = Target {
-            operation: add(OperationKind::Put),
-            key,
-            address: remote,
-        };
+        let kind = OperationKind::Put;
+        let target = self.operations.add(endpoint, kind, completion, key, remote);
         if length <= self.fragment_size() {
             let header = Header::Put { last: true, target };
             // SAFETY: Open MPI leaves the source readable until the put is complete.
@@ -194,11 +202,7 @@ impl Runtime {
             length,
             received: 0,
         };
-        let target = Target {
-            operation: self.operations.add(endpoint, kind, completion),
-            key,
-            address: remote,
-        };
+        let target = self.operations.add(endpoint, kind, completion, key, remote);
         self.send_request(endpoint, target.operation, &Header::Get { target, length })
     }
 
@@ -231,11 +235,7 @@ impl Runtime {
             return true;
         }
         let kind = OperationKind::Atomic { result, four_bytes };
-        let target = Target {
-            operation: self.operations.add(endpoint, kind, completion),
-            key,
-            address: remote,
-        };
+        let target = self.operations.add(endpoint, kind, completion, key, remote);
         let header = Header::Atomic {
             operator,
             target,
@@ -384,7 +384,7 @@ mod tests {
             length: 10,
             received: 0,
         };
-        let number = operations.add(endpoint(3), kind, 77);
+        let number = operations.add(endpoint(3), kind, 77, 0, 0).operation;
         for (peer, offset, length, last) in [
             (4, 0, 5, false),
             (3, 1, 5, false),
@@ -408,7 +408,7 @@ mod tests {
     fn a_lost_endpoint_ends_its_own_operations_only() {
         let operations = Operations::default();
         for (peer, completion) in [(1, 10), (2, 20), (1, 11)] {
-            operations.add(endpoint(peer), OperationKind::Put, completion);
+            operations.add(endpoint(peer), OperationKind::Put, completion, 0, 0);
         }
         let mut ended = operations.take_all(endpoint(1));
         ended.sort_unstable();

@@ -6,6 +6,7 @@ use btl::{Btl, MAX_HEADER};
 use btl_eth::{Carrier, EthBtl, EthConfig, Path};
 
 use crate::endpoint::{MAX_INTERFACES, RemoteRail, transport_size};
+use crate::modex::RailAddress;
 
 /// Parameters and facts that the shim collected (`struct esp_parameters`).
 #[derive(Clone, Debug, Default)]
@@ -49,6 +50,17 @@ pub(crate) struct NewRail {
     pub(crate) interface: String,
     pub(crate) carrier: Carrier,
     pub(crate) transport: EthBtl,
+}
+
+impl NewRail {
+    /// Returns what is published of the rail.
+    pub(crate) fn published(&self) -> RailAddress {
+        RailAddress {
+            interface: self.interface.clone(),
+            carrier: self.carrier,
+            address: self.transport.address(),
+        }
+    }
 }
 
 /// Rails of this process under construction.

@@ -26,8 +26,8 @@ const ADD_TIMEOUT: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub(crate) struct PeerDirectory {
     parameters: Parameters,
-    /// Interface and carrier of the local rails.
-    locals: Vec<(String, Carrier)>,
+    /// The local rails, as published.
+    locals: Vec<RailAddress>,
     /// Nodes of peers.
     nodes: HashMap<Rank, String>,
     /// Peers' rails in use, by local rail.
@@ -46,7 +46,7 @@ pub(crate) struct PeerDirectory {
 type Reached = (RemoteRail, PeerInfo);
 
 impl PeerDirectory {
-    pub(crate) fn new(parameters: Parameters, locals: Vec<(String, Carrier)>) -> PeerDirectory {
+    pub(crate) fn new(parameters: Parameters, locals: Vec<RailAddress>) -> PeerDirectory {
         PeerDirectory {
             parameters,
             locals,
@@ -56,10 +56,11 @@ impl PeerDirectory {
 
     /// Returns text such as `rank 0 on node host0, interface eth0,`, or `eth0/udp` over UDP.
     pub(crate) fn describe_rail(&self, rail: u32) -> String {
-        let (interface, carrier) = match self.locals.get(rail as usize) {
-            Some((interface, Carrier::Raw)) => (interface.as_str(), ""),
-            Some((interface, Carrier::Udp)) => (interface.as_str(), "/udp"),
-            None => ("?", ""),
+        let local = self.locals.get(rail as usize);
+        let interface = local.map_or("?", |local| local.interface.as_str());
+        let carrier = match local.map(|local| local.carrier) {
+            Some(Carrier::Udp) => "/udp",
+            Some(Carrier::Raw) | None => "",
         };
         format!("{}, interface {interface}{carrier},", self.parameters)
     }
@@ -75,12 +76,12 @@ impl PeerDirectory {
 
 /// Returns the order in which a local rail tries those of a peer, as indices into `theirs`.
 /// `module`: number of the local interface.
-fn order((own, carrier): &(String, Carrier), module: usize, theirs: &[RailAddress]) -> Vec<usize> {
+fn order(own: &RailAddress, module: usize, theirs: &[RailAddress]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..theirs.len()).collect();
-    order.retain(|index| theirs[*index].carrier == *carrier);
+    order.retain(|index| theirs[*index].carrier == own.carrier);
     let first = module.checked_rem(order.len()).unwrap_or(0);
     order.rotate_left(first);
-    order.sort_by_key(|index| theirs[*index].interface != *own);
+    order.sort_by_key(|index| theirs[*index].interface != own.interface);
     order
 }
 
@@ -139,7 +140,7 @@ impl Runtime {
             }
         }
         if candidates.is_empty() {
-            reasons.push(match local.1 {
+            reasons.push(match local.carrier {
                 Carrier::Raw => "it has no interface of raw Ethernet".to_owned(),
                 Carrier::Udp => "it has no interface of UDP".to_owned(),
             });
@@ -329,7 +330,7 @@ mod tests {
     #[test]
     fn the_same_name_is_tried_first_and_several_interfaces_are_spread() {
         let theirs = ["a", "b", "c"].map(|name| rail(name, Carrier::Raw));
-        let order = |own: &str, module, theirs| order(&(own.into(), Carrier::Raw), module, theirs);
+        let order = |own: &str, module, theirs| order(&rail(own, Carrier::Raw), module, theirs);
         assert_eq!(order("a", 0, &theirs), [0, 1, 2]);
         assert_eq!(order("c", 0, &theirs), [2, 0, 1]);
         assert_eq!(order("x", 1, &theirs), [1, 2, 0]);
@@ -347,9 +348,9 @@ mod tests {
             rail("a", udp),
             rail("b", udp),
         ];
-        assert_eq!(order(&("a".into(), udp), 0, &theirs), [2, 3]);
-        assert_eq!(order(&("c".into(), udp), 1, &theirs), [3, 2]);
-        assert_eq!(order(&("b".into(), raw), 0, &theirs), [1, 0]);
-        assert!(order(&("a".into(), udp), 1, &theirs[..2]).is_empty());
+        assert_eq!(order(&rail("a", udp), 0, &theirs), [2, 3]);
+        assert_eq!(order(&rail("c", udp), 1, &theirs), [3, 2]);
+        assert_eq!(order(&rail("b", raw), 0, &theirs), [1, 0]);
+        assert!(order(&rail("a", udp), 1, &theirs[..2]).is_empty());
     }
 }

@@ -12,7 +12,7 @@ use crate::endpoint::{Endpoint, MAX_RAILS, ModuleEndpoint};
 use crate::ffi;
 use crate::header::Header;
 use crate::idle::{EmptyPolls, Idle};
-use crate::modex::{ModexEntry, RailAddress};
+use crate::modex::ModexEntry;
 use crate::onesided::Operations;
 use crate::parameters::{NewRail, Parameters};
 use crate::peers::PeerDirectory;
@@ -135,19 +135,13 @@ impl Runtime {
                 ffi::show_help(c"no transport");
             }
         }
-        let rails = if new.rails.is_empty() {
-            Err(new.errors.join("; "))
-        } else {
-            let published = |rail: &NewRail| RailAddress {
-                interface: rail.interface.clone(),
-                carrier: rail.carrier,
-                address: rail.transport.address(),
-            };
-            Ok(new.rails.iter().map(published).collect())
-        };
+        let locals: Vec<_> = new.rails.iter().map(NewRail::published).collect();
         let entry = ModexEntry {
             node: parameters.node.clone(),
-            rails,
+            rails: match locals.is_empty() {
+                true => Err(new.errors.join("; ")),
+                false => Ok(locals.clone()),
+            },
         };
         self.rank.store(parameters.rank, Ordering::Relaxed);
         self.eager.store(parameters.eager, Ordering::Relaxed);
@@ -155,9 +149,7 @@ impl Runtime {
         self.backlog.store(parameters.backlog, Ordering::Relaxed);
         self.fragment_size
             .store(parameters.max_message, Ordering::Relaxed);
-        let locals = new.rails.iter();
-        let locals = locals.map(|rail| (rail.interface.clone(), rail.carrier));
-        *self.directory() = PeerDirectory::new(parameters, locals.collect());
+        *self.directory() = PeerDirectory::new(parameters, locals);
         self.stopping.store(new.rails.is_empty(), Ordering::SeqCst);
         let descriptors = new.rails.iter().filter_map(|rail| {
             let descriptor = rail.transport.wait_fd()?;
