@@ -31,12 +31,9 @@ pub(crate) struct Liveness {
 
 struct Probe {
     rank: Rank,
-    step: ProbeStep,
-}
-
-enum ProbeStep {
-    Requested(Box<Connecting>),
-    Connecting(EspStream),
+    request: Connecting,
+    /// The stream, once it was made.
+    stream: Option<EspStream>,
 }
 
 impl Liveness {
@@ -86,8 +83,11 @@ impl EthBtl {
             let address = EspAddr::new(peer.path.peer, peer.port).via(peer.path.interface.clone());
             // After an error the next round probes this peer again.
             if let Ok(request) = liveness.builder.begin_at(&open.client, address) {
-                let step = ProbeStep::Requested(Box::new(request));
-                liveness.probes.push(Probe { rank, step });
+                liveness.probes.push(Probe {
+                    rank,
+                    request,
+                    stream: None,
+                });
                 started += 1;
             }
         }
@@ -107,17 +107,17 @@ impl EthBtl {
     }
 
     fn is_in_flight(&mut self, probe: &mut Probe) -> bool {
-        if let ProbeStep::Requested(request) = &mut probe.step {
-            match request.poll() {
+        if probe.stream.is_none() {
+            match probe.request.poll() {
                 None => return true,
                 Some(Err(_)) => return false,
                 Some(Ok(stream)) => {
                     self.set_owner(stream.slot(), SlotOwner::Probe);
-                    probe.step = ProbeStep::Connecting(stream);
+                    probe.stream = Some(stream);
                 }
             }
         }
-        let ProbeStep::Connecting(stream) = &probe.step else {
+        let Some(stream) = &probe.stream else {
             return true;
         };
         stream.arm(Interest::State);
