@@ -47,8 +47,10 @@ pub(crate) struct AckEvent {
     pub(crate) rtt: Option<Duration>,
     /// Smallest round-trip time of the connection so far.
     pub(crate) min_rtt: Option<Duration>,
-    /// True when the program's data or the peer's credit limited the sending rate, not the window.
-    pub(crate) app_limited: bool,
+    /// Packets outstanding before this frame.
+    pub(crate) in_flight: u32,
+    /// True when the window limits the sending rate, not the program's data or the peer's credit.
+    pub(crate) window_limited: bool,
     /// True for the first acknowledgement of a packet sent after the previous round ended.
     pub(crate) round_start: bool,
 }
@@ -142,13 +144,20 @@ impl Aimd {
             ecn.on_ack(event.acked, event.round_start);
         }
         self.watch_delay(event);
-        if event.app_limited || self.window >= self.max {
+        if self.window >= self.max {
             return;
         }
         if self.slow_start() {
-            self.window = (self.window + event.acked)
-                .min(self.threshold)
-                .min(self.max);
+            // Until messages of this length fill half of the window only, as in Linux: then their
+            // answers may carry the acknowledgements (W-34).
+            if event.window_limited || 2 * event.in_flight >= self.window {
+                self.window = (self.window + event.acked)
+                    .min(self.threshold)
+                    .min(self.max);
+            }
+            return;
+        }
+        if !event.window_limited {
             return;
         }
         self.credit += event.acked;
@@ -234,7 +243,8 @@ mod tests {
             acked,
             rtt: Some(Duration::from_micros(50)),
             min_rtt: Some(Duration::from_micros(50)),
-            app_limited: false,
+            in_flight: acked,
+            window_limited: true,
             round_start,
         }
     }
@@ -274,14 +284,35 @@ mod tests {
         assert_eq!(cc.window(), after);
     }
 
+    /// Acknowledges messages of `packets` that the window does not limit.
+    fn messages(cc: &mut Aimd, packets: u32) {
+        for _ in 0..100 {
+            cc.on_ack(&AckEvent {
+                window_limited: false,
+                ..ack(packets, true)
+            });
+        }
+    }
+
     #[test]
-    fn growth_needs_a_full_window() {
+    fn slow_start_grows_until_messages_fill_less_than_half_of_the_window() {
         let mut cc = Aimd::new(100, false);
-        cc.on_ack(&AckEvent {
-            app_limited: true,
-            ..ack(16, true)
-        });
+        messages(&mut cc, 7);
         assert_eq!(cc.window(), 16);
+        messages(&mut cc, 12);
+        assert_eq!(cc.window(), 28);
+        messages(&mut cc, 45);
+        assert_eq!(cc.window(), 100);
+    }
+
+    #[test]
+    fn later_growth_needs_a_full_window() {
+        let mut cc = Aimd::new(100, false);
+        cc.on_loss(10);
+        let window = cc.window();
+        assert!(!cc.slow_start());
+        messages(&mut cc, window - 1);
+        assert_eq!(cc.window(), window);
     }
 
     #[test]
@@ -352,7 +383,8 @@ mod tests {
         assert_eq!(cc.window(), 33, "no queue, within the budget");
         let slow = AckEvent {
             rtt: Some(Duration::from_micros(800)),
-            app_limited: true,
+            in_flight: 0,
+            window_limited: false,
             ..ack(50, true)
         };
         for expected in [33, 32, 32] {

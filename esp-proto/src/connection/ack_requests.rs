@@ -8,7 +8,7 @@
 
 /// Number of packets after which the receiver acknowledges without a request, and so the longest
 /// interval between two requests.
-pub(super) const UNASKED: u32 = 32;
+pub(super) const UNASKED: u32 = 64;
 /// Requests in each window.
 const SHARE: u32 = 8;
 /// Shortest interval between requests, in packets.
@@ -99,8 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn eight_requests_per_window_and_one_in_32_packets_at_most() {
-        assert_eq!(asking(2000, 1024, 1 << 20).len(), 2000 / 32);
+    fn eight_requests_per_window_and_one_in_64_packets_at_most() {
+        assert_eq!(asking(2000, 1024, 1 << 20).len(), 2000 / 64);
         assert_eq!(asking(1000, 64, 1 << 20).len(), 1000 / 8);
         assert_eq!(asking(1000, 4, 1 << 20).len(), 1000 / 2);
     }

@@ -167,6 +167,7 @@ impl Connection {
 
     /// Applies an acceptable acknowledgement.
     fn settle_ack(&mut self, cx: &mut Cx, ack: Seq, sack: &[u8]) {
+        let in_flight = self.recovery.in_flight;
         let outcome = self
             .recovery
             .on_ack(&mut self.send, &mut self.rtt, ack, sack, cx.now);
@@ -184,7 +185,8 @@ impl Connection {
                 acked: outcome.acked,
                 rtt: outcome.rtt,
                 min_rtt: self.rtt.min,
-                app_limited: !self.window_limited,
+                in_flight,
+                window_limited: self.window_limited,
                 round_start: outcome.round_start,
             });
         }
