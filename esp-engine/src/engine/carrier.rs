@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use esp_proto::NodeAddr;
+use esp_proto::{Duration, Instant, NodeAddr};
 use netif::{
     IpNetwork, LinkState, PacketSocket, RawFrame, RecvBatch, RecvRing, SendBatch, UdpRecvBatch,
     UdpSocket,
@@ -55,6 +55,34 @@ impl Source {
 /// The two sockets of raw Ethernet: for streams and for datagrams.
 pub(super) type Sockets = (Source, Source);
 
+/// Polls of which one looks into a UDP socket that was empty just now.
+const POLLS_PER_LOOK: u8 = 4;
+/// Time after which each poll looks into a UDP socket.
+const JUST_NOW: Duration = Duration::from_micros(2);
+
+/// The last polls of a UDP socket. Looking into it is a system call, and a program that calls
+/// `MPI_Test` between pieces of work would pay for it each time.
+#[derive(Default)]
+pub(super) struct Looks {
+    /// Last look, if it found nothing.
+    empty: Option<Instant>,
+    /// Polls since then.
+    polls: u8,
+}
+
+impl Looks {
+    /// Counts a poll; returns true if it need not look into the socket.
+    fn skips(&mut self, now: Instant) -> bool {
+        self.polls += 1;
+        self.polls < POLLS_PER_LOOK && self.empty.is_some_and(|empty| now.since(empty) < JUST_NOW)
+    }
+
+    fn record(&mut self, now: Instant, found: bool) {
+        self.empty = (!found).then_some(now);
+        self.polls = 0;
+    }
+}
+
 /// Sockets of a link.
 pub(super) enum Carrier {
     /// Raw Ethernet. The sockets have an EtherType each.
@@ -67,6 +95,7 @@ pub(super) enum Carrier {
     Udp {
         socket: UdpSocket,
         rx: UdpRecvBatch,
+        looks: Looks,
         /// Networks whose packets are accepted; none: all.
         sources: Vec<IpNetwork>,
     },
@@ -88,6 +117,22 @@ impl Carrier {
             socket,
             sources,
             rx: UdpRecvBatch::new(),
+            looks: Looks::default(),
+        }
+    }
+
+    /// Counts a poll; returns true if it need not look for packets.
+    pub(super) fn rests(&mut self, now: Instant) -> bool {
+        match self {
+            Carrier::Ethernet { .. } => false,
+            Carrier::Udp { looks, .. } => looks.skips(now),
+        }
+    }
+
+    /// Records whether a poll found packets.
+    pub(super) fn record(&mut self, now: Instant, found: bool) {
+        if let Carrier::Udp { looks, .. } = self {
+            looks.record(now, found);
         }
     }
 
@@ -176,5 +221,27 @@ pub(super) fn destination(dst: NodeAddr) -> Option<SocketAddr> {
     match dst {
         NodeAddr::Mac(_) => None,
         NodeAddr::Udp(at) => Some(at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_socket_is_looked_into_by_one_of_four_polls() {
+        let mut looks = Looks::default();
+        let at = Instant::from_nanos;
+        assert!(!looks.skips(at(0)), "the first poll");
+        looks.record(at(0), true);
+        assert!(!looks.skips(at(1)), "packets may follow packets");
+        looks.record(at(1), false);
+        assert_eq!(
+            [(); 4].map(|()| looks.skips(at(2))),
+            [true, true, true, false]
+        );
+        looks.record(at(2), false);
+        assert!(looks.skips(at(2001)));
+        assert!(!looks.skips(at(2002)), "polled rarely");
     }
 }

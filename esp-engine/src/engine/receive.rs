@@ -108,11 +108,13 @@ impl Link {
         side: bool,
         posted: Option<&mut Posted<'_>>,
     ) -> bool {
-        if self.gone {
+        if self.gone || (!side && self.carrier.rests(now)) {
             return false;
         }
         let mut parts = self.parts(now, posted);
-        parts.receive(true) | (side && parts.receive(false))
+        let any = parts.receive(true) | (side && parts.receive(false));
+        self.carrier.record(now, any);
+        any
     }
 
     /// Passes frames that were sent to the own address to the endpoint, at most one receive batch.
@@ -161,6 +163,7 @@ impl Parts<'_, '_> {
                 socket,
                 rx,
                 sources,
+                ..
             } => socket.recv_batch(rx).inspect(|_| {
                 for datagram in rx.datagrams() {
                     let from = datagram.src.ip();
