@@ -8,7 +8,7 @@ use btl::Rank;
 use crate::engine::{Engine, Request, State};
 use crate::error::Error;
 use crate::group::Group;
-use crate::ids::{Destination, PeerId, Selector};
+use crate::ids::{ANY_TAG, Destination, PeerId, Selector};
 use crate::memory::Memory;
 use crate::owned::OwnedRequest;
 use crate::p2p::P2p;
@@ -114,13 +114,11 @@ impl Comm {
 
     #[inline]
     pub(crate) fn destination(&self, dst: Rank, tag: i32) -> Result<Destination, Error> {
-        if tag < 0 {
-            return Err(Error::InvalidTag { tag });
-        }
         Ok(Destination {
             context: self.inner.context,
+            tag: checked(tag)?,
+            data: None,
             peer: self.peer(dst)?,
-            tag,
         })
     }
 
@@ -130,15 +128,15 @@ impl Comm {
             Source::Any => None,
             Source::Rank(rank) => Some(self.peer(rank)?),
         };
-        let tag = match tag {
-            Tag::Any => None,
-            Tag::Is(tag) if tag < 0 => return Err(Error::InvalidTag { tag }),
-            Tag::Is(tag) => Some(tag),
+        let (tag, ignore) = match tag {
+            Tag::Any => (0, ANY_TAG),
+            Tag::Is(tag) => (checked(tag)?, 0),
         };
         Ok(Selector {
             context: self.inner.context,
             source,
             tag,
+            ignore,
         })
     }
 
@@ -436,6 +434,12 @@ impl Comm {
         let mut engine = self.layer().shared.lock();
         engine.receive(memory, selector, lent).map(RequestId)
     }
+}
+
+/// Returns a tag as the engine has it.
+#[inline]
+fn checked(tag: i32) -> Result<u64, Error> {
+    u64::try_from(tag).map_err(|_| Error::InvalidTag { tag })
 }
 
 /// Message removed from the matching by [`Comm::mprobe`]. If it is dropped, it is discarded.

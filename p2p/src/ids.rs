@@ -44,23 +44,40 @@ impl TransportId {
 pub(crate) struct Destination {
     pub(crate) context: u32,
     pub(crate) peer: PeerId,
-    pub(crate) tag: i32,
+    pub(crate) tag: u64,
+    /// Number for the receiver; between ranks `None`.
+    pub(crate) data: Option<u64>,
 }
 
-/// Messages that a receive or probe matches. `None` is a wildcard.
+/// What an envelope says of its message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Label {
+    pub(crate) context: u32,
+    pub(crate) tag: u64,
+    /// As in [`Destination`].
+    pub(crate) data: Option<u64>,
+}
+
+/// [`Selector::ignore`] of a receive that takes any tag.
+pub(crate) const ANY_TAG: u64 = u64::MAX;
+
+/// Messages that a receive or probe matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Selector {
     pub(crate) context: u32,
+    /// `None`: any.
     pub(crate) source: Option<PeerId>,
-    pub(crate) tag: Option<i32>,
+    pub(crate) tag: u64,
+    /// Bits of the tag that are not compared; they are 0 in `tag`.
+    pub(crate) ignore: u64,
 }
 
 impl Selector {
     /// Returns true if a message of this context, source and tag matches.
     #[inline]
-    pub(crate) fn matches(&self, context: u32, source: PeerId, tag: i32) -> bool {
+    pub(crate) fn matches(&self, context: u32, source: PeerId, tag: u64) -> bool {
         self.context == context
             && self.source.is_none_or(|wanted| wanted == source)
-            && self.tag.is_none_or(|wanted| wanted == tag)
+            && tag & !self.ignore == self.tag
     }
 }

@@ -3,7 +3,9 @@
 /// Length of the header of an eager message, in bytes.
 pub const EAGER_LENGTH: usize = 12;
 /// Length of the longest header, in bytes.
-pub(crate) const MAX_HEADER: usize = 28;
+pub(crate) const MAX_HEADER: usize = 40;
+/// Largest tag that needs no extension of the header, and the largest between ranks.
+pub(crate) const NARROW: u32 = i32::MAX as u32;
 
 pub(crate) const EAGER: u8 = 1;
 const RTS: u8 = 2;
@@ -18,6 +20,10 @@ const BYE: u8 = 8;
 pub(crate) const ASK: u8 = 1;
 /// Flag of `EAGER`: synchronous; the sender's request follows.
 const SYNC: u8 = 2;
+/// Flag of envelopes: the upper half of the tag follows. Between endpoints only.
+const WIDE: u8 = 4;
+/// Flag of envelopes: a number for the receiver follows. Between endpoints only.
+const DATA: u8 = 8;
 /// Flag of `CTS`: the body is a key to put to.
 const PUT: u8 = 1;
 /// Flag of `FIN`: from the sender, everything was put.
@@ -32,8 +38,8 @@ pub(crate) const MAX_REASON: usize = 256;
 /// Maximum length of a message, in bytes: what one buffer can hold.
 const MAX_LENGTH: u64 = isize::MAX as u64;
 
-/// The fields that `Eager` and `Rts` share. They take part in matching.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The fields that `Eager` and `Rts` share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sequenced {
     /// Bit 0: the sender requests credit.
     pub flags: u8,
@@ -41,8 +47,18 @@ pub struct Sequenced {
     pub sequence: u16,
     /// Context of the communicator.
     pub context: u32,
-    /// Tag, 0 or more.
-    pub tag: i32,
+    /// Tag; between ranks at most 2^31 − 1.
+    pub tag: u64,
+    /// Number for the receiver, which takes no part in matching; between ranks `None`.
+    pub data: Option<u64>,
+}
+
+impl Sequenced {
+    /// Returns true if only endpoints may send it, not ranks.
+    #[inline]
+    pub(crate) fn is_extended(&self) -> bool {
+        self.tag > u64::from(NARROW) || self.data.is_some()
+    }
 }
 
 /// A header.
@@ -107,9 +123,9 @@ pub enum Malformed {
     /// Flags that this kind does not have, or reserved bytes that are not 0.
     #[error("unknown flags in a header of kind {0}")]
     Flags(u8),
-    /// Negative tag.
-    #[error("tag {0}")]
-    Tag(i32),
+    /// Tag in a form that is not that of its size.
+    #[error("tag {0:#x} in the wrong form")]
+    Tag(u64),
     /// Impossible length.
     #[error("a length of {0}")]
     Size(u64),
@@ -153,17 +169,25 @@ impl Encoded {
     }
 
     fn of_sequenced(kind: u8, flags: u8, sequenced: Sequenced) -> Encoded {
-        let flags = flags | sequenced.flags & ASK;
+        let (low, high) = (sequenced.tag as u32, (sequenced.tag >> 32) as u32);
+        let wide = sequenced.tag > u64::from(NARROW);
+        let flags = flags
+            | sequenced.flags & ASK
+            | if wide { WIDE } else { 0 }
+            | if sequenced.data.is_some() { DATA } else { 0 };
         let mut out = Encoded::new(kind, flags, sequenced.sequence);
         out.put(&sequenced.context.to_le_bytes());
-        out.put(&sequenced.tag.to_le_bytes());
-        out
+        out.put(&low.to_le_bytes());
+        if wide {
+            out.put(&high.to_le_bytes());
+        }
+        out.put_numbers(sequenced.data.as_slice())
     }
 }
 
-/// Returns the header of an eager message that is not synchronous.
+/// Returns the header of an eager message that is neither synchronous nor extended.
 #[inline]
-pub(crate) fn eager(flags: u8, sequence: u16, context: u32, tag: i32) -> [u8; EAGER_LENGTH] {
+pub(crate) fn eager(flags: u8, sequence: u16, context: u32, tag: u32) -> [u8; EAGER_LENGTH] {
     let first = u32::from(EAGER) | u32::from(flags) << 8 | u32::from(sequence) << 16;
     let mut bytes = [0; EAGER_LENGTH];
     bytes[0..4].copy_from_slice(&first.to_le_bytes());
@@ -216,10 +240,15 @@ impl Header {
         let Some((&[kind, flags, low, high], rest)) = bytes.split_first_chunk::<4>() else {
             return Err(wrong_length());
         };
+        let mut extension = 0;
+        if matches!(kind, EAGER | RTS) {
+            extension += if flags & WIDE != 0 { 4 } else { 0 };
+            extension += if flags & DATA != 0 { 8 } else { 0 };
+        }
         let (length, known_flags) = match kind {
-            EAGER if flags & SYNC != 0 => (16, ASK | SYNC),
-            EAGER => (8, ASK),
-            RTS => (24, ASK),
+            EAGER if flags & SYNC != 0 => (16 + extension, ASK | SYNC | WIDE | DATA),
+            EAGER => (8 + extension, ASK | WIDE | DATA),
+            RTS => (24 + extension, ASK | WIDE | DATA),
             CTS => (24, PUT),
             FRAGMENT => (16, 0),
             FIN => (8, WRITTEN),
@@ -239,8 +268,11 @@ impl Header {
         let mut fields = Fields(rest);
         Ok(match kind {
             EAGER | RTS => {
-                let (context, tag) = (fields.u32(), fields.u32().cast_signed());
-                if tag < 0 {
+                let (context, low) = (fields.u32(), fields.u32());
+                let wide = flags & WIDE != 0;
+                let high = if wide { fields.u32() } else { 0 };
+                let tag = u64::from(high) << 32 | u64::from(low);
+                if wide != (tag > u64::from(NARROW)) {
                     return Err(Malformed::Tag(tag));
                 }
                 let sequenced = Sequenced {
@@ -248,6 +280,7 @@ impl Header {
                     sequence,
                     context,
                     tag,
+                    data: (flags & DATA != 0).then(|| fields.u64()),
                 };
                 if kind == EAGER {
                     Header::Eager(sequenced, (flags & SYNC != 0).then(|| fields.u64()))

@@ -213,6 +213,7 @@ fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
         sequence: 0,
         context: 0,
         tag: 1,
+        data: None,
     };
     bare.send(0, Header::Rts(envelope, 100_000, 77).encode().bytes(), &[])
         .unwrap();
@@ -268,6 +269,7 @@ fn answers_for_a_peer_that_takes_none_are_bounded() {
             sequence: sent as u16,
             context: 0,
             tag: 1,
+            data: None,
         };
         match bare.send(0, Header::Eager(envelope, Some(1)).encode().bytes(), &[]) {
             Ok(()) => {

@@ -310,6 +310,7 @@ fn envelope(sequence: u16) -> Sequenced {
         sequence,
         context: 0,
         tag: 1,
+        data: None,
     }
 }
 

@@ -144,7 +144,8 @@ fuzz_target!(|data: &[u8]| {
             flags,
             sequence,
             context: u32::from(what >> 6),
-            tag: i32::from(choices.byte() & 3),
+            tag: u64::from(choices.byte() & 3),
+            data: None,
         };
         let length = usize::from(choices.word());
         let header = match what & 15 {

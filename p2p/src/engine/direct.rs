@@ -19,7 +19,7 @@ pub(crate) struct Direct {
     selector: Selector,
     memory: Memory,
     /// Sender, tag and length of the message that arrived.
-    over: Option<(PeerId, i32, usize)>,
+    over: Option<(PeerId, u64, usize)>,
 }
 
 /// State of a direct receive after a poll.
@@ -61,7 +61,7 @@ impl Protocol {
         &mut self,
         context: u32,
         peer: PeerId,
-        tag: i32,
+        tag: u64,
         body: &[u8],
     ) -> bool {
         let Some(direct) = &mut self.direct else {

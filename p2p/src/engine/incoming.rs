@@ -1,6 +1,6 @@
 //! Events of transports.
 
-use crate::ids::{PeerId, TransportId};
+use crate::ids::{Label, PeerId, TransportId};
 use btl::{Events, PeerError, Rank, Tx, Withdrawn};
 
 use super::account::cost;
@@ -51,17 +51,23 @@ impl Events for Handler<'_> {
         if let Ok(&[wire::EAGER, 0, s0, s1, c0, c1, c2, c3, t0, t1, t2, t3]) =
             <&[u8; wire::EAGER_LENGTH]>::try_from(header)
         {
-            let tag = i32::from_le_bytes([t0, t1, t2, t3]);
+            let tag = u32::from_le_bytes([t0, t1, t2, t3]);
             let context = u32::from_le_bytes([c0, c1, c2, c3]);
             if state.next_in == u16::from_le_bytes([s0, s1])
-                && tag >= 0
+                && tag <= wire::NARROW
                 && state.alive
                 && protocol.contexts.is_member(context, peer)
                 && state.account.hear(cost(body.len()), false)
             {
                 state.next_in = state.next_in.wrapping_add(1);
+                let tag = u64::from(tag);
                 if !protocol.direct_takes(context, peer, tag, body) {
-                    protocol.eager(tx, origin, (context, tag), body, None);
+                    let label = Label {
+                        context,
+                        tag,
+                        data: None,
+                    };
+                    protocol.eager(tx, origin, label, body, None);
                 }
                 return;
             }
@@ -99,12 +105,12 @@ impl Events for Handler<'_> {
             protocol.posted.remove(place_of(token), &selector);
         }
         // The envelope is what the peer says: untrusted.
-        let fits = envelope.tag >= 0
-            && selector.matches(envelope.context, peer, envelope.tag)
+        let tag = u64::try_from(envelope.tag);
+        let fits = tag.is_ok_and(|tag| selector.matches(envelope.context, peer, tag))
             && protocol.contexts.is_member(envelope.context, peer);
         request.post = None;
         request.peer = Some(peer);
-        request.tag = envelope.tag;
+        request.tag = tag.unwrap_or_default();
         match result {
             Ok(_) if !fits => {
                 protocol.end(token, RequestOutcome::Failed(peer));
@@ -215,7 +221,15 @@ impl Protocol {
         header: Header,
         body: &[u8],
     ) -> Result<(), String> {
-        let (context, tag) = (sequenced.context, sequenced.tag);
+        let label = Label {
+            context: sequenced.context,
+            tag: sequenced.tag,
+            data: sequenced.data,
+        };
+        let context = label.context;
+        if sequenced.is_extended() && !self.open {
+            return Err("a header as between endpoints, in a job of ranks".to_owned());
+        }
         let state = &mut self.peers[from.peer];
         // P2P-2
         if sequenced.sequence != state.next_in {
@@ -245,7 +259,7 @@ impl Protocol {
             Header::Eager(_, sync) if gone => {
                 self.send_fin(from.peer, sync);
             }
-            Header::Eager(_, sync) => self.eager(tx, from, (context, tag), body, sync),
+            Header::Eager(_, sync) => self.eager(tx, from, label, body, sync),
             Header::Rts(_, length, remote) => {
                 let key = key_of(body)?;
                 if gone {
@@ -253,7 +267,7 @@ impl Protocol {
                 } else {
                     let length =
                         usize::try_from(length).map_err(|_| format!("a length of {length}"))?;
-                    self.rts(tx, from, (context, tag), (length, remote, key));
+                    self.rts(tx, from, label, (length, remote, key));
                 }
             }
             _ => {}
@@ -270,20 +284,20 @@ impl Protocol {
         &mut self,
         tx: &mut dyn Tx,
         from: Origin,
-        (context, tag): (u32, i32),
+        label: Label,
         body: &[u8],
         sync: Option<u64>,
     ) {
         let peer = from.peer;
         let tx = Some((tx, from.transport));
-        if let Some(key) = self.match_posted(tx, peer, context, tag) {
-            self.deliver(key, peer, tag, body);
+        if let Some(key) = self.match_posted(tx, peer, label) {
+            self.deliver(key, peer, label, body);
             if sync.is_some() {
                 self.send_fin(peer, sync);
             }
         } else {
             let body = self.unexpected.copy(body);
-            self.keep(peer, context, tag, Arrival::Eager { body, sync });
+            self.keep(peer, label, Arrival::Eager { body, sync });
         }
     }
 
@@ -292,11 +306,11 @@ impl Protocol {
         &mut self,
         tx: &mut dyn Tx,
         from: Origin,
-        (context, tag): (u32, i32),
+        label: Label,
         (length, remote, key): (usize, u64, RegionKey),
     ) {
-        match self.match_posted(Some((tx, from.transport)), from.peer, context, tag) {
-            Some(receive) => self.start_receive(receive, from, tag, (length, remote, key)),
+        match self.match_posted(Some((tx, from.transport)), from.peer, label) {
+            Some(receive) => self.start_receive(receive, from, label, (length, remote, key)),
             None => {
                 let arrival = Arrival::Rts {
                     length,
@@ -304,19 +318,19 @@ impl Protocol {
                     key,
                     transport: from.transport,
                 };
-                self.keep(from.peer, context, tag, arrival);
+                self.keep(from.peer, label, arrival);
             }
         }
     }
 
     /// Keeps a message that no receive matches.
-    pub(super) fn keep(&mut self, peer: PeerId, context: u32, tag: i32, arrival: Arrival) {
+    pub(super) fn keep(&mut self, peer: PeerId, label: Label, arrival: Arrival) {
         let body = match &arrival {
             Arrival::Eager { body, .. } => body.len(),
             _ => 0,
         };
         let price = cost(body);
-        self.unexpected.add(context, peer, tag, arrival, price);
+        self.unexpected.add(peer, label, arrival, price);
         self.charge(peer, price);
         self.stats.unexpected += 1;
         self.check_skew();
@@ -332,11 +346,10 @@ impl Protocol {
         &mut self,
         mut from: Option<(&mut dyn Tx, TransportId)>,
         peer: PeerId,
-        context: u32,
-        tag: i32,
+        label: Label,
     ) -> Option<u64> {
         loop {
-            let place = self.posted.find(context, peer, tag)?;
+            let place = self.posted.find(label.context, peer, label.tag)?;
             let key = self.requests.key_at(place)?;
             let request = &mut self.requests[key];
             let selector = request.selector();
@@ -365,11 +378,11 @@ impl Protocol {
 
     /// Copies an eager message into a receive, which ends.
     #[inline]
-    pub(super) fn deliver(&mut self, key: u64, peer: PeerId, tag: i32, body: &[u8]) {
+    pub(super) fn deliver(&mut self, key: u64, peer: PeerId, label: Label, body: &[u8]) {
         let request = &mut self.requests[key];
         request.memory.fill(0, body);
         request.peer = Some(peer);
-        request.tag = tag;
+        (request.tag, request.data) = (label.tag, label.data);
         request.length = body.len();
         self.end(key, RequestOutcome::Done);
     }

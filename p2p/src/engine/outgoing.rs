@@ -72,12 +72,27 @@ impl Engine {
             return false;
         };
         let flags = if peer.account.asks(price) { ASK } else { 0 };
-        let header = wire::eager(flags, peer.next_out, to.context, to.tag);
         let btl = &mut self.transports[primary].btl;
-        if btl
-            .send(to.peer.rank(), &header, &[IoSlice::new(body)])
-            .is_err()
-        {
+        let mut send = |header: &[u8]| {
+            btl.send(to.peer.rank(), header, &[IoSlice::new(body)])
+                .is_ok()
+        };
+        let sent = match u32::try_from(to.tag) {
+            Ok(tag) if tag <= wire::NARROW && to.data.is_none() => {
+                send(&wire::eager(flags, peer.next_out, to.context, tag))
+            }
+            _ => {
+                let sequenced = Sequenced {
+                    flags,
+                    sequence: peer.next_out,
+                    context: to.context,
+                    tag: to.tag,
+                    data: to.data,
+                };
+                send(Header::Eager(sequenced, None).encode().bytes())
+            }
+        };
+        if !sent {
             return false;
         }
         peer.account.pay(price);
@@ -239,6 +254,7 @@ impl Engine {
             sequence: state.next_out,
             context: request.context,
             tag: request.tag,
+            data: request.data,
         })
         .encode();
         match send(&mut *self.transports[primary].btl, header.bytes()) {

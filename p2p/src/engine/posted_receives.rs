@@ -10,6 +10,7 @@ use super::request::{Request, RequestOutcome};
 use super::transports::Engine;
 use crate::ids::{PeerId, Selector};
 use crate::memory::Memory;
+use crate::types::narrow;
 
 impl Engine {
     /// Copies a long message into a receive that the peer has published. `Blocked`: there is none.
@@ -24,7 +25,7 @@ impl Engine {
         };
         let envelope = btl::Envelope {
             context: request.context,
-            tag: request.tag,
+            tag: narrow(request.tag),
         };
         let (at, btl) = (request.memory.at(0), &mut self.transports[primary].btl);
         // SAFETY: the memory is readable until the request is over, and it is not over.
@@ -67,7 +68,7 @@ impl Engine {
         let receive = PostedReceive {
             source: selector.source.map(PeerId::rank),
             context: selector.context,
-            tag: selector.tag,
+            tag: (selector.ignore == 0).then_some(narrow(selector.tag)),
             buffer: memory.at(0),
             length: memory.len(),
             token: key,

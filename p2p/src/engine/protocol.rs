@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::matching::posted::Posted;
 use crate::matching::unexpected::{Arrived, Unexpected};
 use crate::slab::Slab;
-use crate::types::{Stats, Status};
+use crate::types::{Stats, Status, narrow};
 
 /// Work that a callback leaves to be done with the transports.
 #[derive(Debug)]
@@ -44,6 +44,8 @@ pub(crate) struct Protocol {
     /// Number of requests that ended. Waiting threads compare it.
     pub(crate) ended: u64,
     pub(crate) closed: bool,
+    /// Peers are endpoints, not ranks of a job.
+    pub(crate) open: bool,
     pub(super) transfers: Slab<Transfer>,
     pub(super) work: VecDeque<Work>,
     /// Transfers whose next step found no room.
@@ -95,6 +97,7 @@ impl Protocol {
             demoted: 0,
             ended: 0,
             closed: false,
+            open: false,
             transfers: Slab::with_capacity(16),
             work: VecDeque::with_capacity(64),
             again: Vec::new(),
@@ -216,21 +219,21 @@ impl Protocol {
         &self,
         context: u32,
         peer: PeerId,
-        tag: i32,
+        tag: u64,
         (length, room): (usize, usize),
     ) -> Result<Status, Error> {
         let source = self.local_rank(context, peer);
         if length > room {
             return Err(Error::Truncated {
                 source_rank: source,
-                tag,
+                tag: narrow(tag),
                 length,
                 room,
             });
         }
         Ok(Status {
             source,
-            tag,
+            tag: narrow(tag),
             length,
         })
     }

@@ -1,6 +1,6 @@
 //! Receives, probes, cancelling, and messages to the own rank.
 
-use crate::ids::{PeerId, Selector};
+use crate::ids::{ANY_TAG, PeerId, Selector};
 use btl::{Tx, Withdrawn};
 
 use super::incoming::Origin;
@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::matching::unexpected::{Arrival, Arrived};
 use crate::memory::Memory;
 use crate::slab::place_of;
-use crate::types::Status;
+use crate::types::{Status, narrow};
 
 /// Longest message to the own rank that is copied at once, in bytes.
 const OWN_EAGER: usize = 64 << 10;
@@ -71,7 +71,8 @@ impl Engine {
         let selector = Selector {
             context,
             source: None,
-            tag: None,
+            tag: 0,
+            ignore: ANY_TAG,
         };
         let request = Request::receive(memory, &selector, lent);
         let key = protocol.requests.insert(request);
@@ -85,21 +86,21 @@ impl Engine {
         let protocol = &mut self.protocol;
         let request = protocol.requests[key];
         protocol.stats.self_sent += 1;
-        let (own, context, tag) = (protocol.own, request.context, request.tag);
+        let (own, label) = (protocol.own, request.label());
         // SAFETY: the send `key` is not over.
         let body = unsafe { request.memory.bytes() };
         // A receive that may be from the own rank is published only if there is one transport.
         let first = self.transports.iter_mut().next();
         let tx = first.map(|(id, transport)| (&mut *transport.btl as &mut dyn Tx, id));
-        if let Some(receive) = protocol.match_posted(tx, own, context, tag) {
-            protocol.deliver(receive, own, tag, body);
+        if let Some(receive) = protocol.match_posted(tx, own, label) {
+            protocol.deliver(receive, own, label, body);
             protocol.end(key, RequestOutcome::Done);
             return;
         }
         let room = protocol.stats.unexpected_bytes < protocol.limit / 2;
         if body.len() <= OWN_EAGER && !request.sync && room {
             let body = protocol.unexpected.copy(body);
-            protocol.keep(own, context, tag, Arrival::Eager { body, sync: None });
+            protocol.keep(own, label, Arrival::Eager { body, sync: None });
             protocol.end(key, RequestOutcome::Done);
         } else {
             protocol.requests[key].state = State::Waiting;
@@ -107,7 +108,7 @@ impl Engine {
                 length: body.len(),
                 send: key,
             };
-            protocol.keep(own, context, tag, arrival);
+            protocol.keep(own, label, arrival);
         }
     }
 
@@ -159,12 +160,11 @@ impl Protocol {
             debug_assert!(false, "message {entry:#x} was found and does not exist");
             return;
         };
-        let Arrived {
-            source, tag, cost, ..
-        } = arrived;
+        let label = arrived.label();
+        let Arrived { source, cost, .. } = arrived;
         match arrived.arrival {
             Arrival::Eager { body, sync } => {
-                self.deliver(key, source, tag, &body);
+                self.deliver(key, source, label, &body);
                 self.unexpected.give_back(body);
                 self.send_fin(source, sync);
             }
@@ -178,12 +178,12 @@ impl Protocol {
                     transport,
                     peer: source,
                 };
-                self.start_receive(key, from, tag, (length, remote, region));
+                self.start_receive(key, from, label, (length, remote, region));
             }
             Arrival::Own { send, .. } => {
                 // SAFETY: the request `send` is not over.
                 let body = unsafe { self.requests[send].memory.bytes() };
-                self.deliver(key, source, tag, body);
+                self.deliver(key, source, label, body);
                 self.end(send, RequestOutcome::Done);
             }
         }
@@ -224,7 +224,7 @@ impl Protocol {
         };
         let status = Status {
             source: self.local_rank(arrived.context, arrived.source),
-            tag: arrived.tag,
+            tag: narrow(arrived.tag),
             length: arrived.length(),
         };
         if takes {

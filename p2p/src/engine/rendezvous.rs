@@ -11,7 +11,7 @@ use super::protocol::{Protocol, Work};
 use super::request::{Request, RequestOutcome, State};
 use super::transfer::{Method, Transfer};
 use super::transports::Engine;
-use crate::ids::PeerId;
+use crate::ids::{Label, PeerId};
 use crate::matching::unexpected::RegionKey;
 use crate::memory::Memory;
 use crate::wire::Header;
@@ -234,12 +234,12 @@ impl Protocol {
         &mut self,
         receive: u64,
         from: Origin,
-        tag: i32,
+        label: Label,
         (length, remote, key): (usize, u64, RegionKey),
     ) {
         let request = &mut self.requests[receive];
         request.peer = Some(from.peer);
-        request.tag = tag;
+        (request.tag, request.data) = (label.tag, label.data);
         request.length = length;
         let wanted = length.min(request.memory.len());
         if wanted == 0 {

@@ -2,7 +2,7 @@
 
 use btl::PostId;
 
-use crate::ids::{Destination, PeerId, Selector, TransportId};
+use crate::ids::{Destination, Label, PeerId, Selector, TransportId};
 use crate::memory::Memory;
 
 /// Progress of a request.
@@ -47,8 +47,12 @@ pub(crate) struct Request {
     /// source.
     pub(crate) peer: Option<PeerId>,
     pub(crate) context: u32,
-    /// Tag that a receive selects (-1: any), then the message's tag.
-    pub(crate) tag: i32,
+    /// Tag that a receive selects, then the message's tag.
+    pub(crate) tag: u64,
+    /// Bits of the tag that a receive does not compare.
+    pub(crate) ignore: u64,
+    /// Number that the sender gave the receiver.
+    pub(crate) data: Option<u64>,
     /// Length of the message, in bytes.
     pub(crate) length: usize,
     /// Published by this transport under this name.
@@ -63,12 +67,14 @@ impl Request {
         let selector = Selector {
             context: to.context,
             source: Some(to.peer),
-            tag: Some(to.tag),
+            tag: to.tag,
+            ignore: 0,
         };
         Request {
             state: State::Queued,
             sync,
             length: memory.len(),
+            data: to.data,
             ..Request::receive(memory, &selector, false)
         }
     }
@@ -84,7 +90,9 @@ impl Request {
             lent,
             peer: selector.source,
             context: selector.context,
-            tag: selector.tag.unwrap_or(-1),
+            tag: selector.tag,
+            ignore: selector.ignore,
+            data: None,
             length: 0,
             post: None,
             transfer: 0,
@@ -95,13 +103,23 @@ impl Request {
         !self.memory.is_writable()
     }
 
+    /// Returns what the envelope of a send says.
+    pub(crate) fn label(&self) -> Label {
+        Label {
+            context: self.context,
+            tag: self.tag,
+            data: self.data,
+        }
+    }
+
     /// Returns what a posted receive selects.
     #[inline]
     pub(crate) fn selector(&self) -> Selector {
         Selector {
             context: self.context,
             source: self.peer,
-            tag: (self.tag >= 0).then_some(self.tag),
+            tag: self.tag,
+            ignore: self.ignore,
         }
     }
 }

@@ -9,7 +9,7 @@ const NIL: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) context: u32,
-    pub(crate) tag: i32,
+    pub(crate) tag: u64,
     pub(crate) source: u32,
 }
 
@@ -66,8 +66,9 @@ impl Lists {
 
     #[inline]
     fn home(&self, key: Key) -> usize {
-        let low = (u64::from(key.context) << 32 | u64::from(key.tag as u32)) ^ self.seed;
-        let high = u64::from(key.source) ^ 0x9E37_79B9_7F4A_7C15 ^ self.seed.rotate_left(32);
+        let low = key.tag ^ self.seed;
+        let places = u64::from(key.context) << 32 | u64::from(key.source);
+        let high = places ^ 0x9E37_79B9_7F4A_7C15 ^ self.seed.rotate_left(32);
         let product = u128::from(low) * u128::from(high | 1);
         let folded = (product as u64 ^ (product >> 64) as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93);
         (folded >> 32) as usize & (self.slots.len() - 1)

@@ -1,8 +1,9 @@
 //! Matching of posted receives and unexpected messages.
 //!
-//! Both are kept in one table for each combination of wildcards. A message compares the oldest
-//! receive of at most four tables; a receive takes the oldest message of one. The cost does not
-//! depend on their number.
+//! Both are kept in one table for each [`Class`]: each combination of wildcards. A message compares
+//! the oldest receive of each class; a receive takes the oldest message of its own. The cost does
+//! not depend on their number. MPI needs at most four classes. A program that ignores bits of tags
+//! by a mask has two for each mask that it uses at a time.
 
 pub(crate) mod lists;
 pub(crate) mod posted;
@@ -15,29 +16,47 @@ use lists::Key;
 
 use crate::ids::{PeerId, Selector};
 
-/// Kinds of receives: bit 0 any source, bit 1 any tag.
-pub(crate) const CLASSES: usize = 4;
-
-#[inline]
-pub(crate) fn class(selector: &Selector) -> usize {
-    usize::from(selector.source.is_none()) | usize::from(selector.tag.is_none()) << 1
+/// The wildcards of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    any_source: bool,
+    /// Bits of the tag that are not compared.
+    ignore: u64,
 }
 
-/// Returns the key of a message in the table of a class.
-#[inline]
-pub(crate) fn key_in(class: usize, context: u32, source: PeerId, tag: i32) -> Key {
-    Key {
-        context,
-        source: if class & 1 == 0 { source.rank() } else { 0 },
-        tag: if class & 2 == 0 { tag } else { 0 },
+impl Class {
+    /// The class of receives without wildcards.
+    pub(crate) const EXACT: Class = Class {
+        any_source: false,
+        ignore: 0,
+    };
+
+    #[inline]
+    pub(crate) fn of(selector: &Selector) -> Class {
+        Class {
+            any_source: selector.source.is_none(),
+            ignore: selector.ignore,
+        }
+    }
+
+    /// Returns the key of a message in the table of this class.
+    #[inline]
+    pub(crate) fn key(self, context: u32, source: PeerId, tag: u64) -> Key {
+        Key {
+            context,
+            source: if self.any_source { 0 } else { source.rank() },
+            tag: tag & !self.ignore,
+        }
     }
 }
 
+/// Returns the key of a receive in the table of its class.
 #[inline]
 pub(crate) fn key_of(selector: &Selector) -> Key {
+    debug_assert_eq!(selector.tag & selector.ignore, 0);
     Key {
         context: selector.context,
         source: selector.source.map_or(0, PeerId::rank),
-        tag: selector.tag.unwrap_or(0),
+        tag: selector.tag,
     }
 }

@@ -1,12 +1,13 @@
 //! Posted receives, by the place of their request.
 
 use super::lists::Lists;
-use super::{CLASSES, class, key_in, key_of};
+use super::{Class, key_of};
 use crate::ids::{PeerId, Selector};
 
 #[derive(Debug)]
 pub(crate) struct Posted {
-    tables: [Lists; CLASSES],
+    /// The classes that were needed so far. An empty table may get another class.
+    tables: Vec<(Class, Lists)>,
     /// Age by number, to compare between tables.
     ages: Vec<u64>,
     next_age: u64,
@@ -16,7 +17,7 @@ pub(crate) struct Posted {
 impl Posted {
     pub(crate) fn new() -> Posted {
         Posted {
-            tables: std::array::from_fn(|_| Lists::new()),
+            tables: vec![(Class::EXACT, Lists::new())],
             ages: Vec::new(),
             next_age: 0,
             count: 0,
@@ -42,28 +43,48 @@ impl Posted {
         self.ages[number as usize] = self.next_age;
         self.next_age += 1;
         self.count += 1;
-        self.tables[class(selector)].push(key_of(selector), number);
+        let place = self.place_for(Class::of(selector));
+        self.tables[place].1.push(key_of(selector), number);
+    }
+
+    /// Returns the place of the table of a class, which is made if there is none.
+    #[inline]
+    fn place_for(&mut self, class: Class) -> usize {
+        let found = self.tables.iter().position(|table| table.0 == class);
+        found.unwrap_or_else(|| self.add_table(class))
+    }
+
+    #[cold]
+    fn add_table(&mut self, class: Class) -> usize {
+        let mut tables = self.tables.iter();
+        if let Some(unused) = tables.position(|(_, lists)| lists.is_empty()) {
+            self.tables[unused].0 = class;
+            return unused;
+        }
+        self.tables.push((class, Lists::new()));
+        self.tables.len() - 1
     }
 
     #[inline]
     pub(crate) fn remove(&mut self, number: u32, selector: &Selector) {
-        self.tables[class(selector)].remove(key_of(selector), number);
+        let place = self.place_for(Class::of(selector));
+        self.tables[place].1.remove(key_of(selector), number);
         self.count -= 1;
     }
 
     /// Returns the oldest receive that matches such a message.
     #[inline]
-    pub(crate) fn find(&self, context: u32, source: PeerId, tag: i32) -> Option<u32> {
+    pub(crate) fn find(&self, context: u32, source: PeerId, tag: u64) -> Option<u32> {
         if self.count == 0 {
             return None;
         }
         let mut best = None;
         let mut age = u64::MAX;
-        for (class, table) in self.tables.iter().enumerate() {
+        for (class, table) in &self.tables {
             if table.is_empty() {
                 continue;
             }
-            if let Some(number) = table.front(key_in(class, context, source, tag)) {
+            if let Some(number) = table.front(class.key(context, source, tag)) {
                 let its = self.ages[number as usize];
                 if its < age {
                     (best, age) = (Some(number), its);

@@ -2,24 +2,35 @@
 
 use super::posted::Posted;
 use super::unexpected::{Arrival, Unexpected};
-use crate::ids::{PeerId, Selector};
+use crate::ids::{ANY_TAG, Label, PeerId, Selector};
 use crate::testing::Random;
 
 #[derive(Default)]
 struct Model {
     posted: Vec<(u32, Selector)>,
-    arrived: Vec<(u64, u32, PeerId, i32)>,
+    arrived: Vec<(u64, u32, PeerId, u64)>,
 }
 
 fn peer(random: &mut Random) -> PeerId {
     PeerId::new(random.below(4), 4).unwrap()
 }
 
+fn any_tag(random: &mut Random) -> u64 {
+    random.below(5u64) | random.below(2u64) << 63
+}
+
 fn any_receive(random: &mut Random) -> Selector {
+    let ignore = match random.below(8) {
+        0 => ANY_TAG,
+        1 => random.below(16),
+        2 => *random.pick(&[1, 6, 1 << 63, !3]),
+        _ => 0,
+    };
     Selector {
         context: random.below(3),
         source: (random.below(4) != 0).then(|| peer(random)),
-        tag: (random.below(4) != 0).then(|| random.below(5)),
+        tag: any_tag(random) & !ignore,
+        ignore,
     }
 }
 
@@ -60,7 +71,8 @@ fn run(seed: u64) {
                 }
             }
             n if n < 97 => {
-                let (context, source, tag) = (random.below(3), peer(&mut random), random.below(5));
+                let (context, source) = (random.below(3), peer(&mut random));
+                let tag = any_tag(&mut random);
                 let found = posted.find(context, source, tag);
                 let expected = model
                     .posted
@@ -80,7 +92,16 @@ fn run(seed: u64) {
                         body: Vec::new(),
                         sync: None,
                     };
-                    let key = unexpected.add(context, source, tag, arrival, 0);
+                    let key = unexpected.add(
+                        source,
+                        Label {
+                            context,
+                            tag,
+                            data: None,
+                        },
+                        arrival,
+                        0,
+                    );
                     model.arrived.push((key, context, source, tag));
                 }
             }

@@ -1,8 +1,8 @@
 //! Unexpected messages: those that arrived before their receive.
 
 use super::lists::Lists;
-use super::{CLASSES, class, key_in, key_of};
-use crate::ids::{PeerId, Selector, TransportId};
+use super::{Class, key_of};
+use crate::ids::{Label, PeerId, Selector, TransportId};
 use crate::slab::{Slab, place_of};
 
 /// Key of a region.
@@ -54,7 +54,8 @@ pub(crate) enum Arrival {
 pub(crate) struct Arrived {
     pub(crate) context: u32,
     pub(crate) source: PeerId,
-    pub(crate) tag: i32,
+    pub(crate) tag: u64,
+    data: Option<u64>,
     pub(crate) arrival: Arrival,
     /// Cost that its sender is charged.
     pub(crate) cost: usize,
@@ -65,6 +66,14 @@ pub(crate) struct Arrived {
 }
 
 impl Arrived {
+    pub(crate) fn label(&self) -> Label {
+        Label {
+            context: self.context,
+            tag: self.tag,
+            data: self.data,
+        }
+    }
+
     pub(crate) fn length(&self) -> usize {
         match &self.arrival {
             Arrival::Eager { body, .. } => body.len(),
@@ -75,15 +84,18 @@ impl Arrived {
 
 /// Capacity of the buffers that are used again, in bytes: what an envelope costs without its body.
 const SHORT: usize = 256;
+/// Maximum number of tables. Each costs every message an insertion.
+const CLASSES: usize = 8;
 /// Maximum number of unused buffers that are kept.
 const SPARE: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Unexpected {
     entries: Slab<Arrived>,
-    /// One table for each class. The first is always there, the others from the first receive of
-    /// their class on.
-    tables: [Option<Lists>; CLASSES],
+    /// One table for each class of which a receive was posted, at most [`CLASSES`].
+    tables: Vec<(Class, Lists)>,
+    /// Place of the table that is replaced next when there are too many.
+    replaced: usize,
     next_age: u64,
     /// Messages that are not taken.
     count: usize,
@@ -95,7 +107,8 @@ impl Unexpected {
     pub(crate) fn new() -> Unexpected {
         Unexpected {
             entries: Slab::with_capacity(64),
-            tables: [Some(Lists::new()), None, None, None],
+            tables: vec![(Class::EXACT, Lists::new())],
+            replaced: 0,
             next_age: 0,
             count: 0,
             spare: Vec::new(),
@@ -129,27 +142,26 @@ impl Unexpected {
 
     pub(crate) fn add(
         &mut self,
-        context: u32,
         source: PeerId,
-        tag: i32,
+        label: Label,
         arrival: Arrival,
         cost: usize,
     ) -> u64 {
+        let Label { context, tag, data } = label;
         let age = self.next_age;
         self.next_age += 1;
         let key = self.entries.insert(Arrived {
             context,
             source,
             tag,
+            data,
             arrival,
             cost,
             age,
             taken: false,
         });
-        for (class, table) in self.tables.iter_mut().enumerate() {
-            if let Some(table) = table {
-                table.push(key_in(class, context, source, tag), place_of(key));
-            }
+        for (class, table) in &mut self.tables {
+            table.push(class.key(context, source, tag), place_of(key));
         }
         self.count += 1;
         key
@@ -161,25 +173,32 @@ impl Unexpected {
         if self.count == 0 {
             return None;
         }
-        let class = class(selector);
-        if self.tables[class].is_none() {
-            self.fill_table(class);
-        }
-        let table = self.tables[class].as_ref()?;
+        let class = Class::of(selector);
+        let place = self.tables.iter().position(|table| table.0 == class);
+        let place = place.unwrap_or_else(|| self.fill_table(class));
+        let table = &self.tables.get(place)?.1;
         self.entries.key_at(table.front(key_of(selector))?)
     }
 
+    /// Makes the table of a class. Returns its place.
     #[cold]
-    fn fill_table(&mut self, class: usize) {
+    fn fill_table(&mut self, class: Class) -> usize {
         let mut keys = self.keys(|entry| !entry.taken);
         keys.sort_by_key(|key| self.entries[*key].age);
         let mut table = Lists::new();
         for key in keys {
             let entry = &self.entries[key];
-            let place = key_in(class, entry.context, entry.source, entry.tag);
+            let place = class.key(entry.context, entry.source, entry.tag);
             table.push(place, place_of(key));
         }
-        self.tables[class] = Some(table);
+        if self.tables.len() < CLASSES {
+            self.tables.push((class, table));
+            return self.tables.len() - 1;
+        }
+        let place = self.replaced;
+        self.replaced = (place + 1) % CLASSES;
+        self.tables[place] = (class, table);
+        place
     }
 
     pub(crate) fn get(&self, key: u64) -> Option<&Arrived> {
@@ -193,10 +212,8 @@ impl Unexpected {
         };
         entry.taken = true;
         let (context, source, tag) = (entry.context, entry.source, entry.tag);
-        for (class, table) in self.tables.iter_mut().enumerate() {
-            if let Some(table) = table {
-                table.remove(key_in(class, context, source, tag), place_of(key));
-            }
+        for (class, table) in &mut self.tables {
+            table.remove(class.key(context, source, tag), place_of(key));
         }
         self.count -= 1;
     }

@@ -36,10 +36,10 @@ fn random_strings_are_refused_or_have_one_form() {
     let mut random = Random::new(3);
     let mut good = 0;
     for _ in 0..300_000 {
-        let length = [4, 8, 12, 20, 28][random.below(5) as usize];
+        let length = *random.pick(&[4, 8, 12, 16, 20, 24, 28, 32, 36, 40]);
         let mut bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
         bytes[0] = random.below(9) as u8;
-        bytes[1] = random.below(9) as u8;
+        bytes[1] = random.below(17) as u8;
         if random.below(2) == 0 {
             bytes[2..4].fill(0);
         }
@@ -55,12 +55,27 @@ fn what_is_encoded_decodes() {
         flags: ASK,
         sequence: 65_535,
         context: u32::MAX,
-        tag: i32::MAX,
+        tag: u64::from(NARROW),
+        data: None,
+    };
+    let wide = Sequenced {
+        tag: u64::from(NARROW) + 1,
+        ..envelope
+    };
+    let full = Sequenced {
+        tag: u64::MAX,
+        data: Some(u64::MAX),
+        ..envelope
     };
     for header in [
         Header::Eager(envelope, None),
         Header::Eager(envelope, Some(u64::MAX)),
         Header::Rts(envelope, MAX_LENGTH, 1),
+        Header::Eager(wide, None),
+        Header::Eager(full, None),
+        Header::Eager(full, Some(7)),
+        Header::Rts(wide, 1, 2),
+        Header::Rts(full, MAX_LENGTH, u64::MAX),
         Header::Cts {
             request: 1,
             target: 2,
@@ -85,7 +100,7 @@ fn what_is_encoded_decodes() {
         assert_eq!(Header::decode(header.encode().bytes()), Ok(header));
     }
     assert_eq!(
-        eager(ASK, 65_535, u32::MAX, i32::MAX),
+        eager(ASK, 65_535, u32::MAX, NARROW),
         Header::Eager(envelope, None).encode().bytes()
     );
 }
@@ -99,6 +114,15 @@ fn the_page_has_the_bytes() {
         sequence: 0x1234,
         context: 6,
         tag: 99,
+        data: None,
+    };
+    let wide = Sequenced {
+        tag: 0x0102_0304_0000_0063,
+        ..envelope
+    };
+    let with_data = Sequenced {
+        data: Some(0x55),
+        ..wide
     };
     let asking = Sequenced {
         flags: ASK,
@@ -108,6 +132,8 @@ fn the_page_has_the_bytes() {
         Header::Eager(envelope, None),
         Header::Eager(asking, Some(0x0000_0003_0000_0007)),
         Header::Rts(envelope, 1 << 20, 0x0000_0003_0000_0007),
+        Header::Eager(wide, None),
+        Header::Rts(with_data, 1 << 20, 0x0000_0003_0000_0007),
         Header::Cts {
             request: 0x0000_0003_0000_0007,
             target: 0x0000_0001_0000_0002,
