@@ -28,6 +28,9 @@ pub struct EthConfig {
     pub size: u32,
     /// Key of the job. Peers with another key are refused.
     pub job: Vec<u8>,
+    /// Identity of an open transport ([`btl::PendingPeers`]), which peers know it by instead of a
+    /// rank; `job` is then the key of all that may reach each other. Default: none.
+    pub identity: Option<u64>,
     /// Carrier of the packets. Default: raw Ethernet.
     pub carrier: Carrier,
     /// Socket of the node's daemon, for raw Ethernet. Default: `ESP_SOCKET`, else the daemon's
@@ -55,6 +58,7 @@ impl EthConfig {
             rank,
             size,
             job: job.into(),
+            identity: None,
             carrier: Carrier::Raw,
             socket: esp_client::socket_path(),
             include: Vec::new(),
@@ -63,6 +67,14 @@ impl EthConfig {
             path: Path::from_environment().unwrap_or_default(),
             rings: 1 << 20,
             max_send: EAGER,
+        }
+    }
+
+    /// Returns the configuration of an open transport with the defaults. Its own number is 0.
+    pub fn open(identity: u64, key: impl Into<Vec<u8>>) -> EthConfig {
+        EthConfig {
+            identity: Some(identity),
+            ..EthConfig::new(0, MAX_PEERS, key)
         }
     }
 
@@ -160,6 +172,8 @@ impl EthConfig {
 /// Maximum length of eager messages, and default of [`EthConfig::max_send`]: programs send powers
 /// of two, to which the layer above adds its header. A rendezvous takes longer than the copy.
 pub(crate) const EAGER: usize = (64 << 10) + MAX_HEADER;
+/// Maximum number of peers of an open transport.
+const MAX_PEERS: u32 = 1 << 20;
 /// Minimum of [`btl::PeerInfo::max_send`] by the contract.
 pub(crate) const MIN_MAX_SEND: usize = 1024 + MAX_HEADER;
 

@@ -13,6 +13,8 @@ use crate::transport::{EthBtl, SlotOwner};
 
 /// Maximum number of further attempts to set up a connection.
 const RETRIES: u32 = 4;
+/// Maximum number of accepted streams of an open transport whose peer was not admitted.
+const MAX_STRANGERS: usize = 256;
 /// Pause after a failed accept, for example because of a limit.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -63,8 +65,8 @@ impl EthBtl {
 
     /// Writes HELLO to an own stream, which need not be connected yet.
     fn send_hello(&mut self, rank: Rank, mut channel: Channel) {
-        let (job, from, from_nonce) = (self.job, self.config.rank, self.nonce);
-        let max_send = self.max_send;
+        let (job, from_nonce, max_send) = (self.job, self.nonce, self.max_send);
+        let (from, to) = self.hello_numbers(rank);
         let Some(peer) = self.peer(rank) else { return };
         if !channel.holds(max_send) {
             let what = "the daemon of this node grants smaller rings than before: \
@@ -76,7 +78,7 @@ impl EthBtl {
         let hello = Hello {
             job,
             from,
-            to: rank,
+            to,
             from_nonce,
             to_nonce: peer.nonce,
         };
@@ -101,14 +103,18 @@ impl EthBtl {
                 return accepted;
             };
             match open.listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, from)) => {
                     accepted += 1;
                     let (channel, hello) = (Channel::new(stream), None);
                     let slot = channel.slot();
                     if self.pending_connections() >= self.max_pending() {
                         self.evict_pending();
                     }
-                    self.keep_pending(PendingConnection { channel, hello });
+                    self.keep_pending(PendingConnection {
+                        channel,
+                        from,
+                        hello,
+                    });
                     self.set_owner(slot, SlotOwner::Pending);
                     self.poll_pending(slot);
                 }
@@ -125,7 +131,10 @@ impl EthBtl {
     }
 
     fn max_pending(&self) -> usize {
-        self.peers.len().saturating_mul(2).saturating_add(16)
+        match self.config.identity {
+            Some(_) => MAX_STRANGERS,
+            None => self.peers.len().saturating_mul(2).saturating_add(16),
+        }
     }
 
     /// Ends the oldest pending connection that has not identified itself.
@@ -181,28 +190,46 @@ impl EthBtl {
 
     /// Handles the HELLO of a rank that was added now, if it has connected before.
     pub(crate) fn accept_pending(&mut self, rank: Rank) {
-        if let Some(pending) = self.take_pending(|pending| pending.is_from(rank))
+        let is_open = self.config.identity.is_some();
+        let identity = self.peer(rank).map(|peer| peer.nonce).filter(|_| is_open);
+        let of_peer = |pending: &PendingConnection| match identity {
+            Some(identity) => pending.is_stranger(identity),
+            None => pending.is_from(rank),
+        };
+        if let Some(pending) = self.take_pending(of_peer)
             && let Some(hello) = pending.hello
         {
             self.handle_hello(pending, hello);
         }
     }
 
-    fn handle_hello(&mut self, mut pending: PendingConnection, hello: Hello) {
-        let own = self.config.rank;
+    pub(crate) fn handle_hello(&mut self, mut pending: PendingConnection, hello: Hello) {
         if hello.job != self.job {
             self.counters.refused_job += 1;
             return self.reject(pending, "this is another job");
         }
-        let is_valid = hello.to == own && hello.from != own && hello.to_nonce == self.nonce;
-        let state = self.peers.get(hello.from as usize).filter(|_| is_valid);
+        let Some(caller) = self.caller(&hello) else {
+            self.counters.refused_rank += 1;
+            return self.reject(pending, "wrong rank, or the addresses differ");
+        };
+        let (own, theirs) = match self.config.identity {
+            Some(identity) => (identity, hello.from_nonce),
+            None => (self.config.rank.into(), hello.from.into()),
+        };
+        let rank = caller.unwrap_or(hello.from);
+        let state = caller.and_then(|rank| self.peers.get(rank as usize));
         let response = match state {
             Some(PeerState::Peer(peer)) if peer.nonce == hello.from_nonce => {
-                peer.connection.respond(own, hello.from)
+                peer.connection.respond(own, theirs)
             }
-            Some(PeerState::Unknown) => {
+            None | Some(PeerState::Unknown) => {
                 pending.hello = Some(hello);
-                if let Some(older) = self.take_pending(|older| older.is_from(hello.from)) {
+                let is_open = self.config.identity.is_some();
+                let same = |older: &PendingConnection| match is_open {
+                    true => older.is_stranger(hello.from_nonce),
+                    false => older.is_from(hello.from),
+                };
+                if let Some(older) = self.take_pending(same) {
                     self.reject(older, "replaced by a newer connection");
                 }
                 return self.keep_pending(pending);
@@ -222,7 +249,7 @@ impl EthBtl {
             HelloResponse::Welcome if !pending.channel.holds(self.max_send) => {
                 self.reject(pending, "the daemon of this node grants too small rings");
             }
-            HelloResponse::Welcome => self.send_welcome(hello.from, pending.channel),
+            HelloResponse::Welcome => self.send_welcome(rank, pending.channel),
         }
     }
 

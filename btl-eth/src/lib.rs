@@ -39,6 +39,7 @@ mod config;
 mod connect;
 mod counters;
 mod liveness;
+mod open;
 mod own;
 mod peer;
 mod pending;

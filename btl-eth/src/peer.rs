@@ -123,8 +123,9 @@ pub(crate) enum HelloResponse {
 }
 
 impl Connection {
-    /// Returns the response to a HELLO of rank `theirs`, see the module.
-    pub(crate) fn respond(&self, own: btl::Rank, theirs: btl::Rank) -> HelloResponse {
+    /// Returns the response to a HELLO of rank `theirs`, see the module. Open transports compare
+    /// identities instead of ranks.
+    pub(crate) fn respond(&self, own: u64, theirs: u64) -> HelloResponse {
         match self {
             Connection::Idle { .. } | Connection::WelcomeSent(_) => HelloResponse::Welcome,
             Connection::Requested(_) | Connection::HelloSent(_) if own < theirs => {

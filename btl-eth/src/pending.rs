@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use btl::Rank;
+use esp_client::EspAddr;
 
 use crate::channel::Channel;
 use crate::record::{self, Hello, Kind};
@@ -10,6 +11,8 @@ use crate::record::{self, Hello, Kind};
 /// An accepted stream.
 pub(crate) struct PendingConnection {
     pub(crate) channel: Channel,
+    /// Origin of the stream.
+    pub(crate) from: EspAddr,
     /// Set when the peer has identified itself.
     pub(crate) hello: Option<Hello>,
 }
@@ -28,6 +31,11 @@ impl PendingConnection {
     /// Returns whether the peer has identified itself as `rank`.
     pub(crate) fn is_from(&self, rank: Rank) -> bool {
         self.hello.is_some_and(|hello| hello.from == rank)
+    }
+
+    /// Returns whether the peer has identified itself by this identity, as to an open transport.
+    pub(crate) fn is_stranger(&self, identity: u64) -> bool {
+        self.hello.is_some_and(|hello| hello.from_nonce == identity)
     }
 
     /// Reads the HELLO, and nothing after it.

@@ -49,11 +49,12 @@ pub enum Kind {
 pub struct Hello {
     /// Hash of the job key.
     pub job: [u8; 16],
-    /// Rank that connects.
+    /// Rank that connects. Between open transports: port of the connector's listener.
     pub from: Rank,
-    /// Rank that it connects to.
+    /// Rank that it connects to. Between open transports: maximum length of a message that the
+    /// connector accepts.
     pub to: Rank,
-    /// Nonce of the connector's address.
+    /// Nonce of the connector's address; that of an open transport is its identity.
     pub from_nonce: u64,
     /// Nonce of the acceptor's address that was used.
     pub to_nonce: u64,

@@ -3,8 +3,8 @@
 use std::io::{self, IoSlice};
 
 use btl::{
-    HeldSends, MAX_HEADER, NoticedPuts, PendingPeers, PostedReceives, Rank, SendError, Tx,
-    gathered_len,
+    HeldSends, MAX_HEADER, NoticedPuts, PeerInfo, PendingPeers, PostedReceives, Rank, SendError,
+    Tx, Unreachable, gathered_len,
 };
 
 use crate::peer::{Connection, PeerState};
@@ -65,6 +65,9 @@ impl NoticedPuts for EthBtl {}
 
 impl PendingPeers for EthBtl {
     fn pending_peer(&self) -> Option<Rank> {
+        if self.config.identity.is_some() {
+            return None;
+        }
         let open = self.open.as_ref()?;
         let ranks = open.pending.iter().filter_map(|pending| pending.hello);
         let is_unknown =
@@ -74,6 +77,24 @@ impl PendingPeers for EthBtl {
 
     fn refuse(&mut self, rank: Rank, reason: &str) {
         if let Some(pending) = self.take_pending(|pending| pending.is_from(rank)) {
+            self.counters.refused_rank += 1;
+            self.reject(pending, reason);
+        }
+    }
+
+    fn stranger(&self) -> Option<u64> {
+        self.config.identity?;
+        let pending = &self.open.as_ref()?.pending;
+        let mut hellos = pending.iter().filter_map(|pending| pending.hello);
+        hellos.next().map(|hello| hello.from_nonce)
+    }
+
+    fn admit(&mut self, peer: Rank, stranger: u64) -> Result<PeerInfo, Unreachable> {
+        self.admit_stranger(peer, stranger)
+    }
+
+    fn refuse_stranger(&mut self, stranger: u64, reason: &str) {
+        if let Some(pending) = self.take_pending(|pending| pending.is_stranger(stranger)) {
             self.counters.refused_rank += 1;
             self.reject(pending, reason);
         }

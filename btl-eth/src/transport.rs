@@ -1,6 +1,6 @@
 //! The transport's state, and the methods of the contract.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,7 +18,7 @@ use crate::liveness::Liveness;
 use crate::own::OwnQueue;
 use crate::peer::{Connection, Peer, PeerState};
 use crate::pending::PendingConnection;
-use crate::probe::Prober;
+use crate::probe::{NodePath, Prober};
 use crate::record::{self, Kind};
 
 /// Exclusivity of this transport, see [`PeerInfo::exclusivity`].
@@ -63,10 +63,12 @@ pub struct EthBtl {
     pub(crate) nonce: u64,
     /// Maximum length of a message, header and body.
     pub(crate) max_send: usize,
-    interfaces: Vec<InterfaceInfo>,
+    pub(crate) interfaces: Vec<InterfaceInfo>,
     /// `None`: closed.
     pub(crate) open: Option<Open>,
     pub(crate) peers: Vec<PeerState>,
+    /// Numbers of the peers of an open transport, by identity.
+    pub(crate) numbers: HashMap<u64, Rank>,
     pub(crate) own_queue: OwnQueue,
     pub(crate) slot_owners: Vec<SlotOwner>,
     /// Peers that every `progress` polls.
@@ -115,7 +117,10 @@ impl EthBtl {
         let interfaces = config.choose(client.interfaces())?;
         let max_send = config.granted_send(&client, &interfaces[0])?;
         let prober = Prober::new(&client, &interfaces)?;
-        let job = job_hash(&config.job);
+        let job = match config.identity {
+            Some(_) => job_hash(&[b"open\0", &config.job[..]].concat()),
+            None => job_hash(&config.job),
+        };
         let rings = config.rings;
         let backlog = u16::try_from(config.size.clamp(128, 1024)).unwrap_or(1024);
         let mut listener = EspListener::builder()
@@ -133,11 +138,13 @@ impl EthBtl {
             .path(config.path)
             .key(job)
             .rings(rings, rings);
+        // The peers of an open transport get their places when they are added.
+        let places = config.identity.map_or(config.size as usize, |_| 1);
         let mut peers = Vec::new();
-        peers.resize_with(config.size as usize, || PeerState::Unknown);
+        peers.resize_with(places, || PeerState::Unknown);
         let mut btl = EthBtl {
             job,
-            nonce,
+            nonce: config.identity.unwrap_or(nonce),
             max_send,
             interfaces,
             open: Some(Open {
@@ -150,6 +157,7 @@ impl EthBtl {
                 client,
             }),
             peers,
+            numbers: HashMap::new(),
             own_queue: OwnQueue::default(),
             slot_owners: vec![SlotOwner::None; MAX_SLOTS],
             polled: Vec::new(),
@@ -262,6 +270,13 @@ impl EthBtl {
         open.client.check().map_err(|error| error.to_string())?;
         let path = open.prober.path_to(&address, open.client.incarnation())?;
         let max_send = self.max_send.min(theirs);
+        let info = self.info_of(&path, max_send);
+        let peer = Peer::new(address.port, address.nonce, path, info.clone());
+        Ok((PeerState::Peer(Box::new(peer)), info))
+    }
+
+    /// Returns the figures of a peer.
+    pub(crate) fn info_of(&self, path: &NodePath, max_send: usize) -> PeerInfo {
         let measured = u32::try_from((path.round_trip / 2).as_nanos()).unwrap_or(u32::MAX);
         // A rail through the daemon is used only without a better one. The others have the latency
         // of a program that polls, since the echo of a lease is answered by the daemon.
@@ -271,9 +286,7 @@ impl EthBtl {
             Carrier::Udp => (UDP_LATENCY, UDP_BANDWIDTH, EXCLUSIVITY),
         };
         let reason = path.reason.clone();
-        let info = self.info(latency, bandwidth, exclusivity, max_send, reason);
-        let peer = Peer::new(address.port, address.nonce, path, info.clone());
-        Ok((PeerState::Peer(Box::new(peer)), info))
+        self.info(latency, bandwidth, exclusivity, max_send, reason)
     }
 
     /// Handles events and answers of the engine and the daemon. Returns their number.
@@ -310,7 +323,7 @@ impl EthBtl {
             return;
         }
         let lost = SetupError::new(&error.into()).error;
-        for rank in 0..self.config.size {
+        for rank in (0..self.config.size).take(self.peers.len()) {
             let Some(peer) = self.peer(rank) else {
                 continue;
             };
@@ -369,6 +382,7 @@ impl Btl for EthBtl {
         if self.open.is_none() {
             return Err(unreachable("the transport is closed"));
         }
+        self.make_place(peer);
         match self.peers.get(peer as usize) {
             None => return Err(unreachable("no such rank in this job")),
             Some(PeerState::Unknown) => {}
@@ -376,7 +390,7 @@ impl Btl for EthBtl {
             Some(PeerState::Peer(known)) => return Ok(known.info.clone()),
         }
         let (state, info) = self.probe(peer, address).map_err(|why| unreachable(&why))?;
-        self.peers[peer as usize] = state;
+        self.enter(peer, state);
         self.accept_pending(peer);
         self.start_liveness();
         Ok(info)

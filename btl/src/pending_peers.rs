@@ -1,9 +1,14 @@
 //! Extension: peers that have connected before they were added.
 //!
+//! A transport of a job knows them by rank. An *open* transport has no job: each process chooses a
+//! random identity, and numbers its peers by itself in the order in which it adds them. It cannot
+//! know who will connect, so a peer without a number is a *stranger* until its owner admits it.
+//!
 //! An owner that adds peers on first use (Open MPI does) asks here which ranks wait for it. A
 //! transport without connections writes `impl PendingPeers for MyBtl {}`.
 
-use crate::values::Rank;
+use crate::contract::PeerInfo;
+use crate::values::{Rank, Unreachable};
 
 /// Admission of pending peers: ranks whose connection was accepted and that were not added yet.
 /// Their messages wait until they are.
@@ -18,5 +23,28 @@ pub trait PendingPeers {
     /// A peer that is neither added nor refused occupies its place until the transport is closed.
     fn refuse(&mut self, rank: Rank, reason: &str) {
         let _ = (rank, reason);
+    }
+
+    /// Returns the identity of a stranger that has connected to this open transport, if there is
+    /// one.
+    fn stranger(&self) -> Option<u64> {
+        None
+    }
+
+    /// Adds a stranger as `peer`, which is reached by the connection that it has made. If `peer`
+    /// was added before, its connection is accepted.
+    ///
+    /// # Errors
+    /// [`Unreachable`]; the connection was refused.
+    fn admit(&mut self, peer: Rank, stranger: u64) -> Result<PeerInfo, Unreachable> {
+        let _ = (peer, stranger);
+        Err(Unreachable {
+            reason: "this transport is not open".into(),
+        })
+    }
+
+    /// Closes the connection of a stranger and tells it the `reason`.
+    fn refuse_stranger(&mut self, stranger: u64, reason: &str) {
+        let _ = (stranger, reason);
     }
 }
