@@ -192,7 +192,7 @@ impl Comm {
         if engine.protocol.receive_direct(memory, selector)? {
             return shared.wait_direct(engine, selector.source);
         }
-        let key = engine.receive(memory, selector, false)?;
+        let key = engine.receive(Request::receive(memory, &selector, false))?;
         shared.finish(engine, key)
     }
 
@@ -214,7 +214,8 @@ impl Comm {
         let shared = &self.layer().shared;
         // SAFETY: borrowed during this call, which returns when the request is over.
         let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
-        let receive = shared.lock().receive(memory, selector, false)?;
+        let request = Request::receive(memory, &selector, false);
+        let receive = shared.lock().receive(request)?;
         let sent = self.send(out, dst, send_tag);
         if sent.is_err() {
             // The peer may now never send the message.
@@ -432,7 +433,8 @@ impl Comm {
     ) -> Result<RequestId, Error> {
         let selector = self.selector(src, tag)?;
         let mut engine = self.layer().shared.lock();
-        engine.receive(memory, selector, lent).map(RequestId)
+        let request = Request::receive(memory, &selector, lent);
+        engine.receive(request).map(RequestId)
     }
 }
 
@@ -492,9 +494,10 @@ impl Message {
 
     fn irecv_memory(mut self, memory: Memory, lent: bool) -> Result<RequestId, Error> {
         let entry = self.entry.take().ok_or(Error::UnknownRequest)?;
-        let context = self.comm.inner.context;
+        let selector = self.comm.selector(Source::Any, Tag::Any)?;
+        let request = Request::receive(memory, &selector, lent);
         let mut engine = self.comm.layer().shared.lock();
-        let key = engine.receive_taken(memory, context, entry, lent)?;
+        let key = engine.receive_taken(request, entry)?;
         Ok(RequestId(key))
     }
 }

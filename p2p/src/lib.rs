@@ -20,6 +20,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A library that has no ranks, such as libfabric, uses an [`Endpoint`]: peers are added at run time,
+//! tags have 64 bits and a mask, and the ends of requests are reported in their order.
+//!
 //! # Protocols
 //! The protocol of a message depends on its length, on the transport ([`PeerInfo`]) and on the
 //! receiver:
@@ -61,6 +64,7 @@
 mod collectives;
 mod comm;
 mod config;
+mod endpoint;
 mod engine;
 mod error;
 mod group;
@@ -82,6 +86,7 @@ pub use btl::{Btl, PeerError, PeerInfo, Rank};
 pub use collectives::{Block, Number, Op, Reduction};
 pub use comm::{Comm, Message};
 pub use config::{Config, Tuning};
+pub use endpoint::{Arrived, Completion, Context, Endpoint, Pattern, Sent, Target};
 pub use error::{Error, NotStarted, StartError};
 pub use memory::Datum;
 pub use owned::OwnedRequest;

@@ -270,8 +270,25 @@ impl Shared {
         hint: Option<TransportId>,
         mut ready: impl FnMut(&mut Engine) -> Option<R>,
     ) -> R {
+        loop {
+            if let Some(result) = self.wait_before(lock, hint, None, &mut ready) {
+                return result;
+            }
+            lock = self.lock();
+        }
+    }
+
+    /// Polls the engine until `ready` returns a value. `None`: the deadline has passed.
+    #[inline]
+    pub(crate) fn wait_before<'a, R>(
+        &'a self,
+        mut lock: Lock<'a>,
+        hint: Option<TransportId>,
+        deadline: Option<Instant>,
+        mut ready: impl FnMut(&mut Engine) -> Option<R>,
+    ) -> Option<R> {
         if let Some(result) = ready(&mut lock) {
-            return result;
+            return Some(result);
         }
         let mut idle = Idle::new(self.spin);
         loop {
@@ -285,12 +302,15 @@ impl Shared {
                         std::thread::yield_now();
                         lock = self.lock();
                     }
-                    Step::Sleep => lock = self.sleep(lock),
+                    Step::Sleep => lock = self.sleep(lock, deadline),
                 }
             }
             // Without an event, another thread may have ended it.
             if let Some(result) = ready(&mut lock) {
-                return result;
+                return Some(result);
+            }
+            if idle.step != Step::Spin && deadline.is_some_and(|at| at <= Instant::now()) {
+                return None;
             }
             if self.contended.load(Ordering::Relaxed) != 0 {
                 drop(lock);
@@ -315,9 +335,16 @@ impl Shared {
         }
     }
 
-    /// Sleeps until an event; briefly if a transport cannot wake this thread.
+    /// Wakes the threads that wait, so that they ask for what they wait for.
+    pub(crate) fn wake_all(&self) {
+        let mut lock = self.lock();
+        // As if a request had ended.
+        lock.protocol.ended += 1;
+    }
+
+    /// Sleeps until an event or the deadline; briefly if a transport cannot wake this thread.
     #[cold]
-    fn sleep<'a>(&'a self, mut lock: Lock<'a>) -> Lock<'a> {
+    fn sleep<'a>(&'a self, mut lock: Lock<'a>, deadline: Option<Instant>) -> Lock<'a> {
         let inner = &mut *lock.inner;
         inner.engine.protocol.stats.slept += 1;
         if inner.sleeper {
@@ -330,6 +357,9 @@ impl Shared {
             return self.lock();
         };
         let (mut armed, mut limit) = (true, LONGEST);
+        if let Some(deadline) = deadline {
+            limit = limit.min(deadline.saturating_duration_since(Instant::now()));
+        }
         for (_, transport) in inner.engine.transports.iter_mut() {
             armed = armed && transport.btl.arm();
             limit = limit.min(transport.btl.capabilities().tick.unwrap_or(LONGEST));

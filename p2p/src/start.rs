@@ -38,10 +38,10 @@ struct Offer {
 
 /// Results of all transports for one peer.
 #[derive(Default)]
-struct Reached {
+pub(crate) struct Reached {
     offers: Vec<Offer>,
     /// One for each transport, in order.
-    reports: Vec<PathReport>,
+    pub(crate) reports: Vec<PathReport>,
 }
 
 impl Reached {
@@ -111,7 +111,12 @@ pub(crate) fn start(
 }
 
 /// Checks rank, size and configuration.
-fn check(rank: Rank, size: u32, transports: usize, config: &Config) -> Result<PeerId, StartError> {
+pub(crate) fn check(
+    rank: Rank,
+    size: u32,
+    transports: usize,
+    config: &Config,
+) -> Result<PeerId, StartError> {
     let invalid = |reason: String| Err(StartError::Invalid(reason));
     if size > i32::MAX as u32 {
         return invalid(format!("a job of {size} ranks"));
@@ -188,7 +193,7 @@ fn connect(
     Ok((Peers(peers), reports))
 }
 
-fn reasons(reports: &[PathReport]) -> String {
+pub(crate) fn reasons(reports: &[PathReport]) -> String {
     if reports.is_empty() {
         return "there is no transport".into();
     }
@@ -200,7 +205,7 @@ fn reasons(reports: &[PathReport]) -> String {
 ///
 /// Both sides try the pairs in the same order, that of the lower rank's transports first, and so
 /// find the same pairs, provided that reachability is mutual.
-fn reach(
+pub(crate) fn reach(
     transports: &mut Transports,
     peer: Rank,
     addresses: &[TransportAddress],
@@ -297,7 +302,7 @@ fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
 ///
 /// Only transports of the highest exclusivity are used. The primary is the one of least latency;
 /// others are added if they have enough bandwidth.
-fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail> {
+pub(crate) fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail> {
     let Reached { offers, reports } = reached;
     let mut chosen: Vec<&Offer> = offers.iter().collect();
     // Both sides break ties by the same rule.

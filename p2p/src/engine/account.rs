@@ -36,6 +36,9 @@ pub(crate) fn window(size: u32) -> u32 {
     window.clamp(WINDOW_MIN, WINDOW_MAX) as u32
 }
 
+/// Window between endpoints, which do not know how many there are.
+pub(crate) const OPEN_WINDOW: u32 = 256 << 10;
+
 /// Returns the longest body that may be sent eagerly: its cost fits into a window.
 pub(crate) fn eager_limit(window: u32) -> usize {
     (window as usize - ENVELOPE) / 5 * 4
@@ -44,7 +47,16 @@ pub(crate) fn eager_limit(window: u32) -> usize {
 /// Returns the limit for unexpected messages in a job of `size` ranks: the configured one, or eight
 /// windows for each peer if that is more.
 pub(crate) fn limit(configured: usize, size: u32) -> usize {
-    configured.max(window(size) as usize * 8 * (size as usize).saturating_sub(1))
+    configured.max(windows(window(size), size))
+}
+
+/// Returns the limit as [`limit`] does, for an endpoint that has this many peers and itself.
+pub(crate) fn open_limit(configured: usize, size: u32) -> usize {
+    configured.max(windows(OPEN_WINDOW, size))
+}
+
+fn windows(window: u32, size: u32) -> usize {
+    window as usize * 8 * (size as usize).saturating_sub(1)
 }
 
 /// Credit in both directions of one peer.

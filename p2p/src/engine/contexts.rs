@@ -5,21 +5,36 @@ use std::sync::Arc;
 
 use crate::group::Group;
 
-/// The communicators of this process other than the world. Context 0 is the world, 1 its
-/// collectives.
+/// Highest context of a job's world: 0 for the program's messages, 1 for its collectives.
+const WORLD: u32 = 1;
+/// Highest context of an endpoint, whose contexts all have every peer.
+pub(crate) const ENDPOINT: u32 = 3;
+
+/// The contexts of this process: those that have all peers, and the communicators of a job.
 #[derive(Debug)]
 pub(crate) struct Contexts {
+    /// Highest context that has all peers.
+    common: u32,
     /// Even context and members, sorted by context.
     entries: Vec<(u32, Arc<Group>)>,
     next: u32,
 }
 
 impl Contexts {
-    pub(crate) fn new() -> Contexts {
+    /// `open`: for an endpoint, otherwise for a job.
+    pub(crate) fn new(open: bool) -> Contexts {
+        let common = if open { ENDPOINT } else { WORLD };
         Contexts {
+            common,
             entries: Vec::new(),
-            next: 2,
+            next: common + 1,
         }
+    }
+
+    /// Returns true if the context has all peers.
+    #[inline]
+    pub(crate) fn is_common(&self, context: u32) -> bool {
+        context <= self.common
     }
 
     fn find(&self, context: u32) -> Result<usize, usize> {
@@ -37,7 +52,7 @@ impl Contexts {
     /// Returns true if the communicator exists and the peer is a member.
     #[inline]
     pub(crate) fn is_member(&self, context: u32, peer: PeerId) -> bool {
-        context <= 1
+        self.is_common(context)
             || self
                 .group(context)
                 .is_some_and(|group| group.local_rank(peer).is_some())

@@ -227,7 +227,7 @@ impl Protocol {
             data: sequenced.data,
         };
         let context = label.context;
-        if sequenced.is_extended() && !self.open {
+        if sequenced.is_extended() && self.open.is_none() {
             return Err("a header as between endpoints, in a job of ranks".to_owned());
         }
         let state = &mut self.peers[from.peer];
@@ -241,7 +241,7 @@ impl Protocol {
         if !self.contexts.was_used(context) {
             return Err(format!("context {context}, which does not exist"));
         }
-        let gone = context > 1 && self.contexts.group(context).is_none();
+        let gone = !self.contexts.is_common(context) && self.contexts.group(context).is_none();
         if !gone && !self.contexts.is_member(context, from.peer) {
             return Err(format!("context {context}, which it is not a member of"));
         }

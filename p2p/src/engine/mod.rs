@@ -6,6 +6,7 @@
 //! [`Engine::poll`] does right after.
 
 mod account;
+mod admission;
 mod contexts;
 mod direct;
 mod failure;
@@ -22,6 +23,7 @@ mod transfer;
 mod transports;
 
 pub(crate) use account::{eager_limit, window};
+pub(crate) use admission::Reported;
 pub(crate) use direct::Found;
 pub(crate) use peer::{MAX_RAILS, Peer, Peers, Rail};
 pub(crate) use protocol::Protocol;

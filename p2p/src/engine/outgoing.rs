@@ -104,6 +104,9 @@ impl Engine {
     /// Starts any send. Returns the request.
     pub(crate) fn submit(&mut self, to: Destination, request: Request) -> Result<u64, Error> {
         self.protocol.check_context(to.context)?;
+        if self.protocol.open.is_some() {
+            self.reach(to.peer);
+        }
         self.protocol.check_alive(to.peer)?;
         let key = self.protocol.requests.insert(request);
         let peer = &mut self.protocol.peers[to.peer];

@@ -117,6 +117,24 @@ impl Peer {
 
     /// Makes a peer with these rails, the primary first.
     pub(crate) fn new(rails: Vec<Rail>, config: &Config, eager_limit: usize, window: u32) -> Peer {
+        let mut peer = Peer::without_rails(window);
+        peer.set_rails(rails, config, eager_limit);
+        peer
+    }
+
+    /// Makes a peer to which nothing can be sent yet.
+    pub(crate) fn without_rails(window: u32) -> Peer {
+        Peer {
+            alive: true,
+            held_from: usize::MAX,
+            account: Account::new(window),
+            one_sided_from: usize::MAX,
+            ..Peer::default()
+        }
+    }
+
+    /// Sets the rails, the primary first, and the limits that follow from them.
+    pub(crate) fn set_rails(&mut self, rails: Vec<Rail>, config: &Config, eager_limit: usize) {
         let info = rails.first().map(|rail| &rail.info);
         let cap = info.map_or(0, |info| {
             eager_limit.min(info.max_send.saturating_sub(MAX_HEADER))
@@ -133,20 +151,12 @@ impl Peer {
         }
         let skewed = info.map_or(0, |info| body(info.eager_skewed)).min(cap);
         let one_sided = info.filter(|info| info.one_sided);
-        let mut peer = Peer {
-            alive: true,
-            held_from: usize::MAX,
-            account: Account::new(window),
-            eager,
-            eager_skewed: skewed.max(eager),
-            one_sided_from: one_sided.map_or(usize::MAX, |info| {
-                config.one_sided_from.unwrap_or(info.one_sided_from)
-            }),
-            rails,
-            ..Peer::default()
-        };
-        peer.refresh();
-        peer
+        self.one_sided_from = one_sided.map_or(usize::MAX, |info| {
+            config.one_sided_from.unwrap_or(info.one_sided_from)
+        });
+        (self.eager, self.eager_skewed) = (eager, skewed.max(eager));
+        self.rails = rails;
+        self.refresh();
     }
 
     /// Returns the transport of envelopes and control messages; `None` for the own rank.
@@ -218,6 +228,12 @@ impl Peer {
 pub(crate) struct Peers(pub(crate) Vec<Peer>);
 
 impl Peers {
+    /// Adds a peer.
+    pub(crate) fn push(&mut self, peer: Peer) -> Option<PeerId> {
+        self.0.push(peer);
+        self.id(self.size() - 1)
+    }
+
     /// Returns the number of ranks in the job.
     #[inline]
     pub(crate) fn size(&self) -> u32 {

@@ -4,6 +4,7 @@ use crate::ids::{PeerId, TransportId};
 use std::collections::VecDeque;
 
 use super::account::limit;
+use super::admission::Open;
 use super::contexts::Contexts;
 use super::direct::Direct;
 use super::peer::Peers;
@@ -45,7 +46,9 @@ pub(crate) struct Protocol {
     pub(crate) ended: u64,
     pub(crate) closed: bool,
     /// Peers are endpoints, not ranks of a job.
-    pub(crate) open: bool,
+    pub(crate) open: Option<Box<Open>>,
+    /// Requests of an endpoint that are over and were not reported.
+    pub(crate) reports: VecDeque<u64>,
     pub(super) transfers: Slab<Transfer>,
     pub(super) work: VecDeque<Work>,
     /// Transfers whose next step found no room.
@@ -92,12 +95,13 @@ impl Protocol {
             stats: Stats::default(),
             own,
             config,
-            contexts: Contexts::new(),
+            contexts: Contexts::new(false),
             direct: None,
             demoted: 0,
             ended: 0,
             closed: false,
-            open: false,
+            open: None,
+            reports: VecDeque::new(),
             transfers: Slab::with_capacity(16),
             work: VecDeque::with_capacity(64),
             again: Vec::new(),
@@ -151,6 +155,9 @@ impl Protocol {
         request.outcome = outcome;
         self.ended += 1;
         let (transfer, detached) = (std::mem::take(&mut request.transfer), request.detached);
+        if request.cookie.is_some() {
+            self.reports.push_back(key);
+        }
         if transfer != 0
             && let Some(transfer) = self.transfers.remove(transfer)
         {
@@ -196,7 +203,7 @@ impl Protocol {
 
     /// Returns the result of a request that is over, as the program gets it.
     #[inline]
-    fn result(&self, request: &Request) -> Result<Status, Error> {
+    pub(super) fn result(&self, request: &Request) -> Result<Status, Error> {
         let (tag, length) = (request.tag, request.length);
         match request.outcome {
             RequestOutcome::Done => {
@@ -250,7 +257,7 @@ impl Protocol {
     /// communicator was freed.
     #[inline]
     pub(crate) fn local_rank(&self, context: u32, peer: PeerId) -> u32 {
-        if context <= 1 {
+        if self.contexts.is_common(context) {
             return peer.rank();
         }
         self.contexts
@@ -265,7 +272,7 @@ impl Protocol {
         if self.closed {
             return Err(Error::Closed);
         }
-        if context > 1 && self.contexts.group(context).is_none() {
+        if !self.contexts.is_common(context) && self.contexts.group(context).is_none() {
             return Err(Error::InvalidContext { context });
         }
         Ok(())
@@ -285,6 +292,10 @@ impl Protocol {
     #[cold]
     pub(crate) fn check_any_alive(&self, context: u32) -> Result<(), Error> {
         let mut dead = Ok(());
+        if self.open.is_some() {
+            // Others may still come.
+            return dead;
+        }
         for peer in self.peers.ids().filter(|peer| *peer != self.own) {
             if self.contexts.is_member(context, peer) {
                 dead = self.check_alive(peer);
@@ -308,7 +319,7 @@ impl Protocol {
 
     /// Frees a communicator and discards the messages that wait for it.
     pub(crate) fn forget_context(&mut self, context: u32) {
-        if context <= 1 {
+        if self.contexts.is_common(context) {
             return;
         }
         self.contexts.remove(context);

@@ -1,6 +1,6 @@
 //! Receives, probes, cancelling, and messages to the own rank.
 
-use crate::ids::{ANY_TAG, PeerId, Selector};
+use crate::ids::{PeerId, Selector};
 use btl::{Tx, Withdrawn};
 
 use super::incoming::Origin;
@@ -9,7 +9,6 @@ use super::request::{Request, RequestOutcome, State};
 use super::transports::Engine;
 use crate::error::Error;
 use crate::matching::unexpected::{Arrival, Arrived};
-use crate::memory::Memory;
 use crate::slab::place_of;
 use crate::types::{Status, narrow};
 
@@ -19,21 +18,15 @@ const OWN_EAGER: usize = 64 << 10;
 impl Engine {
     /// Posts a receive, or gives it a message that waits.
     #[inline]
-    pub(crate) fn receive(
-        &mut self,
-        memory: Memory,
-        selector: Selector,
-        lent: bool,
-    ) -> Result<u64, Error> {
+    pub(crate) fn receive(&mut self, request: Request) -> Result<u64, Error> {
+        let (memory, selector) = (request.memory, request.selector());
         let protocol = &mut self.protocol;
         protocol.check_context(selector.context)?;
         let found = protocol.unexpected.find(&selector);
         if found.is_none() {
             protocol.check_source(&selector)?;
         }
-        let key = protocol
-            .requests
-            .insert(Request::receive(memory, &selector, lent));
+        let key = protocol.requests.insert(request);
         match found {
             Some(entry) => {
                 let source = protocol.unexpected.get(entry).map(|arrived| arrived.source);
@@ -54,27 +47,14 @@ impl Engine {
     }
 
     /// Receives a message that a probe removed from the matching.
-    pub(crate) fn receive_taken(
-        &mut self,
-        memory: Memory,
-        context: u32,
-        entry: u64,
-        lent: bool,
-    ) -> Result<u64, Error> {
+    pub(crate) fn receive_taken(&mut self, request: Request, entry: u64) -> Result<u64, Error> {
         let protocol = &mut self.protocol;
-        protocol.check_context(context)?;
+        protocol.check_context(request.context)?;
         let arrived = protocol.unexpected.get(entry);
         let arrived = arrived.ok_or(Error::UnknownRequest)?;
         if !matches!(arrived.arrival, Arrival::Eager { .. }) {
             protocol.check_alive(arrived.source)?;
         }
-        let selector = Selector {
-            context,
-            source: None,
-            tag: 0,
-            ignore: ANY_TAG,
-        };
-        let request = Request::receive(memory, &selector, lent);
         let key = protocol.requests.insert(request);
         protocol.receive_waiting(key, entry);
         self.do_work();
@@ -247,6 +227,7 @@ impl Protocol {
     pub(super) fn may_have_meant(&self, request: &Request, peer: PeerId, left: bool) -> bool {
         // A peer that left in order matters only if no other is alive.
         request.peer.is_none()
+            && self.open.is_none()
             && self.contexts.is_member(request.context, peer)
             && (!left || self.check_any_alive(request.context).is_err())
     }

@@ -53,6 +53,8 @@ pub(crate) struct Request {
     pub(crate) ignore: u64,
     /// Number that the sender gave the receiver.
     pub(crate) data: Option<u64>,
+    /// The name that an endpoint's owner gave it, by which its end is reported.
+    pub(crate) cookie: Option<u64>,
     /// Length of the message, in bytes.
     pub(crate) length: usize,
     /// Published by this transport under this name.
@@ -93,6 +95,7 @@ impl Request {
             tag: selector.tag,
             ignore: selector.ignore,
             data: None,
+            cookie: None,
             length: 0,
             post: None,
             transfer: 0,

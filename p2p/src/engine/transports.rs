@@ -6,6 +6,7 @@ use std::ops::{Index, IndexMut};
 use btl::{Btl, Capabilities};
 
 use super::incoming::Handler;
+use super::peer::Peer;
 use super::protocol::{Protocol, Work};
 use crate::ids::TransportId;
 
@@ -55,6 +56,15 @@ impl Transports {
         self[id].btl.name()
     }
 
+    /// Sets from which length on a peer is sent messages from the program's memory.
+    pub(super) fn set_held(&self, peer: &mut Peer) {
+        if let Some(primary) = peer.primary() {
+            let held_from = self[primary].capabilities.held_from;
+            peer.held_from = held_from.unwrap_or(usize::MAX);
+            peer.refresh();
+        }
+    }
+
     pub(crate) fn into_btls(self) -> Vec<Box<dyn Btl>> {
         self.0.into_iter().map(|transport| transport.btl).collect()
     }
@@ -87,12 +97,7 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(mut protocol: Protocol, transports: Transports) -> Engine {
         for peer in protocol.peers.ids() {
-            let peer = &mut protocol.peers[peer];
-            if let Some(primary) = peer.primary() {
-                let held_from = transports[primary].capabilities.held_from;
-                peer.held_from = held_from.unwrap_or(usize::MAX);
-                peer.refresh();
-            }
+            transports.set_held(&mut protocol.peers[peer]);
         }
         Engine {
             protocol,
@@ -115,6 +120,9 @@ impl Engine {
                 };
                 events += transport.btl.progress(&mut handler);
             }
+        }
+        if self.protocol.open.is_some() {
+            events += self.admit_strangers();
         }
         if self.protocol.skew.late && self.polls.is_multiple_of(SKEW_EVERY) {
             self.protocol.check_skew();

@@ -1,0 +1,436 @@
+//! The layer without ranks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use btl::{Btl, Rank};
+
+use crate::config::Config;
+use crate::engine::{Engine, Peer, Peers, Protocol, Reported, Request, State, Transports};
+use crate::error::{Error, NotStarted, StartError};
+use crate::ids::{ANY_TAG, Destination, PeerId, Selector};
+use crate::memory::Memory;
+use crate::p2p::P2p;
+use crate::shared::Shared;
+use crate::types::{RequestId, Stats, TransportAddress};
+
+/// Point-to-point layer of a process that belongs to no job.
+///
+/// Each endpoint has a random *identity*. It numbers its peers by itself, from 1 on, in the order
+/// in which they are added or connect; 0 is the endpoint itself. A peer is added by its identity
+/// and addresses and reached by the first send to it. Peers that were not added are admitted when
+/// they connect, 4096 at most.
+///
+/// The ends of requests are reported by [`poll`](Endpoint::poll) and [`wait`](Endpoint::wait).
+/// Matching, protocols, failures and threads are those of the layer of ranks, with one exception: a
+/// receive from any peer does not fail with a peer, for others may still come.
+///
+/// A clone is the same endpoint.
+#[derive(Clone)]
+pub struct Endpoint {
+    shared: Arc<Shared>,
+    identity: u64,
+}
+
+/// Independent space of tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Context(u32);
+
+impl Context {
+    /// All contexts.
+    pub const ALL: [Context; 4] = [Context(0), Context(1), Context(2), Context(3)];
+
+    /// Returns the place in [`ALL`](Context::ALL).
+    #[must_use]
+    pub fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Destination of a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Number of the peer.
+    pub peer: Rank,
+    /// Space of the tag.
+    pub context: Context,
+    /// Tag.
+    pub tag: u64,
+    /// Number that the receiver gets beside the message.
+    pub data: Option<u64>,
+    /// The send is over when a receive has taken the message, not when the buffer may be reused.
+    pub sync: bool,
+}
+
+/// Messages that a receive matches.
+#[derive(Clone, Copy, Debug)]
+pub struct Pattern {
+    /// Number of the sender; `None`: any.
+    pub peer: Option<Rank>,
+    /// Space of the tag.
+    pub context: Context,
+    /// Tag.
+    pub tag: u64,
+    /// Bits of the tag that are not compared.
+    pub ignore: u64,
+}
+
+/// State of a send that was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It is over, and will not be reported.
+    Over,
+    /// Its end will be reported.
+    Pending(RequestId),
+}
+
+/// A request that is over.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    /// Name that the caller gave the request.
+    pub cookie: u64,
+    /// It was a send.
+    pub sends: bool,
+    /// Number of the sender of a received message.
+    pub peer: Option<Rank>,
+    /// Context of the request.
+    pub context: Context,
+    /// Tag of the message.
+    pub tag: u64,
+    /// Number that the sender attached.
+    pub data: Option<u64>,
+    /// Length of the message, in bytes. If it exceeds the buffer, that holds the beginning.
+    pub length: usize,
+    /// Failure.
+    pub result: Result<(), Error>,
+}
+
+/// A message that waits for a receive.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived {
+    /// Name for [`Endpoint::recv_claimed`] and [`Endpoint::discard`], if it was claimed.
+    pub claim: u64,
+    /// Number of the sender.
+    pub peer: Rank,
+    /// Tag.
+    pub tag: u64,
+    /// Number that the sender attached.
+    pub data: Option<u64>,
+    /// Length, in bytes.
+    pub length: usize,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let identity = format_args!("{:#x}", self.identity);
+        f.debug_struct("Endpoint")
+            .field("identity", &identity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// Opens an endpoint over transports that are open as well ([`btl::PendingPeers`]) and have the
+    /// same identity.
+    ///
+    /// # Errors
+    /// [`NotStarted`] returns the transports.
+    pub fn open(
+        transports: Vec<Box<dyn Btl>>,
+        identity: u64,
+        config: &Config,
+    ) -> Result<Endpoint, NotStarted> {
+        let transports = Transports::new(transports);
+        let own = match crate::start::check(0, 1, transports.len(), config) {
+            Ok(own) => own,
+            Err(error) => {
+                let transports = transports.into_btls();
+                return Err(NotStarted { error, transports });
+            }
+        };
+        let mut protocol = Protocol::new(own, Peers(vec![Peer::own()]), false, config.clone());
+        protocol.open(identity);
+        let engine = Engine::new(protocol, transports);
+        let shared = Shared::new(engine, config, Vec::new()).map_err(|what| NotStarted {
+            error: StartError::System(what),
+            transports: Vec::new(),
+        })?;
+        Ok(Endpoint {
+            shared: Arc::new(shared),
+            identity,
+        })
+    }
+
+    /// Returns the identity.
+    #[must_use]
+    pub fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    /// Returns the addresses by which peers reach this endpoint.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<TransportAddress> {
+        let mut engine = self.shared.lock();
+        let transports = engine.transports.iter_mut();
+        let mut addresses: Vec<TransportAddress> = transports
+            .map(|(_, transport)| TransportAddress {
+                transport: transport.btl.name().to_owned(),
+                address: transport.btl.address(),
+            })
+            .collect();
+        addresses.retain(|address| !address.address.is_empty());
+        addresses
+    }
+
+    /// Adds a peer and returns its number. A known identity has the number that it had. Nothing is
+    /// sent: whether the addresses reach the peer is found by the first send.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there are too many peers.
+    pub fn add_peer(&self, identity: u64, addresses: Vec<TransportAddress>) -> Result<Rank, Error> {
+        let mut engine = self.shared.lock();
+        engine
+            .protocol
+            .declare(identity, addresses)
+            .map(PeerId::rank)
+    }
+
+    /// Returns the identity of a peer.
+    #[must_use]
+    pub fn identity_of(&self, peer: Rank) -> Option<u64> {
+        self.shared.lock().protocol.open.as_ref()?.identity_of(peer)
+    }
+
+    /// Returns the counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let engine = self.shared.lock();
+        Stats {
+            unexpected_now: engine.protocol.unexpected.len(),
+            ..engine.protocol.stats
+        }
+    }
+
+    /// Starts to send `length` bytes.
+    ///
+    /// # Safety
+    /// The bytes are readable and not written until the send is over: this call returns
+    /// [`Sent::Over`] or an error, its end was reported, or the endpoint was closed.
+    ///
+    /// # Errors
+    /// `InvalidRank`, `PeerFailed`, `Closed`.
+    #[inline]
+    pub unsafe fn send(
+        &self,
+        at: *const u8,
+        length: usize,
+        to: &Target,
+        cookie: u64,
+    ) -> Result<Sent, Error> {
+        // SAFETY: the caller promises the same.
+        let memory = unsafe { Memory::to_read(at, length) };
+        let mut engine = self.shared.lock();
+        let destination = Destination {
+            context: to.context.0,
+            peer: peer(&engine, to.peer)?,
+            tag: to.tag,
+            data: to.data,
+        };
+        // SAFETY: the promise of `Memory::to_read` holds during this call.
+        if !to.sync && engine.send_fast(destination, unsafe { memory.bytes() }) {
+            return Ok(Sent::Over);
+        }
+        let mut request = Request::send(memory, destination, to.sync);
+        request.cookie = Some(cookie);
+        engine
+            .submit(destination, request)
+            .map(|key| Sent::Pending(RequestId(key)))
+    }
+
+    /// Starts to receive at most `length` bytes.
+    ///
+    /// # Safety
+    /// The bytes are writable, and not read or written by others, until the end of the receive was
+    /// reported, this call returns an error, or the endpoint was closed.
+    ///
+    /// # Errors
+    /// `InvalidRank`, `PeerFailed`, `Closed`.
+    pub unsafe fn recv(
+        &self,
+        at: *mut u8,
+        length: usize,
+        from: &Pattern,
+        cookie: u64,
+    ) -> Result<RequestId, Error> {
+        // SAFETY: the caller promises the same.
+        let memory = unsafe { Memory::to_write(at, length) };
+        let mut engine = self.shared.lock();
+        let selector = selector(&engine, from)?;
+        let mut request = Request::receive(memory, &selector, false);
+        request.cookie = Some(cookie);
+        engine.receive(request).map(RequestId)
+    }
+
+    /// Looks for a message that such a receive would match, after a poll. `claims`: removes it from
+    /// the matching, so that only [`recv_claimed`](Endpoint::recv_claimed) receives it.
+    ///
+    /// # Errors
+    /// As [`recv`](Endpoint::recv).
+    pub fn peek(&self, from: &Pattern, claims: bool) -> Result<Option<Arrived>, Error> {
+        let selector = selector(&self.shared.lock(), from)?;
+        let look = |engine: &mut Engine| {
+            let found = engine.protocol.find(&selector, claims);
+            let (claim, status) = match found {
+                Ok(found) => found?,
+                Err(error) => return Some(Err(error)),
+            };
+            let label = engine.protocol.unexpected.get(claim)?.label();
+            Some(Ok(Arrived {
+                claim,
+                peer: status.source,
+                tag: label.tag,
+                data: label.data,
+                length: status.length,
+            }))
+        };
+        self.shared.attempt(None, look).transpose()
+    }
+
+    /// Starts to receive a message that [`peek`](Endpoint::peek) has claimed.
+    ///
+    /// # Safety
+    /// As [`recv`](Endpoint::recv).
+    ///
+    /// # Errors
+    /// As [`recv`](Endpoint::recv); `UnknownRequest`.
+    pub unsafe fn recv_claimed(
+        &self,
+        at: *mut u8,
+        length: usize,
+        (context, claim): (Context, u64),
+        cookie: u64,
+    ) -> Result<RequestId, Error> {
+        // SAFETY: the caller promises the same.
+        let memory = unsafe { Memory::to_write(at, length) };
+        let selector = Selector {
+            context: context.0,
+            source: None,
+            tag: 0,
+            ignore: ANY_TAG,
+        };
+        let mut request = Request::receive(memory, &selector, false);
+        request.cookie = Some(cookie);
+        let mut engine = self.shared.lock();
+        engine.receive_taken(request, claim).map(RequestId)
+    }
+
+    /// Discards a message that [`peek`](Endpoint::peek) has claimed.
+    pub fn discard(&self, claim: u64) {
+        let mut engine = self.shared.lock();
+        engine.protocol.discard(claim);
+        engine.do_work();
+    }
+
+    /// Cancels a receive without a message or a send that is still queued. Returns true if its
+    /// report says `Cancelled`, false if it is too late.
+    ///
+    /// # Errors
+    /// `UnknownRequest`.
+    pub fn cancel(&self, request: RequestId) -> Result<bool, Error> {
+        let mut engine = self.shared.lock();
+        let cancelled = engine.cancel(request.0)?;
+        engine.do_work();
+        Ok(cancelled)
+    }
+
+    /// Returns true if the request is over or unknown.
+    #[must_use]
+    pub fn is_over(&self, request: RequestId) -> bool {
+        let engine = self.shared.lock();
+        let state = engine.protocol.requests.get(request.0);
+        state.is_none_or(|request| request.state == State::Over)
+    }
+
+    /// Polls the transports, then passes what is over to `report`, with the endpoint's lock held.
+    /// Returns the number of events and reports.
+    pub fn poll(&self, mut report: impl FnMut(Completion)) -> usize {
+        let mut engine = self.shared.lock();
+        let mut count = 0;
+        if !engine.protocol.closed {
+            count += engine.poll(None);
+        }
+        while let Some(reported) = engine.protocol.next_report() {
+            report(reported.into());
+            count += 1;
+        }
+        count
+    }
+
+    /// Polls until `over` returns true, or the deadline has passed. Returns what `over` said last.
+    /// `report` gets what is over, as by [`poll`](Endpoint::poll).
+    pub fn wait(
+        &self,
+        deadline: Option<Instant>,
+        mut report: impl FnMut(Completion),
+        over: impl Fn() -> bool,
+    ) -> bool {
+        let ready = |engine: &mut Engine| {
+            while let Some(reported) = engine.protocol.next_report() {
+                report(reported.into());
+            }
+            (over() || engine.protocol.closed).then_some(())
+        };
+        let lock = self.shared.lock();
+        self.shared.wait_before(lock, None, deadline, ready);
+        over()
+    }
+
+    /// Makes all threads in [`wait`](Endpoint::wait) call `over` again.
+    pub fn wake(&self) {
+        self.shared.wake_all();
+    }
+
+    /// Sends what is queued, then closes the transports. Requests that are not over are reported
+    /// with `Closed`.
+    ///
+    /// # Errors
+    /// `Unflushed` after 10 seconds; the transports are closed nevertheless.
+    pub fn close(&self) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        P2p { shared }.finalize()
+    }
+}
+
+impl From<Reported> for Completion {
+    fn from(reported: Reported) -> Completion {
+        Completion {
+            cookie: reported.cookie,
+            sends: reported.sends,
+            peer: reported.peer.map(PeerId::rank),
+            context: Context(reported.context),
+            tag: reported.tag,
+            data: reported.data,
+            length: reported.length,
+            result: reported.result,
+        }
+    }
+}
+
+#[inline]
+fn peer(engine: &Engine, peer: Rank) -> Result<PeerId, Error> {
+    let peers = &engine.protocol.peers;
+    peers.id(peer).ok_or(Error::InvalidRank {
+        rank: peer,
+        size: peers.size(),
+    })
+}
+
+fn selector(engine: &Engine, from: &Pattern) -> Result<Selector, Error> {
+    Ok(Selector {
+        context: from.context.0,
+        source: from.peer.map(|source| peer(engine, source)).transpose()?,
+        tag: from.tag & !from.ignore,
+        ignore: from.ignore,
+    })
+}
