@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use btl::{PeerInfo, Rank, Unreachable};
 
+use crate::address::job_hash;
 use crate::config::MIN_MAX_SEND;
 use crate::peer::{Peer, PeerState};
 use crate::probe::NodePath;
@@ -15,6 +16,12 @@ use crate::record::Hello;
 use crate::transport::EthBtl;
 
 impl EthBtl {
+    /// Returns the hash of a key in the addresses of open transports.
+    #[must_use]
+    pub fn open_key(key: &[u8]) -> [u8; 16] {
+        job_hash(&[b"open\0", key].concat())
+    }
+
     /// Returns `from` and `to` of a HELLO to a peer.
     pub(crate) fn hello_numbers(&self, rank: Rank) -> (u32, u32) {
         match self

@@ -118,7 +118,7 @@ impl EthBtl {
         let max_send = config.granted_send(&client, &interfaces[0])?;
         let prober = Prober::new(&client, &interfaces)?;
         let job = match config.identity {
-            Some(_) => job_hash(&[b"open\0", &config.job[..]].concat()),
+            Some(_) => EthBtl::open_key(&config.job),
             None => job_hash(&config.job),
         };
         let rings = config.rings;

@@ -40,6 +40,7 @@
 )]
 
 mod cpus;
+pub mod endpoint;
 mod error;
 mod join;
 mod modex;

@@ -248,6 +248,24 @@ impl Endpoint {
             .map(|key| Sent::Pending(RequestId(key)))
     }
 
+    /// Sends a short message if that is possible at once; returns false if it is not, or the peer is
+    /// not known.
+    #[inline]
+    #[must_use]
+    pub fn try_send(&self, body: &[u8], to: &Target) -> bool {
+        let mut engine = self.shared.lock();
+        let Ok(peer) = peer(&engine, to.peer) else {
+            return false;
+        };
+        let destination = Destination {
+            context: to.context.0,
+            peer,
+            tag: to.tag,
+            data: to.data,
+        };
+        !to.sync && engine.send_fast(destination, body)
+    }
+
     /// Starts to receive at most `length` bytes.
     ///
     /// # Safety
