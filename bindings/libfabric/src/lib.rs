@@ -1,0 +1,88 @@
+//! Provider of [libfabric](https://ofiwg.github.io/libfabric/): reliable datagram endpoints over
+//! ESP, for MPICH, Intel MPI, Open MPI 5 and other users of libfabric. docs/libfabric.md is the
+//! manual.
+//!
+//! # How it works
+//! An endpoint of libfabric is an endpoint of the crate `p2p`, opened over the transports that the
+//! crate `job` makes. The provider translates: it has no protocol of its own.
+//!
+//! - *Addresses*: a name (`job::endpoint`) has the identity of an endpoint and the addresses of its
+//!   transports. `fi_av_insert` declares a peer to the layer, which reaches it with the first
+//!   message. A peer that connects without having been inserted is admitted by the layer, and its
+//!   messages have the source `FI_ADDR_NOTAVAIL`.
+//! - *Matching*: tagged and untagged messages have a context each. The layer matches 64-bit tags
+//!   under a mask and by source.
+//! - *Progress* is made by calls that read queues and counters, or wait for them: `MANUAL`. A
+//!   thread in `fi_cq_sread` sleeps on the descriptors of the transports.
+//! - *Completions*: the layer reports ended requests in their order, with its lock held.
+//!   [`core`] passes them on to the queues.
+//!
+//! # Host
+//! The library is found at load time ([`host`]): this one is not linked to it, and works with every
+//! version from 1.1 on. Panics abort the process: the functions are `extern "C"`.
+
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
+
+mod core;
+mod domain;
+mod endpoint;
+mod fabric;
+mod ffi;
+mod host;
+mod info;
+mod memory;
+mod messages;
+mod object;
+mod queue;
+mod queues;
+mod transfer;
+mod vector;
+
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
+use ffi::Provider;
+
+/// Name of the provider, the fabric and the domain.
+pub(crate) const NAME: &std::ffi::CStr = c"esp";
+
+struct Static(Provider);
+
+// SAFETY: it is not changed after it was made, and its name is static.
+unsafe impl Sync for Static {}
+// SAFETY: as above.
+unsafe impl Send for Static {}
+
+/// Returns the description of this provider.
+pub(crate) fn provider() -> *mut Provider {
+    static PROVIDER: OnceLock<Static> = OnceLock::new();
+    let provider = PROVIDER.get_or_init(|| {
+        Static(Provider {
+            version: ffi::version(0, 1),
+            // Hosts skip a provider of a lower version than that which their users ask for.
+            fi_version: host::host_version(),
+            context: [std::ptr::null_mut(); 4],
+            name: NAME.as_ptr(),
+            getinfo: info::getinfo,
+            fabric: fabric::open,
+            cleanup,
+        })
+    });
+    (&raw const provider.0).cast_mut()
+}
+
+/// Entry point of the library for its host.
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut Provider {
+    provider()
+}
+
+extern "C" fn cleanup() {}
+
+/// Interprets a result as a return value: `Ok` is 0.
+pub(crate) fn done(result: Result<(), c_int>) -> c_int {
+    result.map_or_else(|code| code, |()| 0)
+}

@@ -1,0 +1,426 @@
+//! `fi_send`, `fi_recv` and their tagged kind, as C sees them.
+
+use std::ffi::c_void;
+
+use crate::endpoint::endpoint;
+use crate::ffi::*;
+use crate::object::{Table, long};
+use crate::transfer::{Incoming, Outgoing, TAGGED, UNTAGGED, parts};
+
+pub(crate) static MSG_OPS: Table<9> = Table::new([
+    recv as _,
+    recvv as _,
+    recvmsg as _,
+    send as _,
+    sendv as _,
+    sendmsg as _,
+    inject as _,
+    senddata as _,
+    injectdata as _,
+]);
+pub(crate) static TAGGED_OPS: Table<9> = Table::new([
+    trecv as _,
+    trecvv as _,
+    trecvmsg as _,
+    tsend as _,
+    tsendv as _,
+    tsendmsg as _,
+    tinject as _,
+    tsenddata as _,
+    tinjectdata as _,
+]);
+
+fn one(at: *const c_void, length: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: at.cast_mut(),
+        iov_len: length,
+    }
+}
+
+fn context(at: *mut c_void) -> usize {
+    at.expose_provenance()
+}
+
+/// How the arguments of a send differ between the calls.
+struct Send {
+    to: u64,
+    tag: Option<u64>,
+    data: Option<u64>,
+    context: usize,
+    /// `None`: those of the endpoint.
+    flags: Option<u64>,
+    silent: bool,
+}
+
+/// # Safety
+/// `ep` is as `object::body` says; the parts are readable.
+#[inline]
+unsafe fn start_send(ep: *mut c_void, parts: &[libc::iovec], send: &Send) -> isize {
+    // SAFETY: the caller promises it.
+    let found = unsafe { endpoint(ep) };
+    long(found.and_then(|found| {
+        let flags = send.flags.unwrap_or(found.tx_flags);
+        found.core.send(&Outgoing {
+            parts,
+            to: send.to,
+            space: if send.tag.is_some() { TAGGED } else { UNTAGGED },
+            tag: send.tag.unwrap_or(0),
+            data: send.data,
+            context: send.context,
+            flags,
+            silent: send.silent,
+        })
+    }))
+}
+
+/// # Safety
+/// `ep` is as `object::body` says; the parts are lent until the completion.
+#[inline]
+unsafe fn start_receive(
+    ep: *mut c_void,
+    parts: &[libc::iovec],
+    (from, tag): (u64, Option<(u64, u64)>),
+    (context, flags): (usize, Option<u64>),
+) -> isize {
+    // SAFETY: the caller promises it.
+    let found = unsafe { endpoint(ep) };
+    long(found.and_then(|found| {
+        let (tag_bits, ignore) = tag.unwrap_or((0, u64::MAX));
+        found.core.receive(&Incoming {
+            parts,
+            from,
+            space: if tag.is_some() { TAGGED } else { UNTAGGED },
+            tag: tag_bits,
+            ignore,
+            context,
+            flags: flags.unwrap_or(found.rx_flags),
+        })
+    }))
+}
+
+unsafe extern "C" fn recv(
+    ep: *mut c_void,
+    at: *mut c_void,
+    length: usize,
+    _desc: *mut c_void,
+    from: u64,
+    ctx: *mut c_void,
+) -> isize {
+    // SAFETY: what the program passes.
+    unsafe { start_receive(ep, &[one(at, length)], (from, None), (context(ctx), None)) }
+}
+
+unsafe extern "C" fn recvv(
+    ep: *mut c_void,
+    at: *const libc::iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    from: u64,
+    ctx: *mut c_void,
+) -> isize {
+    // SAFETY: what the program passes.
+    match unsafe { parts(at, count) } {
+        // SAFETY: as above.
+        Ok(parts) => unsafe { start_receive(ep, parts, (from, None), (context(ctx), None)) },
+        Err(code) => code as isize,
+    }
+}
+
+unsafe extern "C" fn recvmsg(ep: *mut c_void, msg: *const Msg, flags: u64) -> isize {
+    // SAFETY: null, or the program's message.
+    let Some(msg) = (unsafe { msg.as_ref() }) else {
+        return -(EINVAL as isize);
+    };
+    // SAFETY: what the program passes.
+    match unsafe { parts(msg.iov, msg.iov_count) } {
+        Ok(parts) => {
+            let how = (context(msg.context), Some(flags));
+            // SAFETY: as above.
+            unsafe { start_receive(ep, parts, (msg.addr, None), how) }
+        }
+        Err(code) => code as isize,
+    }
+}
+
+unsafe extern "C" fn send(
+    ep: *mut c_void,
+    at: *const c_void,
+    length: usize,
+    _desc: *mut c_void,
+    to: u64,
+    ctx: *mut c_void,
+) -> isize {
+    let send = Send {
+        to,
+        tag: None,
+        data: None,
+        context: context(ctx),
+        flags: None,
+        silent: false,
+    };
+    // SAFETY: what the program passes.
+    unsafe { start_send(ep, &[one(at, length)], &send) }
+}
+
+unsafe extern "C" fn sendv(
+    ep: *mut c_void,
+    at: *const libc::iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    to: u64,
+    ctx: *mut c_void,
+) -> isize {
+    let send = Send {
+        to,
+        tag: None,
+        data: None,
+        context: context(ctx),
+        flags: None,
+        silent: false,
+    };
+    // SAFETY: what the program passes.
+    match unsafe { parts(at, count) } {
+        // SAFETY: as above.
+        Ok(parts) => unsafe { start_send(ep, parts, &send) },
+        Err(code) => code as isize,
+    }
+}
+
+unsafe extern "C" fn sendmsg(ep: *mut c_void, msg: *const Msg, flags: u64) -> isize {
+    // SAFETY: null, or the program's message.
+    let Some(msg) = (unsafe { msg.as_ref() }) else {
+        return -(EINVAL as isize);
+    };
+    let send = Send {
+        to: msg.addr,
+        tag: None,
+        data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data),
+        context: context(msg.context),
+        flags: Some(flags),
+        silent: false,
+    };
+    // SAFETY: what the program passes.
+    match unsafe { parts(msg.iov, msg.iov_count) } {
+        // SAFETY: as above.
+        Ok(parts) => unsafe { start_send(ep, parts, &send) },
+        Err(code) => code as isize,
+    }
+}
+
+/// Sends without a completion; the memory is the program's again at once.
+unsafe fn start_inject(
+    ep: *mut c_void,
+    (at, length): (*const c_void, usize),
+    (to, tag, data): (u64, Option<u64>, Option<u64>),
+) -> isize {
+    let send = Send {
+        to,
+        tag,
+        data,
+        context: 0,
+        flags: Some(0),
+        silent: true,
+    };
+    // SAFETY: what the program passes.
+    unsafe { start_send(ep, &[one(at, length)], &send) }
+}
+
+unsafe extern "C" fn inject(ep: *mut c_void, at: *const c_void, length: usize, to: u64) -> isize {
+    // SAFETY: what the program passes.
+    unsafe { start_inject(ep, (at, length), (to, None, None)) }
+}
+
+unsafe extern "C" fn senddata(
+    ep: *mut c_void,
+    at: *const c_void,
+    length: usize,
+    _desc: *mut c_void,
+    data: u64,
+    to: u64,
+    ctx: *mut c_void,
+) -> isize {
+    let send = Send {
+        to,
+        tag: None,
+        data: Some(data),
+        context: context(ctx),
+        flags: None,
+        silent: false,
+    };
+    // SAFETY: what the program passes.
+    unsafe { start_send(ep, &[one(at, length)], &send) }
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut c_void,
+    at: *const c_void,
+    length: usize,
+    data: u64,
+    to: u64,
+) -> isize {
+    // SAFETY: what the program passes.
+    unsafe { start_inject(ep, (at, length), (to, None, Some(data))) }
+}
+
+unsafe extern "C" fn trecv(
+    ep: *mut c_void,
+    at: *mut c_void,
+    length: usize,
+    _desc: *mut c_void,
+    from: u64,
+    tag: u64,
+    ignore: u64,
+    ctx: *mut c_void,
+) -> isize {
+    let what = (from, Some((tag, ignore)));
+    // SAFETY: what the program passes.
+    unsafe { start_receive(ep, &[one(at, length)], what, (context(ctx), None)) }
+}
+
+unsafe extern "C" fn trecvv(
+    ep: *mut c_void,
+    at: *const libc::iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    from: u64,
+    tag: u64,
+    ignore: u64,
+    ctx: *mut c_void,
+) -> isize {
+    let what = (from, Some((tag, ignore)));
+    // SAFETY: what the program passes.
+    match unsafe { parts(at, count) } {
+        // SAFETY: as above.
+        Ok(parts) => unsafe { start_receive(ep, parts, what, (context(ctx), None)) },
+        Err(code) => code as isize,
+    }
+}
+
+unsafe extern "C" fn trecvmsg(ep: *mut c_void, msg: *const MsgTagged, flags: u64) -> isize {
+    // SAFETY: null, or the program's message.
+    let Some(msg) = (unsafe { msg.as_ref() }) else {
+        return -(EINVAL as isize);
+    };
+    let what = (msg.addr, Some((msg.tag, msg.ignore)));
+    // SAFETY: what the program passes.
+    match unsafe { parts(msg.iov, msg.iov_count) } {
+        Ok(parts) => {
+            let how = (context(msg.context), Some(flags));
+            // SAFETY: as above.
+            unsafe { start_receive(ep, parts, what, how) }
+        }
+        Err(code) => code as isize,
+    }
+}
+
+unsafe extern "C" fn tsend(
+    ep: *mut c_void,
+    at: *const c_void,
+    length: usize,
+    _desc: *mut c_void,
+    to: u64,
+    tag: u64,
+    ctx: *mut c_void,
+) -> isize {
+    let send = Send {
+        to,
+        tag: Some(tag),
+        data: None,
+        context: context(ctx),
+        flags: None,
+        silent: false,
+    };
+    // SAFETY: what the program passes.
+    unsafe { start_send(ep, &[one(at, length)], &send) }
+}
+
+unsafe extern "C" fn tsendv(
+    ep: *mut c_void,
+    at: *const libc::iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    to: u64,
+    tag: u64,
+    ctx: *mut c_void,
+) -> isize {
+    let send = Send {
+        to,
+        tag: Some(tag),
+        data: None,
+        context: context(ctx),
+        flags: None,
+        silent: false,
+    };
+    // SAFETY: what the program passes.
+    match unsafe { parts(at, count) } {
+        // SAFETY: as above.
+        Ok(parts) => unsafe { start_send(ep, parts, &send) },
+        Err(code) => code as isize,
+    }
+}
+
+unsafe extern "C" fn tsendmsg(ep: *mut c_void, msg: *const MsgTagged, flags: u64) -> isize {
+    // SAFETY: null, or the program's message.
+    let Some(msg) = (unsafe { msg.as_ref() }) else {
+        return -(EINVAL as isize);
+    };
+    let send = Send {
+        to: msg.addr,
+        tag: Some(msg.tag),
+        data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data),
+        context: context(msg.context),
+        flags: Some(flags),
+        silent: false,
+    };
+    // SAFETY: what the program passes.
+    match unsafe { parts(msg.iov, msg.iov_count) } {
+        // SAFETY: as above.
+        Ok(parts) => unsafe { start_send(ep, parts, &send) },
+        Err(code) => code as isize,
+    }
+}
+
+unsafe extern "C" fn tinject(
+    ep: *mut c_void,
+    at: *const c_void,
+    length: usize,
+    to: u64,
+    tag: u64,
+) -> isize {
+    // SAFETY: what the program passes.
+    unsafe { start_inject(ep, (at, length), (to, Some(tag), None)) }
+}
+
+unsafe extern "C" fn tsenddata(
+    ep: *mut c_void,
+    at: *const c_void,
+    length: usize,
+    _desc: *mut c_void,
+    data: u64,
+    to: u64,
+    tag: u64,
+    ctx: *mut c_void,
+) -> isize {
+    let send = Send {
+        to,
+        tag: Some(tag),
+        data: Some(data),
+        context: context(ctx),
+        flags: None,
+        silent: false,
+    };
+    // SAFETY: what the program passes.
+    unsafe { start_send(ep, &[one(at, length)], &send) }
+}
+
+unsafe extern "C" fn tinjectdata(
+    ep: *mut c_void,
+    at: *const c_void,
+    length: usize,
+    data: u64,
+    to: u64,
+    tag: u64,
+) -> isize {
+    // SAFETY: what the program passes.
+    unsafe { start_inject(ep, (at, length), (to, Some(tag), Some(data))) }
+}
