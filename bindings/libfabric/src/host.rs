@@ -12,8 +12,9 @@ type Log =
     unsafe extern "C" fn(*const c_void, c_int, c_int, *const c_char, c_int, *const c_char, ...);
 type LogEnabled = unsafe extern "C" fn(*const c_void, c_int, c_int) -> c_int;
 
-/// Level and subsystem of the log.
+/// Levels and subsystem of the log.
 const FI_LOG_WARN: c_int = 0;
+const FI_LOG_INFO: c_int = 2;
 const FI_LOG_CORE: c_int = 0;
 
 /// Functions of the host library.
@@ -125,12 +126,21 @@ pub(crate) fn free_info(info: *mut Info) {
 
 /// Writes one line to the host's log, as a warning.
 pub(crate) fn warn(text: &str) {
+    write(FI_LOG_WARN, text);
+}
+
+/// Writes one line to the host's log, as information.
+pub(crate) fn inform(text: &str) {
+    write(FI_LOG_INFO, text);
+}
+
+fn write(level: c_int, text: &str) {
     let Some((log, enabled)) = host().log else {
         return;
     };
     let provider = crate::provider().cast::<c_void>();
     // SAFETY: the provider is static.
-    if unsafe { enabled(provider, FI_LOG_WARN, FI_LOG_CORE) } == 0 {
+    if unsafe { enabled(provider, level, FI_LOG_CORE) } == 0 {
         return;
     }
     let plain: String = text.replace(|c: char| c.is_control(), " ");
@@ -139,7 +149,7 @@ pub(crate) fn warn(text: &str) {
         unsafe {
             log(
                 provider,
-                FI_LOG_WARN,
+                level,
                 FI_LOG_CORE,
                 c"esp".as_ptr(),
                 0,

@@ -24,8 +24,10 @@ const TX_FLAGS: u64 = FI_INJECT
     | 1 << 26
     | 1 << 27;
 const RX_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
-/// Ordered are messages, of one sender to one receiver.
+/// Ordered are messages, of one sender to one receiver. There are no RMA and atomic operations, so
+/// programs may ask for any order of those (bits 32 to 39), as MPICH does.
 const ORDER: u64 = FI_ORDER_SAS;
+const ANY_ORDER: u64 = ORDER | 0xFF << 32;
 /// Operations under way of one direction, at least.
 const DEPTH: usize = 1024;
 
@@ -52,6 +54,7 @@ struct Asked {
     caps: u64,
     mr_mode: c_int,
     av_type: c_int,
+    threading: c_int,
     tx_flags: u64,
     rx_flags: u64,
 }
@@ -65,6 +68,7 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
         caps: PRIMARY,
         mr_mode: 0,
         av_type: FI_AV_TABLE,
+        threading: FI_THREAD_SAFE,
         tx_flags: 0,
         rx_flags: 0,
     };
@@ -100,12 +104,24 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
     if let Some(tx) = unsafe { some(hints.tx_attr) } {
         if tx.caps & !(TX | ALWAYS | PRIMARY) != 0
             || tx.op_flags & !TX_FLAGS != 0
-            || tx.msg_order & !ORDER != 0
+            || tx.msg_order & !ANY_ORDER != 0
             || tx.comp_order != 0
             || tx.inject_size > INJECT
             || tx.iov_limit > PARTS
             || tx.rma_iov_limit > 0
         {
+            let TxAttr {
+                caps,
+                op_flags,
+                msg_order,
+                comp_order,
+                ..
+            } = tx;
+            host::inform(&format!(
+                "asked of transmission: caps {caps:#x}, flags {op_flags:#x}, order {msg_order:#x}, \
+                 order of completions {comp_order:#x}, inject {}, parts {} and {}",
+                tx.inject_size, tx.iov_limit, tx.rma_iov_limit
+            ));
             return Err("attributes of transmission");
         }
         asked.tx_flags = tx.op_flags;
@@ -114,7 +130,7 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
     if let Some(rx) = unsafe { some(hints.rx_attr) } {
         if rx.caps & !(RX | ALWAYS | PRIMARY) != 0
             || rx.op_flags & !RX_FLAGS != 0
-            || rx.msg_order & !ORDER != 0
+            || rx.msg_order & !ANY_ORDER != 0
             || rx.comp_order != 0
             || rx.iov_limit > PARTS
         {
@@ -139,6 +155,10 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
             FI_MR_SCALABLE => FI_MR_SCALABLE,
             _ => 0,
         };
+        // A weaker model is part of the strongest one, and users want theirs back.
+        if domain.threading != 0 {
+            asked.threading = domain.threading;
+        }
         if domain.av_type != 0 {
             asked.av_type = domain.av_type;
         }
@@ -170,7 +190,11 @@ pub(crate) unsafe extern "C" fn getinfo(
     // SAFETY: their parts are valid or null.
     let asked = match unsafe { check(hints) } {
         Ok(asked) => asked,
-        Err(_) => return -ENODATA,
+        Err(what) => {
+            let caps = hints.map_or(0, |hints| hints.caps);
+            host::inform(&format!("not offered: {what} (caps {caps:#x})"));
+            return -ENODATA;
+        }
     };
     let mut destination = None;
     if !node.is_null() && flags & FI_SOURCE == 0 {
@@ -259,7 +283,7 @@ unsafe fn fill(info: &mut Info, asked: &Asked, destination: Option<&[u8; NAME_LE
     (ep.max_msg_size, ep.mem_tag_format) = (LONGEST, FI_TAG_GENERIC);
     (ep.tx_ctx_cnt, ep.rx_ctx_cnt) = (1, 1);
     domain.name = text(NAME);
-    domain.threading = FI_THREAD_SAFE;
+    domain.threading = asked.threading;
     (domain.control_progress, domain.data_progress) = (FI_PROGRESS_MANUAL, FI_PROGRESS_MANUAL);
     domain.resource_mgmt = FI_RM_ENABLED;
     (domain.av_type, domain.mr_mode) = (asked.av_type, asked.mr_mode);
