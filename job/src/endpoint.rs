@@ -11,8 +11,9 @@
 //!
 //! Each transport: number of interfaces, 16 more if over UDP (1); port of the listener (2); maximum
 //! length of a message / 64 (2); if raw, the incarnation of the node's daemon (8); each interface.
-//! An interface: a MAC address (6) and the MTU (2); or over UDP 4 or 6 (1), the IP address, the UDP
-//! port (2) and the MTU (2). Integers are little endian. Interfaces that do not fit are left out.
+//! An interface: 0 (1) and a MAC address (6); or 4 or 6 (1), the IP address and the UDP port (2), at
+//! which a daemon may serve raw transports, too; then the MTU (2). Integers are little endian.
+//! Interfaces that do not fit are left out.
 
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -105,17 +106,7 @@ pub fn parse(name: &[u8]) -> Option<(u64, Vec<TransportAddress>)> {
         };
         let mut interfaces = Vec::new();
         for place in 0..count {
-            let addr = if udp {
-                let ip: IpAddr = match rest.take()? {
-                    [4] => rest.take::<4>()?.into(),
-                    [6] => rest.take::<16>()?.into(),
-                    _ => return None,
-                };
-                let port = u16::from_le_bytes(rest.take()?);
-                NodeAddr::Udp(SocketAddr::new(ip, port))
-            } else {
-                NodeAddr::Mac(MacAddr(rest.take()?))
-            };
+            let addr = rest.addr()?;
             let mtu = u32::from(u16::from_le_bytes(rest.take()?));
             let name = format!("if{place}");
             interfaces.push(AddressInterface { addr, mtu, name });
@@ -220,7 +211,10 @@ fn encode(identity: u64, addresses: &[TransportAddress]) -> Vec<u8> {
 fn encode_interface(interface: &AddressInterface) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24);
     match interface.addr {
-        NodeAddr::Mac(mac) => bytes.extend(mac.octets()),
+        NodeAddr::Mac(mac) => {
+            bytes.push(0);
+            bytes.extend(mac.octets());
+        }
         NodeAddr::Udp(at) => {
             match at.ip() {
                 IpAddr::V4(ip) => {
@@ -244,6 +238,17 @@ fn encode_interface(interface: &AddressInterface) -> Vec<u8> {
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
+    fn addr(&mut self) -> Option<NodeAddr> {
+        let ip: IpAddr = match self.take()? {
+            [0] => return Some(NodeAddr::Mac(MacAddr(self.take()?))),
+            [4] => self.take::<4>()?.into(),
+            [6] => self.take::<16>()?.into(),
+            _ => return None,
+        };
+        let port = u16::from_le_bytes(self.take()?);
+        Some(NodeAddr::Udp(SocketAddr::new(ip, port)))
+    }
+
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (taken, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -287,6 +292,8 @@ mod tests {
             address("eth", &[mac]),
             address("udp", &[udp("[fd00::7]:2805")]),
         ];
+        let mixed = [address("eth", &[mac, udp("10.1.0.7:2805")])];
+        assert_eq!(parse(&encode(7, &mixed)), Some((7, mixed.to_vec())));
         let name = encode(7, &both);
         assert!(name.len() <= MAX_NAME, "{}", name.len());
         assert_eq!(parse(&name), Some((7, both.to_vec())));

@@ -7,6 +7,7 @@ use job::endpoint::{MAX_NAME, from_text, parse, to_text};
 
 use crate::core::Core;
 use crate::ffi::{AvAttr, EINVAL, ENOSYS, FI_ADDR_UNSPEC, FI_CLASS_AV, FI_EVENT, FI_PEER};
+use crate::host;
 use crate::object::{NONE, Table, body, code, publish, retract};
 
 /// Length of a name in the interface of C, in bytes: shorter ones are filled with zeros.
@@ -56,7 +57,10 @@ impl Vector {
     }
 
     fn insert(&self, name: &Name) -> Option<u64> {
-        decode(name)?;
+        if decode(name).is_none() {
+            host::warn(&format!("not the name of an endpoint: {}", to_text(name)));
+            return None;
+        }
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
         if names.len() >= MAX_ADDRESSES {
             return None;
