@@ -11,9 +11,9 @@
 //!
 //! Each transport: number of interfaces, 16 more if over UDP (1); port of the listener (2); maximum
 //! length of a message / 64 (2); if raw, the incarnation of the node's daemon (8); each interface.
-//! An interface: 0 (1) and a MAC address (6); or 4 or 6 (1), the IP address and the UDP port (2), at
-//! which a daemon may serve raw transports, too; then the MTU (2). Integers are little endian.
-//! Interfaces that do not fit are left out.
+//! An interface: 0 (1) and a MAC address (6); or 4 or 6 (1), the IP address and the UDP port (2),
+//! by which a daemon may serve transports over Ethernet, too; then the MTU (2). Integers are little
+//! endian. Interfaces that do not fit are left out.
 
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};

@@ -248,8 +248,8 @@ impl Endpoint {
             .map(|key| Sent::Pending(RequestId(key)))
     }
 
-    /// Sends a short message if that is possible at once; returns false if it is not, or the peer is
-    /// not known.
+    /// Sends a short message if that is possible at once; returns false if it is not, or the peer
+    /// is not known.
     #[inline]
     #[must_use]
     pub fn try_send(&self, body: &[u8], to: &Target) -> bool {

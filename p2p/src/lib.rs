@@ -20,8 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A library that has no ranks, such as libfabric, uses an [`Endpoint`]: peers are added at run time,
-//! tags have 64 bits and a mask, and the ends of requests are reported in their order.
+//! A library that has no ranks, such as libfabric, uses an [`Endpoint`]: peers are added at run
+//! time, tags have 64 bits and a mask, and the ends of requests are reported in their order.
 //!
 //! # Protocols
 //! The protocol of a message depends on its length, on the transport ([`PeerInfo`]) and on the

@@ -1,0 +1,335 @@
+//! Endpoints: peers without ranks, wide tags, masks, reports.
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use btl::{
+    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers,
+    PostedReceives, Rank, SendError, Tx, Unreachable,
+};
+use btl_conformance::loopback::{self, Limits, LoopbackBtl};
+use p2p::{Completion, Config, Context, Endpoint, Error, Pattern, Sent, Target};
+
+const TAGGED: Context = Context::ALL[0];
+const OTHER: Context = Context::ALL[1];
+
+/// Addresses of the loopbacks of a test, by identity. An identity is the rank there plus 100.
+type Book = Arc<Mutex<HashMap<u64, Vec<u8>>>>;
+
+/// A loopback whose owner numbers the peers, as an open transport does.
+#[derive(Debug)]
+struct Open {
+    inner: LoopbackBtl,
+    book: Book,
+    /// Figures of all ranks of the loopback, which are added at once: it would keep the messages of
+    /// others, and would not say that there are any.
+    infos: HashMap<Rank, PeerInfo>,
+    /// Ranks of the loopback by number.
+    ranks: Vec<Option<Rank>>,
+    /// Messages of peers that were not added.
+    early: Vec<(Rank, Vec<u8>, Vec<u8>)>,
+}
+
+impl Open {
+    fn number(&self, rank: Rank) -> Option<Rank> {
+        let known = self.ranks.iter().position(|known| *known == Some(rank));
+        known.map(|number| number as Rank)
+    }
+
+    fn rank(&self, number: Rank) -> Result<Rank, SendError> {
+        let rank = self.ranks.get(number as usize).copied().flatten();
+        rank.ok_or(SendError::NoPeer(number))
+    }
+
+    fn enter(&mut self, number: Rank, rank: Rank) -> Result<PeerInfo, Unreachable> {
+        let info = self.infos[&rank].clone();
+        let length = self.ranks.len().max(number as usize + 1);
+        self.ranks.resize(length, None);
+        self.ranks[number as usize] = Some(rank);
+        Ok(info)
+    }
+}
+
+impl Tx for Open {
+    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
+        let rank = self.rank(peer)?;
+        self.inner.send(rank, header, body)
+    }
+}
+impl PostedReceives for Open {}
+impl HeldSends for Open {}
+impl NoticedPuts for Open {}
+
+impl PendingPeers for Open {
+    fn stranger(&self) -> Option<u64> {
+        Some(u64::from(self.early.first()?.0) + 100)
+    }
+
+    fn admit(&mut self, peer: Rank, stranger: u64) -> Result<PeerInfo, Unreachable> {
+        self.enter(peer, (stranger - 100) as Rank)
+    }
+
+    fn refuse_stranger(&mut self, stranger: u64, _: &str) {
+        self.early.retain(|one| u64::from(one.0) + 100 != stranger);
+    }
+}
+
+/// Events of the loopback before they are translated.
+#[derive(Default)]
+struct Heard {
+    messages: Vec<(Rank, Vec<u8>, Vec<u8>)>,
+    failures: Vec<(Rank, PeerError)>,
+}
+
+impl Events for Heard {
+    fn message(&mut self, _: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
+        self.messages.push((peer, header.to_vec(), body.to_vec()));
+    }
+    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
+    fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
+        self.failures.push((peer, error));
+    }
+}
+
+impl Btl for Open {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            detects_death: true,
+            ..Capabilities::default()
+        }
+    }
+    fn address(&self) -> Vec<u8> {
+        self.inner.address()
+    }
+    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
+        let book = self.book.lock().unwrap();
+        let found = book.iter().find(|entry| entry.1 == address);
+        let rank = found.map(|entry| (entry.0 - 100) as Rank);
+        drop(book);
+        match rank {
+            Some(rank) => self.enter(peer, rank),
+            None => Err(Unreachable {
+                reason: "not in the book".into(),
+            }),
+        }
+    }
+    fn progress(&mut self, events: &mut dyn Events) -> usize {
+        let mut heard = Heard::default();
+        let mut count = self.inner.progress(&mut heard);
+        let mut all = std::mem::take(&mut self.early);
+        all.append(&mut heard.messages);
+        for (rank, header, body) in all {
+            match self.number(rank) {
+                Some(number) => events.message(self, number, &header, &body),
+                None => self.early.push((rank, header, body)),
+            }
+            count += 1;
+        }
+        for (rank, error) in heard.failures {
+            if let Some(number) = self.number(rank) {
+                events.failed(self, number, error);
+            }
+        }
+        count
+    }
+    fn drop_peer(&mut self, peer: Rank) -> bool {
+        self.rank(peer).is_ok_and(|rank| self.inner.drop_peer(rank)) || self.rank(peer).is_err()
+    }
+    fn flush(&mut self) -> bool {
+        self.inner.flush()
+    }
+    fn close(&mut self) {
+        self.inner.close();
+    }
+}
+
+/// Opens endpoints that can reach each other.
+fn endpoints(count: u32) -> (Vec<Endpoint>, loopback::Killer) {
+    let limits = Limits {
+        get: false,
+        put: false,
+        posted_receives: false,
+        ..Limits::default()
+    };
+    let (job, book) = (loopback::job(count, limits), Book::default());
+    let killer = job[0].killer();
+    for (rank, btl) in job.iter().enumerate() {
+        let mut book = book.lock().unwrap();
+        book.insert(rank as u64 + 100, btl.address());
+    }
+    let open = |(rank, mut inner): (u64, LoopbackBtl)| {
+        let mut infos = HashMap::new();
+        for (identity, address) in &*book.lock().unwrap() {
+            let peer = (identity - 100) as Rank;
+            infos.insert(peer, inner.add_peer(peer, address).unwrap());
+        }
+        let open = Open {
+            inner,
+            book: Arc::clone(&book),
+            infos,
+            ranks: Vec::new(),
+            early: Vec::new(),
+        };
+        let transports: Vec<Box<dyn Btl>> = vec![Box::new(open)];
+        Endpoint::open(transports, rank + 100, &Config::default()).unwrap()
+    };
+    ((0..).zip(job).map(open).collect(), killer)
+}
+
+fn target(peer: Rank, tag: u64) -> Target {
+    Target {
+        peer,
+        context: TAGGED,
+        tag,
+        data: None,
+        sync: false,
+    }
+}
+
+fn pattern(peer: Option<Rank>, tag: u64, ignore: u64) -> Pattern {
+    Pattern {
+        peer,
+        context: TAGGED,
+        tag,
+        ignore,
+    }
+}
+
+/// Polls all endpoints until the first has reported `count` requests.
+fn reports(of: &[Endpoint], count: usize) -> Vec<Completion> {
+    let mut all = Vec::new();
+    let begin = Instant::now();
+    while all.len() < count {
+        of[0].poll(|completion| all.push(completion));
+        for other in &of[1..] {
+            other.poll(|_| {});
+        }
+        assert!(begin.elapsed() < common::HANG, "{all:?}");
+    }
+    all
+}
+
+fn receive(at: &Endpoint, buffer: &mut [u8], from: &Pattern, cookie: u64) {
+    // SAFETY: the tests keep their buffers until all is reported.
+    unsafe { at.recv(buffer.as_mut_ptr(), buffer.len(), from, cookie) }.unwrap();
+}
+
+#[test]
+fn strangers_are_admitted_and_answered() {
+    let (all, _) = endpoints(2);
+    let (a, b) = (&all[0], &all[1]);
+    let to_b = a.add_peer(101, b.addresses()).unwrap();
+    assert_eq!(a.add_peer(101, Vec::new()).unwrap(), to_b);
+    assert_eq!(a.add_peer(100, Vec::new()).unwrap(), 0);
+    let long = vec![7; 300_000];
+    let with_data = Target {
+        data: Some(u64::MAX),
+        ..target(to_b, u64::MAX)
+    };
+    for (cookie, body) in [(1, &long[..5]), (2, &long[..])] {
+        // SAFETY: as in `receive`.
+        let sent = unsafe { a.send(body.as_ptr(), body.len(), &with_data, cookie) };
+        assert!(matches!(sent, Ok(Sent::Over | Sent::Pending(_))));
+    }
+    let (mut short, mut buffer) = ([0; 5], vec![0; 300_000]);
+    receive(b, &mut short, &pattern(None, u64::MAX, 0), 8);
+    receive(b, &mut buffer, &pattern(None, 0, u64::MAX), 9);
+    let got = reports(&[b.clone(), a.clone()], 2);
+    assert_eq!(got.iter().map(|one| one.cookie).collect::<Vec<_>>(), [8, 9]);
+    assert!(
+        got.iter()
+            .all(|one| one.result.is_ok() && one.data == Some(u64::MAX))
+    );
+    assert_eq!((got[1].tag, got[1].length), (u64::MAX, 300_000));
+    assert_eq!((short, buffer), ([7; 5], long));
+    // The stranger has a number, by which it is answered, and the same when it is added.
+    let from = got[0].peer.unwrap();
+    assert_eq!(b.identity_of(from), Some(100));
+    assert_eq!(b.add_peer(100, a.addresses()).unwrap(), from);
+    assert!(b.try_send(b"answer", &target(from, 3)));
+    let mut answer = [0; 6];
+    receive(a, &mut answer, &pattern(Some(to_b), 3, 0), 4);
+    let got = reports(&[a.clone(), b.clone()], 1);
+    assert_eq!((got[0].cookie, got[0].peer), (4, Some(to_b)));
+    assert_eq!(&answer, b"answer");
+}
+
+#[test]
+fn masks_and_contexts_select_messages() {
+    let (all, _) = endpoints(1);
+    let own = &all[0];
+    for tag in [0xA1u64, 0xB1, 0xA2] {
+        // SAFETY: as in `receive`.
+        unsafe { own.send([tag as u8].as_ptr(), 1, &target(0, tag << 32), tag) }.unwrap();
+    }
+    let other = Target {
+        context: OTHER,
+        ..target(0, 0)
+    };
+    // SAFETY: as in `receive`.
+    unsafe { own.send([1].as_ptr(), 1, &other, 1) }.unwrap();
+    let found = own.peek(&pattern(None, 0xA2 << 32, 0), false).unwrap();
+    assert_eq!(found.map(|found| found.tag), Some(0xA2 << 32));
+    let claimed = own.peek(&pattern(None, 0xA0 << 32, 0xF << 32), true);
+    let claimed = claimed.unwrap().unwrap();
+    assert_eq!(claimed.tag, 0xA1 << 32);
+    let mut first = [0; 1];
+    // SAFETY: as in `receive`.
+    unsafe { own.recv_claimed(first.as_mut_ptr(), 1, (TAGGED, claimed.claim), 20) }.unwrap();
+    let mut second = [0; 1];
+    receive(own, &mut second, &pattern(Some(0), 1 << 32, 0xF0 << 32), 21);
+    let mut third = [0; 1];
+    receive(own, &mut third, &pattern(None, 0, u64::MAX), 22);
+    let mut never = [0; 1];
+    // SAFETY: as in `receive`.
+    let last = unsafe { own.recv(never.as_mut_ptr(), 1, &pattern(None, 9, 0), 23) }.unwrap();
+    assert_eq!(own.cancel(last), Ok(true));
+    let mut got = Vec::new();
+    own.poll(|completion| got.push(completion));
+    let over = |cookie| got.iter().find(|one: &&Completion| one.cookie == cookie);
+    assert!([20, 21, 22].iter().all(|cookie| over(*cookie).is_some()));
+    assert_eq!(over(23).unwrap().result, Err(Error::Cancelled));
+    assert_eq!((first, second, third), ([0xA1], [0xB1], [0xA2]));
+}
+
+#[test]
+fn a_dead_peer_fails_what_names_it_only() {
+    let (all, killer) = endpoints(3);
+    let (a, b) = (&all[0], &all[1]);
+    let to_b = a.add_peer(101, b.addresses()).unwrap();
+    let nowhere = a.add_peer(555, b.addresses()[..0].to_vec()).unwrap();
+    let failed = |sent: Result<Sent, Error>| matches!(sent, Err(Error::PeerFailed { .. }));
+    // SAFETY: as in `receive`.
+    assert!(failed(unsafe {
+        a.send([1].as_ptr(), 1, &target(nowhere, 1), 1)
+    }));
+    // SAFETY: as in `receive`.
+    unsafe { a.send([1].as_ptr(), 1, &target(to_b, 1), 2) }.unwrap();
+    let (mut named, mut any) = ([0; 1], [0; 1]);
+    receive(a, &mut named, &pattern(Some(to_b), 1, 0), 3);
+    receive(a, &mut any, &pattern(None, 1, 0), 4);
+    killer.kill(1);
+    let got = reports(std::slice::from_ref(a), 1);
+    let ended = got.iter().find(|one| one.cookie == 3).unwrap();
+    assert!(matches!(ended.result, Err(Error::PeerFailed { .. })));
+    let later = Instant::now() + Duration::from_millis(50);
+    let over = || false;
+    assert!(!a.wait(Some(later), |one| assert_ne!(one.cookie, 4), over));
+    // The third may still come.
+    let c = &all[2];
+    let to_a = c.add_peer(100, a.addresses()).unwrap();
+    // SAFETY: as in `receive`.
+    unsafe { c.send([9].as_ptr(), 1, &target(to_a, 1), 5) }.unwrap();
+    assert_eq!(reports(&[a.clone(), c.clone()], 1)[0].cookie, 4);
+    assert_eq!(any, [9]);
+    assert_eq!(a.close(), Ok(()));
+    // SAFETY: as in `receive`.
+    assert!(unsafe { a.recv(any.as_mut_ptr(), 1, &pattern(None, 1, 0), 6) }.is_err());
+}
