@@ -69,6 +69,7 @@ const RULES: &[Rule] = &[
     // and the layer above.
     Rule { package: "job",        may: Only(&["btl", "btl-eth", "shm-btl", "ib-btl", "p2p", "boot", "esp-client"]), never: &["esp-daemon"] },
     Rule { package: "capi",       may: Only(&["job", "p2p", "boot", "btl"]), never: &["esp-daemon"] },
+    Rule { package: "libfabric",  may: Only(&["job", "p2p"]), never: &["esp-daemon", "tokio"] },
     Rule { package: "ompi",       may: Only(&["btl", "btl-eth", "esp-client"]), never: &["p2p", "esp-daemon"] },
     // Programs and tests. The cli starts the daemon as a program; it does not see its inside.
     Rule { package: "cli",        may: Only(&["netif", "esp-client"]), never: &["btl", "p2p", "job", "esp-daemon"] },

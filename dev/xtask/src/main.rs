@@ -8,6 +8,7 @@ mod configs;
 mod demo;
 mod dependencies;
 mod install;
+mod libfabric;
 mod links;
 mod msrv;
 mod ompi;
@@ -42,6 +43,9 @@ fn main() -> ExitCode {
         ("ci", []) => ci::run(),
         ("install-c", args) => install::install_c(args).map(|()| ExitCode::SUCCESS),
         ("install-ompi", args) => ompi::install_ompi(args).map(|()| ExitCode::SUCCESS),
+        ("install-libfabric", args) => {
+            libfabric::install_libfabric(args).map(|()| ExitCode::SUCCESS)
+        }
         ("help" | "-h" | "--help", _) => {
             print!("{}", help());
             Ok(ExitCode::SUCCESS)
@@ -86,6 +90,8 @@ fn help() -> String {
                  build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
   install-ompi [--dir DIR]
                  build the component for Open MPI 4.1 and install it for this user
+  install-libfabric [--dir DIR]
+                 build the provider of libfabric and install it for this user
 
 ",
     );
