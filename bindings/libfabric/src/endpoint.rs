@@ -46,9 +46,8 @@ static EP_OPS: Table<7> = Table::new([
 ]);
 static CM_OPS: Table<9> =
     Table::new([NONE, getname as _, NONE, NONE, NONE, NONE, NONE, NONE, NONE]);
-/// RMA.
+/// There is no RMA, and there are no atomic operations.
 static NO_RMA: Table<9> = Table::new([NONE; 9]);
-/// Atomic operations.
 static NO_ATOMICS: Table<12> = Table::new([NONE; 12]);
 
 pub(crate) unsafe extern "C" fn open(
@@ -131,15 +130,19 @@ unsafe extern "C" fn bind(at: *mut c_void, other: *mut c_void, flags: u64) -> c_
 /// # Safety
 /// `other` is null or an object of libfabric.
 unsafe fn bind_to(found: &EndpointObject, other: *mut c_void, flags: u64) -> Result<c_int, c_int> {
+    if found.core.open.get().is_some() {
+        return Err(-FI_EOPBADSTATE);
+    }
     let mut early = lock(&found.early);
-    // SAFETY, for all: the caller promises it.
-    if let Ok(vector) = unsafe { vector(other) } {
+    // SAFETY: the caller promises it.
+    let (vector, counter, queue) = unsafe { (vector(other), counter(other), queue(other)) };
+    if let Ok(vector) = vector {
         early.vector = Some(Arc::clone(vector));
-    } else if let Ok(counter) = unsafe { counter(other) } {
+    } else if let Ok(counter) = counter {
         counter.sources.add(&found.core);
         let counter = (Arc::clone(counter), flags);
         early.bound.counters.push(counter);
-    } else if let Ok(queue) = unsafe { queue(other) } {
+    } else if let Ok(queue) = queue {
         let selective = flags & FI_SELECTIVE_COMPLETION != 0;
         queue.queue.sources.add(&found.core);
         if flags & FI_SEND != 0 {
@@ -160,9 +163,6 @@ unsafe fn bind_to(found: &EndpointObject, other: *mut c_void, flags: u64) -> Res
         if at.is_null() || unsafe { (*at).class } != FI_CLASS_EQ {
             return Err(-EINVAL);
         }
-    }
-    if found.core.open.get().is_some() {
-        return Err(-FI_EOPBADSTATE);
     }
     Ok(0)
 }

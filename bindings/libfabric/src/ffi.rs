@@ -16,7 +16,6 @@ pub(crate) const fn version(major: u32, minor: u32) -> u32 {
 
 // Capabilities and flags of operations.
 pub(crate) const FI_MSG: u64 = 1 << 1;
-pub(crate) const FI_RMA: u64 = 1 << 2;
 pub(crate) const FI_TAGGED: u64 = 1 << 3;
 pub(crate) const FI_READ: u64 = 1 << 8;
 pub(crate) const FI_WRITE: u64 = 1 << 9;
@@ -54,7 +53,6 @@ pub(crate) const FI_THREAD_SAFE: c_int = 1;
 pub(crate) const FI_RM_ENABLED: c_int = 2;
 pub(crate) const FI_MR_BASIC: c_int = 1;
 pub(crate) const FI_MR_SCALABLE: c_int = 2;
-pub(crate) const FI_MR_VIRT_ADDR: c_int = 1 << 4;
 pub(crate) const FI_MR_PROV_KEY: c_int = 1 << 6;
 /// Tag format in which every bit may be a field of its own.
 pub(crate) const FI_TAG_GENERIC: u64 = 0xAAAA_AAAA_AAAA_AAAA;
@@ -70,12 +68,10 @@ pub(crate) const FI_CLASS_CNTR: usize = 15;
 
 pub(crate) const FI_ENABLE: c_int = 6;
 pub(crate) const FI_GETOPSFLAG: c_int = 2;
-pub(crate) const FI_SETOPSFLAG: c_int = 3;
 pub(crate) const FI_OPT_MIN_MULTI_RECV: c_int = 0;
 
 pub(crate) const FI_CQ_FORMAT_UNSPEC: c_int = 0;
 pub(crate) const FI_CQ_FORMAT_CONTEXT: c_int = 1;
-pub(crate) const FI_CQ_FORMAT_TAGGED: c_int = 4;
 pub(crate) const FI_WAIT_UNSPEC: c_int = 1;
 pub(crate) const FI_WAIT_NONE: c_int = 0;
 pub(crate) const FI_WAIT_YIELD: c_int = 5;
@@ -89,11 +85,8 @@ pub(crate) const ENOSYS: c_int = 38;
 pub(crate) const ENOMSG: c_int = 42;
 pub(crate) const ENODATA: c_int = 61;
 pub(crate) const ENOMEM: c_int = 12;
-pub(crate) const EACCES: c_int = 13;
 pub(crate) const EMSGSIZE: c_int = 90;
-pub(crate) const EOPNOTSUPP: c_int = 95;
 pub(crate) const ENOTCONN: c_int = 107;
-pub(crate) const EHOSTUNREACH: c_int = 113;
 pub(crate) const ETIMEDOUT: c_int = 110;
 pub(crate) const ECANCELED: c_int = 125;
 pub(crate) const FI_ENOKEY: c_int = 266;
@@ -131,7 +124,7 @@ pub struct Provider {
 }
 
 #[repr(C)]
-pub struct Info {
+pub(crate) struct Info {
     pub(crate) next: *mut Info,
     pub(crate) caps: u64,
     pub(crate) mode: u64,
@@ -219,7 +212,7 @@ pub(crate) struct DomainAttr {
 }
 
 #[repr(C)]
-pub struct FabricAttr {
+pub(crate) struct FabricAttr {
     pub(crate) fabric: *mut c_void,
     pub(crate) name: *mut c_char,
     pub(crate) prov_name: *mut c_char,

@@ -48,7 +48,12 @@ fn host() -> &'static Host {
             free_info: find(c"fi_freeinfo").map(|at| unsafe { std::mem::transmute(at) }),
             log: log.map(|(log, enabled)| {
                 // SAFETY: see above.
-                unsafe { (std::mem::transmute(log), std::mem::transmute(enabled)) }
+                unsafe {
+                    (
+                        std::mem::transmute::<*mut c_void, Log>(log),
+                        std::mem::transmute::<*mut c_void, LogEnabled>(enabled),
+                    )
+                }
             }),
         }
     })

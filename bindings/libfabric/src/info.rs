@@ -90,7 +90,7 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
     if hints.addr_format != 0 && hints.addr_format != PROV_SPECIFIC {
         return Err("an address format");
     }
-    // SAFETY, for all parts: the caller promises it.
+    // SAFETY: the parts are valid or null, as the caller promises.
     if let Some(ep) = unsafe { some(hints.ep_attr) } {
         if ep.kind != FI_EP_UNSPEC && ep.kind != FI_EP_RDM {
             return Err("an endpoint type other than FI_EP_RDM");

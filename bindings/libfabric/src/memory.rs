@@ -1,6 +1,6 @@
 //! Memory registrations. Messages need none: the layer uses any memory of the process.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
@@ -12,18 +12,11 @@ use crate::object::{NONE, Table, body, code, publish, retract};
 /// Maximum number of registrations of a domain.
 const MAX_REGIONS: usize = 64 << 10;
 
-/// Registered memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Region {
-    pub(crate) start: usize,
-    pub(crate) length: usize,
-    pub(crate) access: u64,
-}
-
 /// The registrations of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    by_key: Mutex<(HashMap<u64, Region>, u64)>,
+    /// The keys in use, and the last one that the provider has chosen.
+    keys: Mutex<(HashSet<u64>, u64)>,
     /// The provider chooses the keys.
     own_keys: bool,
 }
@@ -36,9 +29,9 @@ impl Regions {
         }
     }
 
-    fn add(&self, region: Region, requested: u64) -> Result<u64, c_int> {
-        let (by_key, next) = &mut *lock(&self.by_key);
-        if by_key.len() >= MAX_REGIONS {
+    fn add(&self, requested: u64) -> Result<u64, c_int> {
+        let (keys, next) = &mut *lock(&self.keys);
+        if keys.len() >= MAX_REGIONS {
             return Err(-EAGAIN);
         }
         let key = if self.own_keys {
@@ -47,15 +40,15 @@ impl Regions {
         } else {
             requested
         };
-        if by_key.contains_key(&key) {
-            return Err(-(FI_ENOKEY));
+        if keys.insert(key) {
+            Ok(key)
+        } else {
+            Err(-FI_ENOKEY)
         }
-        by_key.insert(key, region);
-        Ok(key)
     }
 
     fn remove(&self, key: u64) {
-        lock(&self.by_key).0.remove(&key);
+        lock(&self.keys).0.remove(&key);
     }
 }
 
@@ -68,9 +61,10 @@ struct Registration {
 
 static OPS: Table<6> = Table::new([close as _, bind as _, control as _, NONE, NONE, NONE]);
 
+/// # Safety
+/// As `object::body`; `place` is null or writable.
 unsafe fn add(
     domain_at: *mut c_void,
-    region: Region,
     key: u64,
     (place, context): (*mut *mut c_void, *mut c_void),
 ) -> c_int {
@@ -80,7 +74,7 @@ unsafe fn add(
         if place.is_null() {
             return Err(-EINVAL);
         }
-        let key = domain.regions.add(region, key)?;
+        let key = domain.regions.add(key)?;
         let regions = Arc::clone(&domain.regions);
         let registration = Registration { key, regions };
         let identity = (FI_CLASS_MR, context);
@@ -91,22 +85,17 @@ unsafe fn add(
 
 pub(crate) unsafe extern "C" fn register(
     domain: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    access: u64,
+    _at: *const c_void,
+    _length: usize,
+    _access: u64,
     _offset: u64,
     key: u64,
     _flags: u64,
     place: *mut *mut c_void,
     context: *mut c_void,
 ) -> c_int {
-    let region = Region {
-        start: at.expose_provenance(),
-        length,
-        access,
-    };
     // SAFETY: as the caller of this call promises.
-    unsafe { add(domain, region, key, (place, context)) }
+    unsafe { add(domain, key, (place, context)) }
 }
 
 pub(crate) unsafe extern "C" fn register_parts(

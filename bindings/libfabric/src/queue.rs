@@ -140,8 +140,8 @@ impl Queue {
         }
     }
 
-    /// Passes at most `count` completions to `take` with their place. Returns how many; `None` if the
-    /// first one is an error.
+    /// Passes at most `count` completions to `take` with their place. Returns how many; `None` if
+    /// the first one is an error.
     pub(crate) fn read(&self, count: usize, mut take: impl FnMut(usize, &Entry)) -> Option<usize> {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = 0;
