@@ -127,7 +127,7 @@ pub fn parse(name: &[u8]) -> Option<(u64, Vec<TransportAddress>)> {
             address: address.encode(),
         });
     }
-    Some((identity, addresses))
+    (!addresses.is_empty()).then_some((identity, addresses))
 }
 
 /// Returns a name as text: `esp://` and its bytes in hexadecimal.

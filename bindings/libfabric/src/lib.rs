@@ -38,6 +38,8 @@ mod messages;
 mod object;
 mod queue;
 mod queues;
+#[cfg(test)]
+mod tests;
 mod transfer;
 mod vector;
 

@@ -1,0 +1,142 @@
+//! What C code may pass: null pointers, objects of another class, numbers that do not exist.
+
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+
+use crate::core::{Operation, Operations};
+use crate::ffi::*;
+use crate::object::{Head, Object};
+use crate::queue::{Entry, Queue, deadline};
+use crate::{domain, endpoint, fabric, info, provider, queues, vector};
+
+/// The table of an object's first set of calls, as C reads it: the size, then the functions.
+fn call(object: *mut c_void, place: usize) -> *const c_void {
+    let object = object.cast::<Object<1, ()>>();
+    // SAFETY: every object of the provider begins so.
+    unsafe {
+        let table: *const *const c_void = (*object).head.fid.ops.cast();
+        *table.add(1 + place)
+    }
+}
+
+fn close(object: *mut c_void) -> i32 {
+    // SAFETY: the first call of every object closes it.
+    unsafe {
+        let close: unsafe extern "C" fn(*mut c_void) -> i32 = std::mem::transmute(call(object, 0));
+        close(object)
+    }
+}
+
+#[test]
+fn null_pointers_and_wrong_objects_are_refused() {
+    let mut place = null_mut();
+    let none = null_mut();
+    // SAFETY: the calls check what they get.
+    unsafe {
+        let info = info::getinfo(0, null(), null(), 0, null(), null_mut());
+        assert_eq!(info, -EINVAL);
+        assert_eq!(fabric::open(null_mut(), null_mut(), none), -EINVAL);
+        assert_eq!(
+            domain::open(none, null_mut(), &raw mut place, none),
+            -EINVAL
+        );
+        assert_eq!(
+            endpoint::open(none, null_mut(), &raw mut place, none),
+            -EINVAL
+        );
+        assert_eq!(
+            queues::open_queue(none, null_mut(), &raw mut place, none),
+            -EINVAL
+        );
+        assert_eq!(
+            queues::open_counter(none, null_mut(), &raw mut place, none),
+            -EINVAL
+        );
+        assert_eq!(
+            vector::open(none, null_mut(), &raw mut place, none),
+            -EINVAL
+        );
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { fabric::open(null_mut(), &raw mut place, none) }, 0);
+    let fabric = place;
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(endpoint::endpoint(fabric).err(), Some(-EINVAL));
+        assert_eq!(queues::queue(fabric).err(), Some(-EINVAL));
+        assert_eq!(domain::domain(fabric).err(), Some(-EINVAL));
+        assert!(fabric::check(fabric).is_ok());
+    }
+    assert_eq!(close(fabric), 0);
+}
+
+#[test]
+fn the_heads_are_those_of_the_headers() {
+    // struct fid: class, context, ops.
+    assert_eq!(size_of::<Fid>(), 24);
+    // struct fid_ep: fid and seven tables; fid_domain: two; fid_cq and others: one.
+    assert_eq!(size_of::<Head<7>>(), 24 + 7 * 8);
+    assert_eq!(size_of::<CqTagged>(), 48);
+    assert_eq!(std::mem::offset_of!(CqError, err_data), 64);
+    assert_eq!(std::mem::offset_of!(Info, fabric_attr), 104);
+    assert_eq!(std::mem::offset_of!(DomainAttr, mr_mode), 36);
+    assert_eq!(std::mem::offset_of!(EpAttr, mem_tag_format), 56);
+    assert_eq!(std::mem::offset_of!(MsgTagged, data), 56);
+    // SAFETY: static.
+    let provider = unsafe { &*provider() };
+    assert!(provider.fi_version >= version(1, 1));
+}
+
+#[test]
+fn numbers_of_operations_are_not_mistaken_for_later_ones() {
+    let mut all = Operations::default();
+    let first = all.insert(Operation::new(1, FI_SEND, true)).unwrap();
+    assert_eq!(all.take(first).unwrap().context, 1);
+    let second = all.insert(Operation::new(2, FI_SEND, true)).unwrap();
+    assert!(all.take(first).is_none() && all.get_mut(u64::MAX).is_none());
+    assert_eq!(all.take(second).unwrap().context, 2);
+}
+
+#[test]
+fn an_error_stops_reading_until_it_was_read() {
+    let queue = Queue::default();
+    let entry = |context, error| Entry {
+        context,
+        flags: 0,
+        length: 0,
+        buffer: 0,
+        data: 0,
+        tag: 0,
+        source: 0,
+        error,
+        text: 0,
+        excess: 0,
+    };
+    for (context, error) in [(1, 0), (2, EIO), (3, 0)] {
+        queue.push(entry(context, error));
+    }
+    let mut read = Vec::new();
+    assert_eq!(queue.read(9, |_, entry| read.push(entry.context)), Some(1));
+    assert_eq!(queue.read(9, |_, _| ()), None);
+    assert_eq!(queue.read_error().map(|entry| entry.context), Some(2));
+    assert!(queue.read_error().is_none());
+    assert_eq!(queue.read(9, |_, entry| read.push(entry.context)), Some(1));
+    assert_eq!((read, queue.is_empty()), (vec![1, 3], true));
+    assert!(!queue.wait(deadline(1)));
+    let number = queue.keep_text("why\n");
+    assert_eq!(
+        queue
+            .with_text(number, |text| text.clone())
+            .unwrap()
+            .as_c_str(),
+        c"why "
+    );
+}
+
+#[test]
+fn names_are_padded_and_checked() {
+    let name = vector::padded(&[1, 2, 3]);
+    assert_eq!(name.len(), vector::NAME);
+    assert!(vector::decode(&name).is_none() && vector::decode(&[0; vector::NAME]).is_none());
+    assert!(vector::named("node1").is_none() && vector::named("esp://01").is_none());
+}
