@@ -350,7 +350,7 @@ fn steps(end: &mut End) -> Outcome<Vec<String>> {
                 (false, true) => end.receive_long(&mut theirs)?,
                 (false, false) => end.receive_pieces(length)?,
             }
-            // Both know that it is over before anybody goes on.
+            // Both know that it is over before either goes on.
             if end.peer == 0 {
                 end.send(b"there", &[])?;
                 end.receive()?;

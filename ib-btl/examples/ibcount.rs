@@ -94,7 +94,7 @@ impl Bare {
         self.memory.as_ptr().expose_provenance() as u64
     }
 
-    /// Writes so many bytes to the other's memory, few of them inline.
+    /// Writes this number of bytes to the peer's memory, few of them inline.
     fn write(&mut self, to: &Bare, length: usize, immediate: Option<u32>) -> Outcome<()> {
         let sge = [Sge {
             address: self.at(),
@@ -268,7 +268,7 @@ impl End {
     }
 
     fn register(&mut self, length: usize) -> Outcome<Region> {
-        // SAFETY: the buffer lives as long as the transport, and nobody looks at it.
+        // SAFETY: the buffer lives as long as the transport, and is not read.
         unsafe {
             self.btl
                 .register_noticed(self.buffer.as_mut_ptr(), length, self.peer, b"written")

@@ -155,7 +155,7 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
     assert_eq!((a.stats().forged, saw_a.failed.len()), (6, 0));
 }
 
-/// Two peers that send as fast as they can do not keep the death of a third from being told.
+/// Two peers that send as fast as they can do not delay the report of a third one's death.
 #[test]
 fn a_death_is_told_while_others_never_cease_to_send() {
     let fabric = Fabric::new();

@@ -48,7 +48,7 @@ fn main() {
     });
     let outcome = outcome.and_then(|()| show(&world, &table));
     if let Err(what) = outcome {
-        // Others wait for this process; nobody shall wait for ever.
+        // Other processes wait for this one, for a limited time.
         job.abort(1, &what);
     }
     let (rank, size, launcher) = (job.rank(), job.size(), job.report().launcher);
@@ -176,7 +176,7 @@ fn order(comm: &Comm) -> Result<(), String> {
     .map_err(words)?
 }
 
-/// Rank 0 takes messages from anybody, with any tag.
+/// Receives messages from any rank with any tag at rank 0.
 fn wildcards(comm: &Comm) -> Result<(), String> {
     const EACH: i32 = 30;
     let (rank, size) = (comm.rank(), comm.size());

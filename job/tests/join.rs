@@ -1,4 +1,4 @@
-//! Jobs without a launcher: each process is one of `p2p-check`, told its place by the environment.
+//! Jobs without a launcher: each process runs `p2p-check`; variables give its rank.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ fn start(variables: &BTreeMap<&str, String>) -> Child {
     command.spawn().unwrap()
 }
 
-/// The variables of a process of a job. Nobody serves the socket, so there is no Ethernet.
+/// The variables of a process of a job. No daemon serves the socket, so there is no Ethernet.
 fn place(dir: &Temp, rank: u32, size: u32) -> BTreeMap<&'static str, String> {
     BTreeMap::from([
         ("ESP_JOB_DIR", dir.0.to_str().unwrap().to_owned()),
@@ -117,7 +117,7 @@ fn shared_memory_alone_is_enough_within_a_node() {
             rank == 0,
             "{out}"
         );
-        // Only who asked is told that there is no daemon.
+        // Only a process that asks for Ethernet reports that there is no daemon.
         assert_eq!(
             err.contains("no transport eth, all peers are reached without it"),
             rank == 1,
@@ -152,7 +152,7 @@ fn alone_it_is_a_job_of_one() {
     );
 }
 
-/// Nobody waits in vain: each process says who cannot be reached and why.
+/// Each process reports which peers cannot be reached and why, without waiting.
 #[test]
 fn all_processes_hear_that_one_cannot_be_reached() {
     let ended = job(3, |rank, variables| {

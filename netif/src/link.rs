@@ -21,7 +21,7 @@ const MESSAGES_PER_CALL: usize = 32;
 #[derive(Debug)]
 pub struct LinkMonitor {
     socket: OwnedFd,
-    /// Nobody has asked yet: the state may have changed before the monitor was opened.
+    /// Not queried yet: the state may have changed before the monitor was opened.
     is_new: bool,
 }
 

@@ -1,5 +1,5 @@
 //! Measures the cost of matching among few and among many receives: a message is received (or
-//! received for) while so many others wait, of which it fits none. `cargo run --release -p p2p
+//! received for) while many others wait, none of which it matches. `cargo run --release -p p2p
 //! --example matchbench`
 //!
 //! Rounds with 10 and with 10 000 alternate; the thread's own time is counted; the median of the

@@ -1,4 +1,4 @@
-//! Memory that a peer was given, answers that nobody takes, fillings that do not fit, transports
+//! Memory that a peer was given, answers to no request, data that does not fit, transports
 //! that work one way.
 
 mod common;

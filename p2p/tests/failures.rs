@@ -1,4 +1,4 @@
-//! Peers that die, leave, or send what nobody sends: their requests end with an error, others go
+//! Peers that die, leave, or send invalid messages: their requests end with an error, others go
 //! on.
 
 mod common;
@@ -271,7 +271,7 @@ impl Hostile {
         panic!("no room for a hostile message");
     }
 
-    /// Rank 0 closes rank 2 out, tells it, and goes on with rank 1.
+    /// Rank 0 closes rank 2 with a reason and goes on with rank 1.
     fn expect_closed_out(mut self, what: &str) {
         let receive = self.layers[0].world().irecv_owned(vec![0; 9], 2, 12345);
         let layer = &self.layers[0];

@@ -60,7 +60,7 @@ impl Launcher {
         found
     }
 
-    /// Options for four processes, two in each of so many nodes (or all in one). docs/launchers.md
+    /// Options for four processes, two in each of `nodes` nodes (or all in one). docs/launchers.md
     /// explains them.
     fn options(self, lab: &Lab, nodes: usize, scratch: &Scratch) -> Vec<OsString> {
         let each = 4 / nodes;
@@ -254,7 +254,7 @@ fn within_a_node(test: &str, launcher: Launcher) {
     for (from, to, _, transport) in used(&finished) {
         assert_eq!(transport, "shm", "{from} -> {to}");
     }
-    // Nobody needs a daemon here, and everybody who asks is told that there is none.
+    // No process needs a daemon here, and one that asks is told that there is none.
     assert_eq!(
         finished
             .err

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::ffi::{EINVAL, ENOSYS, Fid};
 
-/// A table of functions. Its size tells the host which functions there are.
+/// A table of functions. Its size shows the host which functions there are.
 #[repr(C)]
 pub(crate) struct Table<const N: usize> {
     size: usize,

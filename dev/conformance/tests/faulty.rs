@@ -193,7 +193,7 @@ fn headers_are_corrupted_and_cut_short_and_nothing_else_is() {
     }
 }
 
-/// After so many messages the peer is lost: what is pending ends first, it is told once, and no
+/// After a number of messages the peer is lost: what is pending ends first, it is reported once, and no
 /// word goes through any more.
 #[test]
 fn a_peer_is_cut_after_so_many_messages() {

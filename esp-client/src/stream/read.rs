@@ -76,7 +76,7 @@ impl EspStream {
     }
 
     /// Loads the state of the connection, and returns what a read returns that finds no bytes
-    /// afterwards: 0 at the end, which `at_end` tells, or an error. The state is loaded first,
+    /// afterwards: 0 at the end of the stream (`at_end`), or an error. The state is loaded first,
     /// because the engine publishes the last bytes before it.
     fn end_of_reading(
         &self,

@@ -127,7 +127,7 @@ fn no_call(call: &'static str) -> NicError {
 }
 
 /// The global id in the 40 bytes in front of a datagram: an IPv6 header's source (InfiniBand, RoCE
-/// 1, RoCE 2 over IPv6), or for RoCE 2 over IPv4 an IPv4 header in the last 20 bytes, told by its
+/// 1, RoCE 2 over IPv6), or for RoCE 2 over IPv4 an IPv4 header in the last 20 bytes, recognized by its
 /// checksum as in libibverbs' `ibv_init_ah_from_wc`. Where rxe hands packets to its own device
 /// there is no checksum, and zeros in front.
 fn sender(header: &[u8]) -> Option<[u8; 16]> {
@@ -386,7 +386,7 @@ impl Nic for Verbs {
             return Ok(());
         };
         let room = c_int::try_from(most.min(BATCH)).unwrap_or(0);
-        // SAFETY: alive, and there is room for so many.
+        // SAFETY: alive, and there is room for this number.
         let count = unsafe { poll(self.cq.ptr(), room, self.wc.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| NicError::new("ibv_poll_cq", -count))?;
         for at in 0..count.min(BATCH) {

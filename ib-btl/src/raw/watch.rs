@@ -185,7 +185,7 @@ impl Drop for Watch {
     }
 }
 
-/// The thread: allocates nothing, frees nothing, calls nobody.
+/// The thread: allocates nothing, frees nothing, calls no other code.
 fn watch(fd: &OwnedFd, list: &Mutex<Gone>, stop: &OwnedFd) {
     loop {
         let mut fds = [

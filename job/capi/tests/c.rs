@@ -111,7 +111,7 @@ fn wait(child: Child) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Runs a program as a job of so many processes, without a launcher.
+/// Runs a program as a job of `size` processes, without a launcher.
 fn job(program: &Path, size: u32) -> Vec<Output> {
     let dir = Temp::new();
     let start = |rank: u32| {

@@ -159,7 +159,7 @@ impl Engine {
         for (transport, handle) in std::mem::take(&mut self.protocol.released) {
             self.transports[transport].btl.deregister(handle);
         }
-        // After the registrations: nobody uses the buffer of a request that is gone.
+        // After the registrations: nothing uses the buffer of a request that has ended.
         let Protocol { kept, requests, .. } = &mut self.protocol;
         kept.retain(|kept| requests.get(kept.0).is_some());
         done

@@ -127,7 +127,7 @@ pub(crate) fn run<R: Send + 'static>(
     each(start(loopbacks(size, limits).0, config), what, f)
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that depend on their position.
 pub(crate) fn pattern(length: usize, salt: usize) -> Vec<u8> {
     (0..length)
         .map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ salt.wrapping_mul(97)) as u8)

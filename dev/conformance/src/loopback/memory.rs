@@ -38,7 +38,7 @@ impl Memory {
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.length];
         if self.length > 0 {
-            // SAFETY: lent for so many bytes, see above.
+            // SAFETY: lent for this number of bytes, see above.
             unsafe { std::ptr::copy_nonoverlapping(self.pointer, bytes.as_mut_ptr(), self.length) };
         }
         bytes

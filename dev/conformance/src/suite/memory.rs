@@ -66,7 +66,7 @@ impl Buffer {
     /// Overwrites its first bytes, as far as there is room.
     pub fn fill(&self, bytes: &[u8]) {
         let length = bytes.len().min(self.0.length);
-        // SAFETY: at most `length` bytes on both sides; nobody has a reference into the buffer.
+        // SAFETY: at most `length` bytes on both sides; there is no reference into the buffer.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.0.pointer, length) };
     }
 

@@ -244,7 +244,7 @@ fn an_unbroken_mutant_conforms() {
     threads(&Whole).verdict().unwrap();
 }
 
-/// Every case has somebody who fails it, and the table names no case that is not there.
+/// Each case is failed by a mutant, and the table names no case that does not exist.
 #[test]
 fn every_case_can_fail() {
     let cases: Vec<&str> = CASES

@@ -627,7 +627,7 @@ impl Btl for Mutant {
             later: Vec::new(),
         };
         if spoiler.state.fault == Break::PutsLate {
-            // Its own completions are nobody's business.
+            // Its own completions are not passed on.
             return told + self.inner.progress(&mut OnlyMessages(spoiler.events));
         }
         let mut done = self.inner.progress(&mut spoiler);

@@ -9,7 +9,7 @@ use crate::nic::{Completion, FLUSHED, GOOD, NO_ANSWER, REMOTE_ACCESS, Sge, Verb}
 #[derive(Debug, Default)]
 pub(super) struct Net {
     pub(super) nodes: Vec<Node>,
-    /// Of a million datagrams, so many are lost.
+    /// Number of datagrams lost, of a million.
     pub(super) loss: u64,
     pub(super) seed: u64,
 }
@@ -39,7 +39,7 @@ pub(super) struct End {
     pub(super) depth: usize,
     pub(super) receives: usize,
     pub(super) waiting: VecDeque<Request>,
-    /// Over, and nobody was told.
+    /// Ended without a report.
     pub(super) unsignaled: usize,
     pub(super) broken: bool,
 }
@@ -51,7 +51,7 @@ pub(super) struct Request {
     pub(super) local: Vec<Sge>,
     /// Instead of `local`: bytes that came with the request.
     pub(super) carried: Option<Vec<u8>>,
-    /// A good end is told.
+    /// Success is reported.
     pub(super) tell: bool,
     pub(super) remote: (u64, u32),
 }

@@ -31,13 +31,13 @@ impl FabricNic {
         let at = self.at;
         let mut net = self.lock();
         if !net.nodes[at].alive {
-            // Nobody hears of it any more.
+            // It is not reported any more.
             return Ok(());
         }
         let Some(end) = net.nodes[at].queues.get_mut(&queue.0) else {
             return Err(NicError::new("ibv_post_send", libc::ENOTCONN));
         };
-        // One that nobody is told of keeps its place until a later one is over.
+        // An unsignaled one keeps its place until a later one completes.
         if end.waiting.len() + end.unsignaled >= end.depth {
             return Err(NicError::new("ibv_post_send", libc::ENOMEM));
         }

@@ -69,7 +69,7 @@ impl Folder {
     /// Returns the content of a file, or `None` if it does not exist.
     pub(super) fn read(&self, name: &str) -> Result<Option<String>, BootError> {
         let doing = || format!("{}: reading {}/{name}", super::NAME, self.path);
-        // Without waiting, should somebody have put a pipe there.
+        // Does not block if the file is a pipe.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(fd) => fd,

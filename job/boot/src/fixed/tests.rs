@@ -160,7 +160,7 @@ fn an_abort_ends_those_that_wait_and_those_that_do_not() {
         "rank-2",
         format!("{} {start} {namespace}", other.id()).as_bytes(),
     );
-    // Rank 1 is a thread of this process, which must not be ended: its claim names nobody.
+    // Rank 1 is a thread of this process, which must not be ended: its claim names no process.
     folder.write("rank-1", b"nobody");
     let mut job = folder.join(0, 3).unwrap();
     let said = job.abort(7, "out of\nmemory");

@@ -271,7 +271,7 @@ fn mid_matched(run: &mut Run) -> Result<(), Failure> {
     run.until("the first one", |run| !run.log.received.is_empty())?;
     drop_peer(run, 1)?;
     is_lost(run, 1)?;
-    // One more, which nobody else could fill.
+    // One more, which no other rank could fill.
     let late = run.buffer(vec![0; LENGTH]);
     let late_post = run.try_post(super::posted_receives::ANY, &late, 0, LENGTH)?;
     let buffers: Vec<Buffer> = posts

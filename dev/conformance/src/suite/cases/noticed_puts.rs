@@ -1,4 +1,4 @@
-//! Regions with a notice: whoever writes the last bytes tells their owner by that.
+//! Regions with a notice: the write of the last bytes notifies their owner.
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run};
@@ -14,7 +14,7 @@ pub(super) const CASES: &[Case] = &[Case {
     run: put_last,
 }];
 
-/// The notice finds all bytes there, also those of the `put`s before, which nobody has waited for;
+/// The notice finds all bytes there, also those of the `put`s before, which no rank has waited for;
 /// it stands in the order of messages behind those that were sent before; and it comes once. Where
 /// `put_last` is unsupported the owner gets word by a message.
 fn put_last(run: &mut Run) -> Result<(), Failure> {

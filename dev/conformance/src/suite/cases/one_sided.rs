@@ -98,7 +98,7 @@ pub(super) fn random(length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Registers the buffer and hands its key to all; gives everybody's keys.
+/// Registers the buffer and sends its key to all ranks; returns the keys of all ranks.
 pub(super) fn share(run: &mut Run, buffer: Option<&Buffer>) -> Result<Vec<Vec<u8>>, Failure> {
     for peer in (0..run.size).filter(|peer| *peer != run.rank) {
         if !run.path(peer)?.one_sided {

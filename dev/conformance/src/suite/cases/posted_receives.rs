@@ -244,7 +244,7 @@ fn sources(run: &mut Run) -> Result<(), Failure> {
         run.barrier()?; // posted
         run.barrier()?; // rank 1 was refused
         let from_any = post(run, ANY, 16)?;
-        run.barrier()?; // posted for anybody
+        run.barrier()?; // posted for any source
         holds(run, &from_any, 1, envelope(7), b"one")?;
         holds(run, &from_two, 2, envelope(7), b"two")?;
         return run.barrier();
@@ -302,7 +302,7 @@ fn tags(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Taken back in time: nobody fills it, nobody tells. Too late: the event comes.
+/// Cancelled in time: it is not filled, and there is no event. Too late: the event comes.
 fn withdraw(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     for _ in 0..50 {
@@ -340,7 +340,7 @@ fn withdraw(run: &mut Run) -> Result<(), Failure> {
     })
 }
 
-/// Shorter and longer than the room, and nothing at all: the sent length is told, and nothing
+/// Shorter and longer than the room, and nothing at all: the sent length is reported, and nothing
 /// beside the room is written.
 fn lengths(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
