@@ -262,10 +262,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn address(transport: &str, addrs: &[NodeAddr]) -> TransportAddress {
-        let interface = |addr: &NodeAddr| AddressInterface {
+        let interface = |(place, addr): (usize, &NodeAddr)| AddressInterface {
             addr: *addr,
             mtu: 1500,
-            name: "if0".into(),
+            name: format!("if{place}"),
         };
         let address = EthAddress {
             port: 5000,
@@ -273,7 +273,7 @@ mod tests {
             incarnation: if transport == "udp" { 7 } else { 9 },
             nonce: 7,
             max_send: 65_600,
-            interfaces: addrs.iter().map(interface).collect(),
+            interfaces: addrs.iter().enumerate().map(interface).collect(),
         };
         TransportAddress {
             transport: transport.into(),

@@ -119,7 +119,7 @@ fn lengths(limit: &IbConfig) -> Vec<usize> {
         // Real verbs are emulated where this is run: fewer.
         let step = if devices().is_some() { 13 } else { 3 };
         lengths.extend(
-            (0..40)
+            (0..52)
                 .step_by(step)
                 .map(|less| edge.saturating_sub(less))
                 .chain([edge + 1, edge + 2]),

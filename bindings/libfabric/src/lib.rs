@@ -15,10 +15,10 @@
 //! - *Progress* is made by calls that read queues and counters, or wait for them: `MANUAL`. A
 //!   thread in `fi_cq_sread` sleeps on the descriptors of the transports.
 //! - *Completions*: the layer reports ended requests in their order, with its lock held.
-//!   [`core`] passes them on to the queues.
+//!   `core` passes them on to the queues.
 //!
 //! # Host
-//! The library is found at load time ([`host`]): this one is not linked to it, and works with every
+//! The library is found at load time (`host`): this one is not linked to it, and works with every
 //! version from 1.1 on. Panics abort the process: the functions are `extern "C"`.
 
 #![cfg_attr(
