@@ -370,7 +370,8 @@ impl Core {
         }
     }
 
-    /// Adds an entry to its queue, and counts it. Errors are reported though not `wanted`.
+    /// Adds an entry to its queue, and counts it. Errors are reported though not `wanted`. Nobody
+    /// is woken: that takes the layer's lock, which the caller may hold.
     pub(crate) fn report(&self, mut entry: Entry, wanted: bool, text: Option<&str>) {
         let Some(bound) = self.bound.get() else {
             return;
@@ -380,7 +381,6 @@ impl Core {
         for (counter, flags) in &bound.counters {
             if entry.flags & flags & COUNTED != 0 {
                 counter.count(entry.error != 0);
-                counter.wake();
             }
         }
         if let Some(queue) = queue.as_ref().filter(|_| wanted || entry.error != 0) {
@@ -391,13 +391,18 @@ impl Core {
         }
     }
 
-    /// Wakes threads that wait for a queue, after [`report`](Core::report) without the layer's lock.
+    /// Wakes threads that wait for a queue or counter, after [`report`](Core::report) without the
+    /// layer's lock.
     #[inline]
     pub(crate) fn wake_readers(&self, receives: bool) {
-        let bound = self.bound.get();
-        let queue = bound.and_then(|bound| if receives { &bound.rx } else { &bound.tx }.as_ref());
-        if let Some(queue) = queue {
+        let Some(bound) = self.bound.get() else {
+            return;
+        };
+        if let Some(queue) = if receives { &bound.rx } else { &bound.tx } {
             queue.wake();
+        }
+        for (counter, _) in &bound.counters {
+            counter.wake();
         }
     }
 

@@ -2,11 +2,13 @@
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
-use crate::core::{Operation, Operations};
+use crate::core::{Bound, Core, Operation, Operations};
 use crate::ffi::*;
 use crate::object::{Head, Object};
-use crate::queue::{Entry, Queue, deadline};
+use crate::queue::{Counter, Entry, Queue, deadline};
+use crate::transfer::{Incoming, UNTAGGED};
 use crate::{domain, endpoint, fabric, info, provider, queues, vector};
 
 /// The table of an object's first set of calls, as C reads it: the size, then the functions.
@@ -139,4 +141,61 @@ fn names_are_padded_and_checked() {
     assert_eq!(name.len(), vector::NAME);
     assert!(vector::decode(&name).is_none() && vector::decode(&[0; vector::NAME]).is_none());
     assert!(vector::named("node1").is_none() && vector::named("esp://01").is_none());
+}
+
+/// Makes an endpoint without transports, which reaches only itself.
+fn alone(bound: Bound) -> Arc<Core> {
+    let endpoint = p2p::Endpoint::open(Vec::new(), 7, &p2p::Config::default()).unwrap();
+    let name = Vec::new();
+    let core = Arc::new(Core::new(true));
+    let open = job::endpoint::OpenEndpoint { endpoint, name };
+    core.enable(open, bound).unwrap();
+    core
+}
+
+/// Starts to receive one message into `room`, which outlives the receive.
+fn receive_into(core: &Core, room: &mut [u8], flags: u64) {
+    let parts = [libc::iovec {
+        iov_base: room.as_mut_ptr().cast(),
+        iov_len: room.len(),
+    }];
+    let receive = Incoming {
+        parts: &parts,
+        from: FI_ADDR_UNSPEC,
+        space: UNTAGGED,
+        tag: 0,
+        ignore: u64::MAX,
+        context: 3,
+        flags,
+    };
+    assert_eq!(core.receive(&receive), Ok(0));
+}
+
+fn send_to_itself(core: &Core, body: &'static [u8]) {
+    let target = p2p::Target {
+        peer: 0,
+        context: UNTAGGED,
+        tag: 0,
+        data: None,
+        sync: false,
+    };
+    let layer = core.layer().unwrap();
+    // SAFETY: static.
+    unsafe { layer.send(body.as_ptr(), body.len(), &target, u64::MAX) }.unwrap();
+}
+
+#[test]
+fn a_thread_that_waits_for_a_counter_counts_by_itself() {
+    let counter = Arc::new(Counter::default());
+    let core = alone(Bound {
+        counters: vec![(Arc::clone(&counter), FI_RECV)],
+        ..Bound::default()
+    });
+    counter.sources.add(&core);
+    let mut room = [0; 8];
+    receive_into(&core, &mut room, 0);
+    send_to_itself(&core, b"body");
+    assert!(counter.wait(1, deadline(10_000)));
+    assert_eq!(&room[..4], b"body");
+    core.layer().unwrap().close().unwrap();
 }

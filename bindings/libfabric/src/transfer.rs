@@ -163,7 +163,9 @@ impl Core {
         // SAFETY: owned by the operation, or lent by the program, until the completion.
         match unsafe { layer.send(at, length, target, number) } {
             Ok(Sent::Over) => {
-                if let Some(operation) = lock(&self.operations).take(number) {
+                // The lock ends here: threads that are woken take it after the layer's.
+                let operation = lock(&self.operations).take(number);
+                if let Some(operation) = operation {
                     self.sent(operation.context, operation.flags, operation.wanted);
                 }
             }
