@@ -46,9 +46,10 @@ static EP_OPS: Table<7> = Table::new([
 ]);
 static CM_OPS: Table<9> =
     Table::new([NONE, getname as _, NONE, NONE, NONE, NONE, NONE, NONE, NONE]);
-/// There is no RMA, and there are no atomic operations.
+/// There is no RMA, and there are no atomic or collective operations.
 static NO_RMA: Table<9> = Table::new([NONE; 9]);
-static NO_ATOMICS: Table<12> = Table::new([NONE; 12]);
+static NO_ATOMICS: Table<13> = Table::new([NONE; 13]);
+static NO_COLLECTIVES: Table<11> = Table::new([NONE; 11]);
 
 pub(crate) unsafe extern "C" fn open(
     domain_at: *mut c_void,
@@ -91,7 +92,7 @@ pub(crate) unsafe extern "C" fn open(
         NO_RMA.at(),
         TAGGED_OPS.at(),
         NO_ATOMICS.at(),
-        std::ptr::null(),
+        NO_COLLECTIVES.at(),
     ];
     // SAFETY: `place` is writable.
     unsafe { publish(place, (FI_CLASS_EP, context), OPS.at(), tables, body) }
@@ -110,10 +111,12 @@ pub(crate) unsafe fn endpoint<'a>(at: *mut c_void) -> Result<&'a EndpointObject,
 unsafe extern "C" fn close(at: *mut c_void) -> c_int {
     // SAFETY: the object of this table.
     crate::done(unsafe { endpoint(at) }.map(|found| {
-        if let Ok(layer) = found.core.layer()
-            && let Err(error) = layer.close()
-        {
-            host::warn(&format!("closing an endpoint: {error}"));
+        if let Ok(layer) = found.core.layer() {
+            if let Err(error) = layer.close() {
+                host::warn(&format!("closing an endpoint: {error}"));
+            }
+            // Nobody reads the ends of what was under way: the buffers are the program's again.
+            layer.poll(|_| ());
         }
         // SAFETY: the caller does not use it afterwards.
         drop(unsafe { retract::<7, EndpointObject>(at) });
@@ -130,10 +133,10 @@ unsafe extern "C" fn bind(at: *mut c_void, other: *mut c_void, flags: u64) -> c_
 /// # Safety
 /// `other` is null or an object of libfabric.
 unsafe fn bind_to(found: &EndpointObject, other: *mut c_void, flags: u64) -> Result<c_int, c_int> {
+    let mut early = lock(&found.early);
     if found.core.open.get().is_some() {
         return Err(-FI_EOPBADSTATE);
     }
-    let mut early = lock(&found.early);
     // SAFETY: the caller promises it.
     let (vector, counter, queue) = unsafe { (vector(other), counter(other), queue(other)) };
     if let Ok(vector) = vector {
@@ -189,15 +192,13 @@ unsafe extern "C" fn control(at: *mut c_void, command: c_int, argument: *mut c_v
     }))
 }
 
-/// Opens the layer of an endpoint.
+/// Opens the layer of an endpoint. After an error what was bound remains so.
 fn enable(found: &EndpointObject) -> Result<c_int, c_int> {
+    let mut early = lock(&found.early);
     if found.core.open.get().is_some() {
         return Ok(0);
     }
-    let early = std::mem::take(&mut *lock(&found.early));
-    let Some(vector) = early.vector else {
-        return Err(-EINVAL);
-    };
+    let vector = early.vector.clone().ok_or(-FI_ENOAV)?;
     if early.bound.tx.is_none() && early.bound.rx.is_none() && early.bound.counters.is_empty() {
         return Err(-FI_ENOCQ);
     }
@@ -206,7 +207,8 @@ fn enable(found: &EndpointObject) -> Result<c_int, c_int> {
         host::warn(&format!("no endpoint: {why}"));
         -ENODATA
     })?;
-    found.core.enable(open, early.bound)?;
+    let bound = std::mem::take(&mut *early).bound;
+    found.core.enable(open, bound)?;
     vector.bind(&found.core);
     *lock(&found.vector) = Some(vector);
     Ok(0)

@@ -90,6 +90,7 @@ pub(crate) const ENOTCONN: c_int = 107;
 pub(crate) const ETIMEDOUT: c_int = 110;
 pub(crate) const ECANCELED: c_int = 125;
 pub(crate) const FI_ENOKEY: c_int = 266;
+pub(crate) const FI_ENOAV: c_int = 267;
 pub(crate) const FI_ETOOSMALL: c_int = 257;
 pub(crate) const FI_EOPBADSTATE: c_int = 258;
 pub(crate) const FI_EAVAIL: c_int = 259;
