@@ -32,6 +32,8 @@ static MR_OPS: Table<3> = Table::new([
 #[derive(Debug, Default)]
 pub(crate) struct Domain {
     pub(crate) regions: Arc<Regions>,
+    /// Version of the interface that its user has asked for.
+    pub(crate) version: u32,
 }
 
 /// Opens a domain of a fabric.
@@ -42,13 +44,17 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the object of the table of fabrics.
-    if unsafe { fabric::check(fabric) }.is_err() || info.is_null() || place.is_null() {
+    let Ok(version) = (unsafe { fabric::check(fabric) }) else {
+        return -EINVAL;
+    };
+    if info.is_null() || place.is_null() {
         return -EINVAL;
     }
     // SAFETY: the program passes a valid info.
     let mode = unsafe { (*info).domain_attr.as_ref() }.map_or(0, |attr| attr.mr_mode);
     let domain = Domain {
         regions: Arc::new(Regions::new(mode)),
+        version,
     };
     let identity = (FI_CLASS_DOMAIN, context);
     let tables = [DOMAIN_OPS.at(), MR_OPS.at()];

@@ -40,18 +40,18 @@ pub(crate) unsafe extern "C" fn open(
     unsafe { publish(place, identity, OPS.at(), [FABRIC_OPS.at()], version) }
 }
 
-/// Checks a fabric.
+/// Checks a fabric. Returns the version of the interface that its user has asked for.
 ///
 /// # Safety
 /// As `object::body`.
-pub(crate) unsafe fn check(fabric: *mut c_void) -> Result<(), c_int> {
+pub(crate) unsafe fn check(fabric: *mut c_void) -> Result<u32, c_int> {
     // SAFETY: the caller promises it; `open` publishes this type.
-    unsafe { body::<1, u32>(fabric, FI_CLASS_FABRIC) }.map(|_| ())
+    unsafe { body::<1, u32>(fabric, FI_CLASS_FABRIC) }.copied()
 }
 
 unsafe extern "C" fn close(fabric: *mut c_void) -> c_int {
     // SAFETY: the object of this table.
-    crate::done(unsafe { check(fabric) }.map(|()| {
+    crate::done(unsafe { check(fabric) }.map(|_| {
         // SAFETY: the caller does not use it afterwards.
         unsafe { retract::<1, u32>(fabric) };
     }))

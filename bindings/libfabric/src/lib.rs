@@ -43,6 +43,7 @@ mod tests;
 mod transfer;
 mod vector;
 
+use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
@@ -51,9 +52,10 @@ use ffi::Provider;
 /// Name of the provider, the fabric and the domain.
 pub(crate) const NAME: &std::ffi::CStr = c"esp";
 
-struct Static(Provider);
+/// The host writes `context`.
+struct Static(UnsafeCell<Provider>);
 
-// SAFETY: it is not changed after it was made, and its name is static.
+// SAFETY: after it was made, only the host accesses it, under its own lock; its name is static.
 unsafe impl Sync for Static {}
 // SAFETY: as above.
 unsafe impl Send for Static {}
@@ -62,7 +64,7 @@ unsafe impl Send for Static {}
 pub(crate) fn provider() -> *mut Provider {
     static PROVIDER: OnceLock<Static> = OnceLock::new();
     let provider = PROVIDER.get_or_init(|| {
-        Static(Provider {
+        Static(UnsafeCell::new(Provider {
             version: ffi::version(0, 1),
             // Hosts skip a provider of a lower version than that which their users ask for.
             fi_version: host::host_version(),
@@ -71,9 +73,9 @@ pub(crate) fn provider() -> *mut Provider {
             getinfo: info::getinfo,
             fabric: fabric::open,
             cleanup,
-        })
+        }))
     });
-    (&raw const provider.0).cast_mut()
+    provider.0.get()
 }
 
 /// Entry point of the library for its host.

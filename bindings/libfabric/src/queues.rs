@@ -17,6 +17,8 @@ pub(crate) struct CompletionQueue {
     /// Bytes of an entry in the queue's format.
     length: usize,
     waits: bool,
+    /// Entries of errors have `err_data_size`.
+    sized: bool,
 }
 
 static QUEUE_FID_OPS: Table<6> =
@@ -45,7 +47,8 @@ pub(crate) unsafe extern "C" fn open_queue(
     // SAFETY: null, or the program's attribute.
     let attr = unsafe { attr.as_ref() };
     // SAFETY: the object of the table of domains.
-    let (Some(attr), Ok(_), false) = (attr, unsafe { domain(domain_at) }, place.is_null()) else {
+    let (Some(attr), Ok(domain), false) = (attr, unsafe { domain(domain_at) }, place.is_null())
+    else {
         return -EINVAL;
     };
     if !can_wait(attr.wait_obj) || attr.flags & FI_PEER != 0 {
@@ -64,6 +67,7 @@ pub(crate) unsafe extern "C" fn open_queue(
         queue: Arc::default(),
         length: fields * size_of::<u64>(),
         waits: attr.wait_obj != FI_WAIT_NONE,
+        sized: domain.version >= version(1, 5),
     };
     let identity = (FI_CLASS_CQ, context);
     let tables = [QUEUE_OPS.at()];
@@ -200,14 +204,21 @@ unsafe extern "C" fn read_error(at: *mut c_void, place: *mut CqError, _flags: u6
     // SAFETY: the object of this table.
     let found = unsafe { queue(at) };
     long(found.and_then(|found| {
-        // SAFETY: null, or the program's entry.
-        let place = unsafe { place.as_mut() }.ok_or(-EINVAL)?;
+        if place.is_null() {
+            return Err(-EINVAL);
+        }
         let entry = found.queue.read_error().ok_or(-EAGAIN)?;
-        place.entry = tagged(&entry);
-        place.olen = entry.excess;
-        (place.err, place.prov_errno) = (entry.error, entry.text);
-        // There are no data: a program that has passed a buffer finds it empty.
-        place.err_data_size = 0;
+        // SAFETY: the program's entry, which ends before its last field up to version 1.4.
+        unsafe {
+            (*place).entry = tagged(&entry);
+            (*place).olen = entry.excess;
+            (*place).err = entry.error;
+            (*place).prov_errno = entry.text;
+            if found.sized {
+                // There are no data: a program that has passed a buffer finds it empty.
+                (*place).err_data_size = 0;
+            }
+        }
         Ok(1)
     }))
 }
