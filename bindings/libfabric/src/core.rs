@@ -130,6 +130,9 @@ impl Operations {
     }
 }
 
+/// An operation that the layer has refused, and its failure.
+type Refused = (Operation, Completion);
+
 /// Numbers of addresses in the layer, and the reverse.
 #[derive(Debug, Default)]
 struct Map {
@@ -148,6 +151,9 @@ pub(crate) struct Core {
     early: Mutex<Vec<(u64, Name)>>,
     deferred: Mutex<VecDeque<(Kind, Completion)>>,
     has_deferred: AtomicBool,
+    /// Held by the thread that does what was deferred, so that parts of a multi-receive buffer are
+    /// reported in order. Never taken with the layer's lock held.
+    deferring: Mutex<()>,
     pub(crate) claims: Mutex<HashMap<usize, u64>>,
     pub(crate) minimum: AtomicUsize,
     pub(crate) directed: bool,
@@ -163,6 +169,7 @@ impl Core {
             early: Mutex::default(),
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
+            deferring: Mutex::default(),
             claims: Mutex::default(),
             minimum: AtomicUsize::new(64),
             directed,
@@ -218,18 +225,18 @@ impl Core {
         }
     }
 
-    /// Forgets an address that was removed.
+    /// Forgets an address that was removed. Another one of the peer becomes its source.
     pub(crate) fn forget(&self, address: u64) {
         lock(&self.early).retain(|early| early.0 != address);
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
         let place = usize::try_from(address).unwrap_or(usize::MAX);
-        if let Some(peer) = map.peers.get_mut(place) {
-            *peer = UNKNOWN;
-        }
-        for known in &mut map.addresses {
-            if *known == address {
-                *known = FI_ADDR_UNSPEC;
-            }
+        let Some(known) = map.peers.get_mut(place) else {
+            return;
+        };
+        let peer = std::mem::replace(known, UNKNOWN);
+        if map.addresses.get(peer as usize) == Some(&address) {
+            let other = map.peers.iter().position(|known| *known == peer);
+            map.addresses[peer as usize] = other.map_or(FI_ADDR_UNSPEC, |other| other as u64);
         }
     }
 
@@ -310,6 +317,7 @@ impl Core {
     }
 
     fn do_deferred(&self) {
+        let _one = lock(&self.deferring);
         while let Some((kind, completion)) = self.next_deferred() {
             match kind {
                 Kind::Plain => {}
@@ -331,7 +339,8 @@ impl Core {
     pub(crate) fn finish(&self, operation: &Operation, completion: &Completion) {
         let receives = operation.flags & FI_RECV != 0;
         let length = completion.length.min(operation.room);
-        if let Some(owned) = operation.owned.as_ref().filter(|_| receives) {
+        let arrived = receives && completion.result.is_ok();
+        if let Some(owned) = operation.owned.as_ref().filter(|_| arrived) {
             crate::transfer::scatter(&operation.scatter, owned, length);
         }
         let mut entry = Entry {
@@ -422,25 +431,36 @@ impl Core {
         multi.used.store(used + length, Ordering::Relaxed);
         // The rest first: the program may close the endpoint when it learns of this part.
         let posted = if goes_on {
-            self.post_multi(multi)
+            self.post_rest(multi)
         } else {
-            Ok(())
+            Ok(None)
         };
         if posted.is_err() {
             operation.flags |= FI_MULTI_RECV;
+            operation.wanted = true;
         }
         self.finish(&operation, completion);
+        if let Ok(Some(refused)) = posted {
+            self.finish(&refused.0, &refused.1);
+        }
         self.wake_readers(true);
     }
 
-    /// Posts a receive into the unused part of a multi-receive buffer.
+    /// Posts a multi-receive buffer.
     pub(crate) fn post_multi(&self, multi: &Arc<Multi>) -> Result<(), c_int> {
+        let refused = self.post_rest(multi)?;
+        self.finish_refused(refused);
+        Ok(())
+    }
+
+    /// Posts a receive into the unused part of a multi-receive buffer.
+    fn post_rest(&self, multi: &Arc<Multi>) -> Result<Option<Refused>, c_int> {
         let used = multi.used.load(Ordering::Relaxed);
         let (at, room) = (multi.start + used, multi.length - used);
         let mut operation = Operation::new(multi.context, FI_RECV | FI_MSG, multi.wanted);
         operation.kind = Kind::Multi(Arc::clone(multi));
         (operation.buffer, operation.room) = (at, room);
-        self.post(operation, (at, room), &multi.pattern)
+        self.try_post(operation, (at, room), &multi.pattern)
     }
 
     /// Posts a receive. An error that belongs to the peer is reported as a completion.
@@ -450,6 +470,18 @@ impl Core {
         (at, room): (usize, usize),
         pattern: &p2p::Pattern,
     ) -> Result<(), c_int> {
+        let refused = self.try_post(operation, (at, room), pattern)?;
+        self.finish_refused(refused);
+        Ok(())
+    }
+
+    /// Posts a receive. Returns one that failed with its peer.
+    fn try_post(
+        &self,
+        operation: Operation,
+        (at, room): (usize, usize),
+        pattern: &p2p::Pattern,
+    ) -> Result<Option<Refused>, c_int> {
         let layer = self.layer()?;
         let number = self.begin(operation)?;
         let at = std::ptr::with_exposed_provenance_mut(at);
@@ -457,15 +489,25 @@ impl Core {
         match unsafe { layer.recv(at, room, pattern, number) } {
             Ok(request) => {
                 self.note(number, request);
-                Ok(())
+                Ok(None)
             }
-            Err(error) => self.failed_at_once(number, &error),
+            Err(error) => self.refused(number, &error).map(Some),
         }
     }
 
     /// Reports an operation that the layer has refused.
     pub(crate) fn failed_at_once(&self, number: u64, error: &p2p::Error) -> Result<(), c_int> {
-        let operation = lock(&self.operations).take(number).ok_or(-EIO)?;
+        let refused = self.refused(number, error)?;
+        self.finish_refused(Some(refused));
+        Ok(())
+    }
+
+    /// Takes back an operation that the layer has refused, to be reported if its peer has failed.
+    fn refused(&self, number: u64, error: &p2p::Error) -> Result<Refused, c_int> {
+        let mut operation = lock(&self.operations).take(number).ok_or(-EIO)?;
+        if let Kind::Multi(_) = operation.kind {
+            operation.flags |= FI_MULTI_RECV;
+        }
         if !matches!(error, p2p::Error::PeerFailed { .. }) {
             return Err(-EINVAL);
         }
@@ -479,9 +521,14 @@ impl Core {
             length: 0,
             result: Err(error.clone()),
         };
-        self.finish(&operation, &completion);
-        self.wake_readers(operation.flags & FI_RECV != 0);
-        Ok(())
+        Ok((operation, completion))
+    }
+
+    fn finish_refused(&self, refused: Option<Refused>) {
+        if let Some((operation, completion)) = refused {
+            self.finish(&operation, &completion);
+            self.wake_readers(operation.flags & FI_RECV != 0);
+        }
     }
 }
 

@@ -86,6 +86,9 @@ unsafe fn start_receive(
     let found = unsafe { endpoint(ep) };
     long(found.and_then(|found| {
         let (tag_bits, ignore) = tag.unwrap_or((0, u64::MAX));
+        // The flag of endpoints means only messages without tags.
+        let not_tagged = if tag.is_some() { FI_MULTI_RECV } else { 0 };
+        let own_flags = found.rx_flags & !not_tagged;
         found.core.receive(&Incoming {
             parts,
             from,
@@ -93,7 +96,7 @@ unsafe fn start_receive(
             tag: tag_bits,
             ignore,
             context,
-            flags: flags.unwrap_or(found.rx_flags),
+            flags: flags.unwrap_or(own_flags),
         })
     }))
 }

@@ -82,10 +82,12 @@ impl Sources {
                 return false;
             }
             let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
-            let (count, only) = (all.len(), all.first().and_then(Weak::upgrade));
+            let mut alive = all.iter().filter_map(Weak::upgrade);
+            let (first, second) = (alive.next(), alive.next());
+            drop(alive);
             drop(all);
-            match only {
-                Some(core) if count == 1 => core.wait(deadline, over),
+            match first {
+                Some(core) if second.is_none() => core.wait(deadline, over),
                 Some(_) => std::thread::sleep(NAP),
                 None => {
                     let left = deadline.map_or(LONG_NAP, |at| at.saturating_duration_since(now));

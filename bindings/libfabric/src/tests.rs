@@ -199,3 +199,46 @@ fn a_thread_that_waits_for_a_counter_counts_by_itself() {
     assert_eq!(&room[..4], b"body");
     core.layer().unwrap().close().unwrap();
 }
+
+#[test]
+fn an_endpoint_without_addresses_is_not_enabled() {
+    let (mut fabric, mut domain, mut endpoint) = (null_mut(), null_mut(), null_mut());
+    let none = null_mut();
+    // SAFETY: zeros are valid for all fields, and the objects are open.
+    unsafe {
+        let mut info: Info = std::mem::zeroed();
+        let info = &raw mut info;
+        assert_eq!(fabric::open(null_mut(), &raw mut fabric, none), 0);
+        assert_eq!(domain::open(fabric, info, &raw mut domain, none), 0);
+        assert_eq!(endpoint::open(domain, info, &raw mut endpoint, none), 0);
+        let control: unsafe extern "C" fn(*mut c_void, i32, *mut c_void) -> i32 =
+            std::mem::transmute(call(endpoint, 2));
+        for _ in 0..2 {
+            assert_eq!(control(endpoint, FI_ENABLE, none), -FI_ENOAV);
+        }
+    }
+    assert_eq!(close(endpoint), 0);
+    assert_eq!((close(domain), close(fabric)), (0, 0));
+}
+
+#[test]
+fn dead_endpoints_do_not_count_as_sources() {
+    let queue = Arc::new(Queue::default());
+    let bound = || Bound {
+        rx: Some(Arc::clone(&queue)),
+        ..Bound::default()
+    };
+    let (dead, core) = (alone(bound()), alone(bound()));
+    queue.sources.add(&dead);
+    queue.sources.add(&core);
+    drop(dead);
+    let mut room = [0; 64];
+    receive_into(&core, &mut room, FI_MULTI_RECV);
+    send_to_itself(&core, b"body");
+    assert!(queue.wait(deadline(10_000)));
+    let mut read = Vec::new();
+    queue.read(9, |_, entry| read.push((entry.flags, entry.length)));
+    // Less than the least room is left.
+    assert_eq!(read, [(FI_RECV | FI_MSG | FI_MULTI_RECV, 4)]);
+    core.layer().unwrap().close().unwrap();
+}

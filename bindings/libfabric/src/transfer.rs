@@ -74,9 +74,10 @@ pub(crate) fn total(parts: &[libc::iovec]) -> Result<usize, c_int> {
 /// Copies the bytes of a send.
 pub(crate) fn gather(parts: &[libc::iovec], length: usize) -> Result<Vec<u8>, c_int> {
     let mut bytes = Vec::new();
-    if length > GATHERED || bytes.try_reserve_exact(length).is_err() {
+    if length > GATHERED {
         return Err(-EMSGSIZE);
     }
+    bytes.try_reserve_exact(length).map_err(|_| -ENOMEM)?;
     for part in parts.iter().filter(|part| part.iov_len != 0) {
         // SAFETY: the program passes readable parts.
         bytes.extend_from_slice(unsafe {
@@ -243,7 +244,6 @@ impl Core {
         );
         if receive.flags & FI_PEEK == 0 {
             let claim = lock(&self.claims).remove(&receive.context).ok_or(-EINVAL)?;
-            let mut operation = Operation::new(receive.context, flags, wanted);
             if discards {
                 layer.discard(claim);
                 let entry = found(receive, flags, None, FI_ADDR_UNSPEC);
@@ -251,18 +251,12 @@ impl Core {
                 self.wake_readers(true);
                 return Ok(0);
             }
-            let length = total(receive.parts)?;
-            let at;
-            (operation, at) = with_parts(operation, receive.parts, length)?;
-            let number = self.begin(operation)?;
-            let at = std::ptr::with_exposed_provenance_mut(at);
-            let claim = (receive.space, claim);
-            // SAFETY: the program lends the memory until the completion.
-            match unsafe { layer.recv_claimed(at, length, claim, number) } {
-                Ok(request) => self.note(number, request),
-                Err(error) => self.failed_at_once(number, &error)?,
+            let started = self.receive_claimed(receive, claim, wanted);
+            if started.is_err() {
+                // The program may try again.
+                lock(&self.claims).insert(receive.context, claim);
             }
-            return Ok(0);
+            return started.map(|()| 0);
         }
         let arrived = match layer.peek(pattern, claims || discards) {
             Ok(arrived) => arrived,
@@ -282,6 +276,30 @@ impl Core {
         self.report(entry, true, None);
         self.wake_readers(true);
         Ok(0)
+    }
+
+    /// Receives a message that was claimed.
+    fn receive_claimed(
+        &self,
+        receive: &Incoming<'_>,
+        claim: u64,
+        wanted: bool,
+    ) -> Result<(), c_int> {
+        let (layer, length) = (self.layer()?, total(receive.parts)?);
+        let flags = FI_RECV | of_space(receive.space);
+        let operation = Operation::new(receive.context, flags, wanted);
+        let (operation, at) = with_parts(operation, receive.parts, length)?;
+        let number = self.begin(operation)?;
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        let claim = (receive.space, claim);
+        // SAFETY: the program lends the memory until the completion.
+        match unsafe { layer.recv_claimed(at, length, claim, number) } {
+            Ok(request) => {
+                self.note(number, request);
+                Ok(())
+            }
+            Err(error) => self.failed_at_once(number, &error),
+        }
     }
 }
 
@@ -319,7 +337,9 @@ fn with_parts(
         [part] => part.iov_base.expose_provenance(),
         _ if length > GATHERED => return Err(-EMSGSIZE),
         _ => {
-            let mut owned = vec![0; length];
+            let mut owned = Vec::new();
+            owned.try_reserve_exact(length).map_err(|_| -ENOMEM)?;
+            owned.resize(length, 0);
             let at = owned.as_mut_ptr().expose_provenance();
             let part = |part: &libc::iovec| (part.iov_base.expose_provenance(), part.iov_len);
             operation.scatter = parts.iter().map(part).collect();
