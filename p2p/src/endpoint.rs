@@ -20,7 +20,7 @@ use crate::types::{RequestId, Stats, TransportAddress};
 /// Each endpoint has a random *identity*. It numbers its peers by itself, from 1 on, in the order
 /// in which they are added or connect; 0 is the endpoint itself. A peer is added by its identity
 /// and addresses and reached by the first send to it. Peers that were not added are admitted when
-/// they connect, 4096 at most.
+/// they connect, 4096 at a time.
 ///
 /// The ends of requests are reported by [`poll`](Endpoint::poll) and [`wait`](Endpoint::wait).
 /// Matching, protocols, failures and threads are those of the layer of ranks, with one exception: a

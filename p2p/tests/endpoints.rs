@@ -333,3 +333,24 @@ fn a_dead_peer_fails_what_names_it_only() {
     // SAFETY: as in `receive`.
     assert!(unsafe { a.recv(any.as_mut_ptr(), 1, &pattern(None, 1, 0), 6) }.is_err());
 }
+
+#[test]
+fn a_peer_that_cannot_be_reached_is_admitted_when_it_connects() {
+    let (all, _) = endpoints(2);
+    let (a, b) = (&all[0], &all[1]);
+    let to_b = a.add_peer(101, Vec::new()).unwrap();
+    let to_a = b.add_peer(100, a.addresses()).unwrap();
+    static BODY: [u8; 1] = [5];
+    // SAFETY: static.
+    unsafe { b.send(BODY.as_ptr(), 1, &target(to_a, 1), 1) }.unwrap();
+    let mut first = [0; 1];
+    receive(a, &mut first, &pattern(Some(to_b), 1, 0), 2);
+    let got = reports(&[a.clone(), b.clone()], 1);
+    assert_eq!((got[0].cookie, &got[0].result), (2, &Ok(())));
+    assert!(a.try_send(b"answer", &target(to_b, 2)));
+    let mut answer = [0; 6];
+    receive(b, &mut answer, &pattern(Some(to_a), 2, 0), 3);
+    let got = reports(&[b.clone(), a.clone()], 1 + usize::from(sent != Sent::Over));
+    assert_eq!((got[0].cookie, &got[0].result), (3, &Ok(())));
+    assert_eq!((first, &answer), ([5], b"answer"));
+}

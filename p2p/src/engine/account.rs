@@ -47,16 +47,16 @@ pub(crate) fn eager_limit(window: u32) -> usize {
 /// Returns the limit for unexpected messages in a job of `size` ranks: the configured one, or eight
 /// windows for each peer if that is more.
 pub(crate) fn limit(configured: usize, size: u32) -> usize {
-    configured.max(windows(window(size), size))
+    configured.max(windows(window(size), (size as usize).saturating_sub(1)))
 }
 
-/// Returns the limit as [`limit`] does, for an endpoint that has this many peers and itself.
-pub(crate) fn open_limit(configured: usize, size: u32) -> usize {
-    configured.max(windows(OPEN_WINDOW, size))
+/// Returns the limit as [`limit`] does, for an endpoint that has this many peers.
+pub(crate) fn open_limit(configured: usize, peers: usize) -> usize {
+    configured.max(windows(OPEN_WINDOW, peers))
 }
 
-fn windows(window: u32, size: u32) -> usize {
-    window as usize * 8 * (size as usize).saturating_sub(1)
+fn windows(window: u32, peers: usize) -> usize {
+    window as usize * 8 * peers
 }
 
 /// Credit in both directions of one peer.
@@ -164,8 +164,12 @@ impl Protocol {
         let account = &mut self.peers[peer].account;
         account.held = account.held.saturating_sub(cost);
         account.waiting = account.waiting.saturating_sub(1);
-        if account.is_held_back() {
+        let (back, last) = (account.is_held_back(), account.waiting == 0);
+        if back {
             self.settle(peer);
+        }
+        if last && self.open.is_some() {
+            self.forget_stranger(peer);
         }
         // Another peer may wait for the room. Checked only while one is held back: it visits all.
         if self.held_back != 0 && self.stats.unexpected_bytes < self.limit / 8 {
@@ -184,7 +188,11 @@ impl Protocol {
     #[cold]
     pub(crate) fn settle(&mut self, peer: PeerId) {
         let (total, limit) = (self.stats.unexpected_bytes, self.limit);
-        let share = limit / 16 / (self.peers.size() as usize).saturating_sub(1).max(1);
+        let sharers = match &self.open {
+            Some(open) => open.sharers(),
+            None => (self.peers.size() as usize).saturating_sub(1),
+        };
+        let share = limit / 16 / sharers.max(1);
         let state = &mut self.peers[peer];
         if !state.alive || state.own {
             return;

@@ -1,7 +1,7 @@
 //! Peers of an endpoint: declared by its owner, reached by the first send, or strangers that have
 //! connected; and the report of ended requests.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use btl::{PeerError, Rank};
 
@@ -15,8 +15,13 @@ use crate::error::Error;
 use crate::ids::{PeerId, TransportId};
 use crate::types::TransportAddress;
 
-/// Maximum number of peers that connected without having been declared. Others are refused.
+/// Maximum number of peers that connected without having been declared and are alive, or have left
+/// messages. Others are refused.
 const MAX_STRANGERS: usize = 4096;
+/// Number of strangers for which the memory for unexpected messages grows.
+const EXPECTED_STRANGERS: usize = 64;
+/// Maximum number of peers with which strangers are still admitted: a number is not used again.
+const MAX_NUMBERS: u32 = 64 << 10;
 /// Maximum number of strangers admitted in one poll.
 const ADMISSIONS: usize = 16;
 
@@ -30,7 +35,10 @@ pub(crate) struct Open {
     identities: Vec<u64>,
     /// Addresses of declared peers that nothing was sent to.
     addresses: HashMap<PeerId, Vec<TransportAddress>>,
-    strangers: usize,
+    /// Peers that were not declared and are alive, or have left messages.
+    strangers: HashSet<PeerId>,
+    /// Number of declared peers.
+    declared: usize,
 }
 
 /// A request that is over.
@@ -52,6 +60,11 @@ impl Open {
         self.identities.get(peer as usize).copied()
     }
 
+    /// Returns the number of peers that share the memory for unexpected messages.
+    pub(super) fn sharers(&self) -> usize {
+        self.declared + self.strangers.len()
+    }
+
     /// Returns the peer with this identity.
     pub(crate) fn number_of(&self, identity: u64) -> Option<PeerId> {
         self.numbers.get(&identity).copied()
@@ -67,7 +80,8 @@ impl Protocol {
             numbers: HashMap::from([(identity, self.own)]),
             identities: vec![identity],
             addresses: HashMap::new(),
-            strangers: 0,
+            strangers: HashSet::new(),
+            declared: 0,
         }));
     }
 
@@ -81,13 +95,19 @@ impl Protocol {
         let invalid = Error::InvalidArgument("not an endpoint, or too many peers");
         let open = self.open.as_mut().ok_or(invalid.clone())?;
         if let Some(&known) = open.numbers.get(&identity) {
+            if open.strangers.remove(&known) {
+                open.declared += 1;
+                self.set_open_limit();
+            }
             return Ok(known);
         }
         let peer = self.add_peer(identity, Peer::without_rails(OPEN_WINDOW));
         let peer = peer.ok_or(invalid)?;
         if let Some(open) = &mut self.open {
             open.addresses.insert(peer, addresses);
+            open.declared += 1;
         }
+        self.set_open_limit();
         Ok(peer)
     }
 
@@ -99,8 +119,48 @@ impl Protocol {
         let peer = self.peers.push(peer)?;
         open.numbers.insert(identity, peer);
         open.identities.push(identity);
-        self.limit = open_limit(self.config.unexpected_bytes, self.peers.size());
         Some(peer)
+    }
+
+    fn add_stranger(&mut self, identity: u64) -> Option<PeerId> {
+        let count = self.open.as_ref()?.strangers.len();
+        if count >= MAX_STRANGERS || self.peers.size() >= MAX_NUMBERS {
+            return None;
+        }
+        let peer = self.add_peer(identity, Peer::without_rails(OPEN_WINDOW))?;
+        self.open.as_mut()?.strangers.insert(peer);
+        self.set_open_limit();
+        Some(peer)
+    }
+
+    /// Takes back the peer that was added last and never had a connection.
+    fn remove_stranger(&mut self, identity: u64) {
+        if let Some(open) = &mut self.open
+            && let Some(peer) = open.numbers.remove(&identity)
+        {
+            open.identities.pop();
+            open.strangers.remove(&peer);
+            self.peers.0.pop();
+            self.set_open_limit();
+        }
+    }
+
+    /// Makes room for another stranger if this one has failed and none of its messages waits.
+    pub(super) fn forget_stranger(&mut self, peer: PeerId) {
+        let state = &self.peers[peer];
+        if !state.alive
+            && state.account.waiting == 0
+            && let Some(open) = &mut self.open
+            && open.strangers.remove(&peer)
+        {
+            self.set_open_limit();
+        }
+    }
+
+    fn set_open_limit(&mut self) {
+        let Some(open) = &self.open else { return };
+        let peers = open.declared + open.strangers.len().min(EXPECTED_STRANGERS);
+        self.limit = open_limit(self.config.unexpected_bytes, peers);
     }
 
     /// Returns a request of the endpoint that is over, and forgets it.
@@ -133,11 +193,19 @@ impl Protocol {
 impl Engine {
     /// Reaches a declared peer, if that was not tried before. Fails the peer if no transport does.
     pub(super) fn reach(&mut self, peer: PeerId) {
+        if let Err((_, error)) = self.try_reach(peer) {
+            self.protocol.fail(peer, error, None);
+        }
+    }
+
+    /// Reaches a declared peer as [`reach`](Engine::reach) does. Returns its addresses if no
+    /// transport does.
+    fn try_reach(&mut self, peer: PeerId) -> Result<(), (Vec<TransportAddress>, PeerError)> {
         let Some(open) = &mut self.protocol.open else {
-            return;
+            return Ok(());
         };
         let Some(addresses) = open.addresses.remove(&peer) else {
-            return;
+            return Ok(());
         };
         let lower = open.identity < open.identity_of(peer.rank()).unwrap_or_default();
         let transports = &mut self.transports;
@@ -146,9 +214,10 @@ impl Engine {
         if rails.is_empty() {
             let reasons = crate::start::reasons(&reached.reports);
             let error = PeerError::Lost(format!("it cannot be reached: {reasons}"));
-            return self.protocol.fail(peer, error, None);
+            return Err((addresses, error));
         }
         self.set_rails(peer, rails);
+        Ok(())
     }
 
     fn set_rails(&mut self, peer: PeerId, rails: Vec<Rail>) {
@@ -172,43 +241,85 @@ impl Engine {
     }
 
     fn admit(&mut self, transport: TransportId, identity: u64) {
-        let Some(open) = &mut self.protocol.open else {
+        let Some(open) = &self.protocol.open else {
             return;
         };
         let known = open.number_of(identity);
-        let too_many = known.is_none() && open.strangers >= MAX_STRANGERS;
         let peer = match known {
-            _ if too_many => None,
-            None => {
-                open.strangers += 1;
-                self.protocol
-                    .add_peer(identity, Peer::without_rails(OPEN_WINDOW))
-            }
+            None => self.protocol.add_stranger(identity),
             Some(peer) => {
-                let alive = self.protocol.peers[peer].alive && peer != self.protocol.own;
-                // A declared peer is reached as by a send, and so over the same rails.
-                if alive {
-                    self.reach(peer);
-                }
-                Some(peer).filter(|_| alive)
+                Some(peer).filter(|_| self.protocol.peers[peer].alive && peer != self.protocol.own)
             }
         };
-        let btl = &mut self.transports[transport].btl;
         let Some(peer) = peer else {
             let reason = "this endpoint takes no connection from it";
+            let btl = &mut self.transports[transport].btl;
             return btl.refuse_stranger(identity, reason);
         };
+        // A declared peer is reached as by a send, and so over the same rails; if its addresses do
+        // not reach it, by the connection that it has made.
+        let unreached = self.try_reach(peer).err();
+        let btl = &mut self.transports[transport].btl;
         // Reaching it may have accepted the connection.
-        if btl.stranger() != Some(identity) {
+        let waits = btl.stranger() == Some(identity);
+        let added = waits.then(|| btl.admit(peer.rank(), identity));
+        if !self.protocol.peers[peer].rails.is_empty() {
             return;
         }
-        let added = btl.admit(peer.rank(), identity);
         match added {
-            _ if !self.protocol.peers[peer].rails.is_empty() => {}
-            Ok(info) => self.set_rails(peer, vec![Rail::new(transport, info)]),
-            Err(error) => self
-                .protocol
-                .fail(peer, PeerError::Lost(error.reason), None),
+            Some(Ok(info)) => self.set_rails(peer, vec![Rail::new(transport, info)]),
+            // Others may have used its identity: whoever has connected is refused, but the peer may
+            // still be reached, or come.
+            _ if known.is_none() => self.protocol.remove_stranger(identity),
+            _ => {
+                if let Some((addresses, _)) = unreached
+                    && let Some(open) = &mut self.protocol.open
+                {
+                    open.addresses.insert(peer, addresses);
+                }
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::engine::peer::Peers;
+
+    fn protocol() -> Protocol {
+        let own = PeerId::new(0, 1).unwrap();
+        let peers = Peers(vec![Peer::own()]);
+        let mut protocol = Protocol::new(own, peers, false, Config::default());
+        protocol.open(1);
+        protocol
+    }
+
+    #[test]
+    fn strangers_make_room_when_nothing_of_them_is_left() {
+        let mut protocol = protocol();
+        let all: Vec<PeerId> = (0..MAX_STRANGERS as u64)
+            .map(|at| protocol.add_stranger(100 + at).unwrap())
+            .collect();
+        assert_eq!(protocol.add_stranger(50), None);
+        // Most of them do not add to the memory.
+        let expected = open_limit(protocol.config.unexpected_bytes, EXPECTED_STRANGERS);
+        assert_eq!(protocol.limit, expected);
+        protocol.charge(all[0], 1000);
+        for peer in [all[0], all[1]] {
+            protocol.fail(peer, PeerError::Left, None);
+            protocol.forget_stranger(peer);
+        }
+        assert!(protocol.add_stranger(50).is_some());
+        assert_eq!(protocol.add_stranger(51), None);
+        protocol.release(all[0], 1000);
+        let last = protocol.add_stranger(51).unwrap();
+        // One that was never connected leaves no trace.
+        protocol.remove_stranger(51);
+        assert_eq!(protocol.add_stranger(52), Some(last));
+        // A stranger that is declared is none any more.
+        assert_eq!(protocol.declare(52, Vec::new()), Ok(last));
+        assert!(protocol.add_stranger(53).is_some());
     }
 }

@@ -37,6 +37,7 @@ impl Engine {
                 protocol.release(peer, arrived.cost);
             }
         }
+        protocol.forget_stranger(peer);
         for key in protocol.requests.keys().collect::<Vec<_>>() {
             self.end_request_of(key, peer, left);
         }
