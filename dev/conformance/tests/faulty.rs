@@ -193,8 +193,8 @@ fn headers_are_corrupted_and_cut_short_and_nothing_else_is() {
     }
 }
 
-/// After a number of messages the peer is lost: what is pending ends first, it is reported once, and no
-/// word goes through any more.
+/// After a number of messages the peer is lost: what is pending ends first, the loss is reported
+/// once, and nothing passes any more.
 #[test]
 fn a_peer_is_cut_after_so_many_messages() {
     let (mut left, mut right) = pair(

@@ -126,10 +126,10 @@ fn no_call(call: &'static str) -> NicError {
     NicError::new(call, libc::ENOSYS)
 }
 
-/// The global id in the 40 bytes in front of a datagram: an IPv6 header's source (InfiniBand, RoCE
-/// 1, RoCE 2 over IPv6), or for RoCE 2 over IPv4 an IPv4 header in the last 20 bytes, recognized by its
-/// checksum as in libibverbs' `ibv_init_ah_from_wc`. Where rxe hands packets to its own device
-/// there is no checksum, and zeros in front.
+/// Returns the global id in the 40 bytes before a datagram: an IPv6 header's source (InfiniBand,
+/// RoCE 1, RoCE 2 over IPv6), or for RoCE 2 over IPv4 an IPv4 header in the last 20 bytes,
+/// recognized by its checksum as in libibverbs' `ibv_init_ah_from_wc`. Where rxe passes packets to
+/// its own device there is no checksum, and the bytes before are zero.
 fn sender(header: &[u8]) -> Option<[u8; 16]> {
     let last: &[u8; 20] = header.get(20..GRH)?.try_into().ok()?;
     let sum: u32 = last
