@@ -99,7 +99,7 @@ impl EthAddress {
     /// Decodes an address from untrusted bytes.
     ///
     /// # Errors
-    /// What is wrong with it, as a sentence for the user.
+    /// Describes the fault in a sentence for the user.
     pub fn decode(bytes: &[u8]) -> Result<EthAddress, String> {
         if bytes.is_empty() {
             return Err("its address is empty: it has no Ethernet transport".into());

@@ -49,7 +49,7 @@ pub(crate) struct Destination {
     pub(crate) data: Option<u64>,
 }
 
-/// What an envelope says of its message.
+/// Fields of an envelope that describe its message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label {
     pub(crate) context: u32,

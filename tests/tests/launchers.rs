@@ -254,7 +254,7 @@ fn within_a_node(test: &str, launcher: Launcher) {
     for (from, to, _, transport) in used(&finished) {
         assert_eq!(transport, "shm", "{from} -> {to}");
     }
-    // No process needs a daemon here, and one that asks is told that there is none.
+    // No process needs a daemon here, and a request for one reports that there is none.
     assert_eq!(
         finished
             .err

@@ -22,7 +22,7 @@ const OPERATIONS: usize = 128 << 10;
 /// Number of a peer that the layer does not know.
 const UNKNOWN: Rank = Rank::MAX;
 
-/// What an endpoint is bound to when it is enabled.
+/// Objects to which an enabled endpoint is bound.
 #[derive(Debug, Default)]
 pub(crate) struct Bound {
     pub(crate) tx: Option<Arc<Queue>>,
@@ -379,8 +379,8 @@ impl Core {
         }
     }
 
-    /// Adds an entry to its queue, and counts it. Errors are reported though not `wanted`. Nobody
-    /// is woken: that takes the layer's lock, which the caller may hold.
+    /// Adds an entry to its queue, and counts it. Errors are reported though not `wanted`. Wakes
+    /// no thread: that takes the layer's lock, which the caller may hold.
     pub(crate) fn report(&self, mut entry: Entry, wanted: bool, text: Option<&str>) {
         let Some(bound) = self.bound.get() else {
             return;

@@ -15,7 +15,7 @@ use crate::queues::{counter, queue};
 use crate::transfer::set_minimum;
 use crate::vector::{Vector, copy_name, vector};
 
-/// What an endpoint has before it is enabled.
+/// Objects bound to an endpoint before it is enabled.
 #[derive(Debug, Default)]
 struct Early {
     bound: Bound,
@@ -115,7 +115,7 @@ unsafe extern "C" fn close(at: *mut c_void) -> c_int {
             if let Err(error) = layer.close() {
                 host::warn(&format!("closing an endpoint: {error}"));
             }
-            // Nobody reads the ends of what was under way: the buffers are the program's again.
+            // Discards completions of the operations: the program has its buffers back.
             layer.poll(|_| ());
         }
         // SAFETY: the caller does not use it afterwards.

@@ -49,7 +49,7 @@ unsafe fn is_ours(text: *const c_char) -> bool {
     text.is_null() || unsafe { CStr::from_ptr(text) } == NAME
 }
 
-/// What a program asks for, checked.
+/// Checked hints of a program.
 struct Asked {
     caps: u64,
     mr_mode: c_int,
