@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use btl::{MAX_HEADER, Rank};
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, EdpSocket, EspError, Path};
+use esp_client::{Client, EdpSocket, EspError, NodeAddr, Path};
 
 use crate::channel::RESERVE;
 use crate::record::HEAD;
@@ -90,7 +90,7 @@ impl EthConfig {
             return Ok(all.into_iter().filter(|name| self.wants(name)).collect());
         }
         let client = Client::connect(&self.socket)?;
-        let chosen = self.choose(client.interfaces())?;
+        let chosen = self.choose(&client)?;
         Ok(chosen.into_iter().map(|info| info.name).collect())
     }
 
@@ -123,8 +123,20 @@ impl EthConfig {
         (self.include.is_empty() || listed(&self.include)) && !listed(&self.exclude)
     }
 
+    /// Returns the daemon's interfaces that are selected and up. UDP through the daemon is left out
+    /// if raw Ethernet is leased: it would take the long messages, for its bandwidth, although UDP
+    /// without the daemon ([`Carrier::Udp`]) is faster.
+    pub(crate) fn choose(&self, client: &Client) -> Result<Vec<InterfaceInfo>, EthError> {
+        let mut chosen = self.selected(client.interfaces())?;
+        let is_raw = |info: &InterfaceInfo| matches!(info.addr, NodeAddr::Mac(_));
+        if client.may_lease(self.path) && chosen.iter().any(is_raw) {
+            chosen.retain(is_raw);
+        }
+        Ok(chosen)
+    }
+
     /// Returns the interfaces of `all` that are selected and up.
-    pub(crate) fn choose(&self, all: &[InterfaceInfo]) -> Result<Vec<InterfaceInfo>, EthError> {
+    fn selected(&self, all: &[InterfaceInfo]) -> Result<Vec<InterfaceInfo>, EthError> {
         let (mut chosen, is_wanted) = (all.to_vec(), |info: &InterfaceInfo| self.wants(&info.name));
         chosen.retain(is_wanted);
         let names = |list: &[InterfaceInfo]| {

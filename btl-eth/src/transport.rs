@@ -114,7 +114,7 @@ impl EthBtl {
             Carrier::Raw => Client::polled_by(&config.socket, config.path)?,
             Carrier::Udp => Client::polled_udp(|name| config.wants(name))?,
         };
-        let interfaces = config.choose(client.interfaces())?;
+        let interfaces = config.choose(&client)?;
         let max_send = config.granted_send(&client, &interfaces[0])?;
         let prober = Prober::new(&client, &interfaces)?;
         let job = match config.identity {
