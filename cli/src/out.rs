@@ -17,12 +17,15 @@ pub enum Verdict {
     Code(u8),
 }
 
-/// The program could not run: exit code 2 and this one line.
+/// The program could not run: one line, and exit code 2 unless said otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// Names the event, the place and the remedy.
     #[error("{0}")]
     Text(String),
+    /// A command that was to be run cannot be: exit code as of a shell, 126 or 127.
+    #[error("{1}")]
+    Command(u8, String),
     /// Writing the output failed; a closed pipe ends the program cleanly.
     #[error("writing the output: {0}")]
     Output(#[from] io::Error),
@@ -57,7 +60,10 @@ pub fn finish(program: &str, result: Result<Verdict, Failure>) -> ExitCode {
         Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             let _ = writeln!(io::stderr(), "{program}: {failure}");
-            ExitCode::from(2)
+            match failure {
+                Failure::Command(code, _) => ExitCode::from(code),
+                Failure::Text(_) | Failure::Output(_) => ExitCode::from(2),
+            }
         }
     }
 }

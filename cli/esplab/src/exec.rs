@@ -7,8 +7,9 @@ use clap::Args;
 use super::Name;
 
 use cli::out::{Failure, Verdict};
+use lab::Node;
 
-/// Run a command in a node; its exit code is the command's
+/// Run a command in a node; its exit code is the command's, 127 if there is no such command
 ///
 /// The command finds the programs of this build in its PATH, the names node0, node1, … in
 /// ESP_ETHERS (and /etc/hosts), its node's daemon in ESP_SOCKET, and in ESPLAB_RSH a program that
@@ -20,9 +21,9 @@ pub(super) struct Flags {
     /// Cores the command may run on, such as 0,1
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cpus: Vec<usize>,
-    /// Number of the node
-    #[arg(value_name = "I")]
-    node: usize,
+    /// The node: node1, or 1
+    #[arg(value_name = "NODE")]
+    node: Node,
     /// The command and its arguments
     #[arg(
         value_name = "CMD",
@@ -37,7 +38,7 @@ pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
     let Flags {
         name,
         cpus,
-        node,
+        node: Node(node),
         command,
     } = flags;
     Err(lab::exec(&name.resolve(), node, &cpus, &command).into())

@@ -48,15 +48,7 @@ fn plan(words: &[OsString]) -> Result<(usize, OsString), LabError> {
     };
     let text = node.to_string_lossy();
     let host = text.rsplit_once('@').map_or(&*text, |(_user, host)| host);
-    let number = host.strip_prefix("node").unwrap_or(host).parse().ok();
-    // `node01` and `+1` do not name nodes.
-    let number = number.filter(|n: &usize| host == Node(*n).to_string() || host == n.to_string());
-    let number = number.ok_or_else(|| {
-        LabError::BadOption(format!(
-            "rsh: `{}` is not a node of a lab (node0, node1, …)",
-            host.escape_debug()
-        ))
-    })?;
+    let Node(number) = host.parse()?;
     let line = words
         .map(OsString::as_os_str)
         .collect::<Vec<_>>()

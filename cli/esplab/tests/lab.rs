@@ -128,7 +128,7 @@ fn life_of_a_lab() -> TestResult {
     // alone.
     exec(&["0", "--", "sh", "-c", "exit 7"], 7);
     assert!(exec(&["0", "--", "esplab", "exec", "2", "ip", "address"], 0).contains("10.99.0.3/24"));
-    exec(&["0", "--", "no-such-program"], 2);
+    exec(&["node0", "--", "no-such-program"], 127);
     exec(&["3", "--", "true"], 2);
 
     let listed = esplab_ends(&["list", "--json"], 0);

@@ -126,8 +126,8 @@ pub(crate) fn become_command(command: &[OsString], set: impl FnOnce(&mut Command
     let mut command = Command::new(program);
     command.args(args);
     set(&mut command);
-    LabError::Io {
-        what: format!("running `{}`", program.to_string_lossy()),
+    LabError::Command {
+        command: program.to_string_lossy().into_owned(),
         source: command.exec(),
     }
 }

@@ -1,5 +1,6 @@
 //! Errors of a virtual cluster.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// An error in one line: the event, the place and the remedy.
@@ -95,6 +96,14 @@ pub enum LabError {
         /// Last lines of its log, joined.
         log: String,
     },
+    /// A command cannot be executed.
+    #[error("running `{command}`: {source}")]
+    Command {
+        /// The command.
+        command: String,
+        /// Cause.
+        source: std::io::Error,
+    },
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
@@ -121,6 +130,13 @@ impl<T, E: Into<std::io::Error>> At<T> for Result<T, E> {
 
 impl From<LabError> for cli::out::Failure {
     fn from(error: LabError) -> cli::out::Failure {
-        cli::out::Failure::Text(error.to_string())
+        let text = error.to_string();
+        match error {
+            LabError::Command { source, .. } if source.kind() == ErrorKind::NotFound => {
+                cli::out::Failure::Command(127, text)
+            }
+            LabError::Command { .. } => cli::out::Failure::Command(126, text),
+            _ => cli::out::Failure::Text(text),
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -234,6 +235,23 @@ impl Node {
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node{}", self.0)
+    }
+}
+
+impl FromStr for Node {
+    type Err = LabError;
+
+    /// Parses `node1` or `1`.
+    fn from_str(text: &str) -> Result<Node, LabError> {
+        let number = text.strip_prefix("node").unwrap_or(text).parse().ok();
+        number
+            .map(Node)
+            // `node01` and `+1` do not name nodes.
+            .filter(|node| text == node.to_string() || text == node.0.to_string())
+            .ok_or_else(|| {
+                let text = text.escape_debug();
+                LabError::BadOption(format!("`{text}` is not a node of a lab (node0, node1, …)"))
+            })
     }
 }
 
