@@ -1,4 +1,4 @@
-//! Names of nodes: `MAC name` lines of the file that `esp-client` looks names up in.
+//! Names of nodes: `MAC name` lines of the file in which `esp-client` looks names up.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::fs;
 use esp_client::NodeAddr;
 use esp_client::ethers_path;
 
-/// Names by address, for output only: entries that cannot be read are left out.
+/// Names by address, for output only: entries that cannot be read are skipped.
 #[derive(Clone, Debug, Default)]
 pub struct Names(HashMap<NodeAddr, String>);
 

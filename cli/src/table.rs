@@ -2,7 +2,7 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
-/// Formats rows under their headings. A heading that begins with `>` is of a right-aligned column.
+/// Formats rows under their headings. A heading that begins with `>` makes a right-aligned column.
 /// The text ends with a line feed.
 pub fn text(headings: &[impl AsRef<str>], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();

@@ -1,9 +1,9 @@
-//! What one daemon has exclusively: its interfaces and its control socket.
+//! Exclusive resources of one daemon: its interfaces and its control socket.
 //!
 //! The claim on an interface is a Unix socket in the abstract namespace. It belongs to the network
 //! namespace, as the interface does, and vanishes with the process. Any local user can take such a
-//! name first and so keep a daemon from starting (not from running); the error names the process,
-//! so that the administrator can end it.
+//! name first and thereby keep a daemon from starting (not from running); the error names the
+//! process, so that the administrator can end it.
 //!
 //! `PATH.lock` guards the control socket at `PATH`: it is locked while the daemon lives.
 
@@ -55,7 +55,7 @@ impl InterfaceClaim {
                 let holder = holder.unwrap_or_else(|| "another process".into());
                 Err(StartError::new(format_args!(
                     "another esp-daemon ({holder}) serves {name} for EtherType {ethertype:#06x}: stop \
-                     that one, or name another interface"
+                     that process, or name another interface"
                 )))
             }
             Err(error) => Err(failed(error)),
@@ -163,7 +163,7 @@ fn socket_error(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StartError
 
 fn taken(path: &Path, holder: impl Display) -> StartError {
     StartError::new(format_args!(
-        "another esp-daemon ({holder}) serves {}: stop that one, or choose another --socket",
+        "another esp-daemon ({holder}) serves {}: stop that daemon, or choose another --socket",
         path.display()
     ))
 }
@@ -197,8 +197,8 @@ fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
             }
             Err(error) => return Err(socket_error("lock", &lock_path)(error.into())),
         }
-        // A stopping daemon removes the file while it has it locked: that lock is useless then, and
-        // the next file counts.
+        // A stopping daemon removes the file while it holds the lock: that lock is useless then,
+        // and the next file counts.
         let inode = file
             .metadata()
             .map_err(socket_error("inspect", &lock_path))?

@@ -227,17 +227,17 @@ impl Leases {
     }
 
     /// Returns true if the policy allows this user to have leases.
-    pub(crate) fn allowed(&self, who: Credentials, groups: &[u32]) -> bool {
+    pub(crate) fn allowed(&self, credentials: Credentials, groups: &[u32]) -> bool {
         let LeaseOptions { allow, users, .. } = &self.setup.options;
         let listed = || {
             let listed = &self.setup.groups;
-            users.contains(&who.uid)
-                || listed.contains(&who.gid)
+            users.contains(&credentials.uid)
+                || listed.contains(&credentials.gid)
                 || groups.iter().any(|g| listed.contains(g))
         };
         match allow {
             LeaseAllow::Off => false,
-            LeaseAllow::Root => who.is_root() || listed(),
+            LeaseAllow::Root => credentials.is_root() || listed(),
             LeaseAllow::All => true,
         }
     }

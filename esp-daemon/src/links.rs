@@ -75,7 +75,8 @@ pub(crate) fn by_name<'a>(links: &'a [Link], name: &str) -> Result<(LinkId, &'a 
     })
 }
 
-/// Returns the named link, else the only one, else the first that is up, else the first.
+/// Returns the named link; without a name the only one, otherwise the first that is up, otherwise
+/// the first.
 pub(crate) fn choose<'a>(
     links: &'a [Link],
     name: Option<&str>,

@@ -82,7 +82,7 @@ pub struct NodeOptions {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: ClientId,
-    pub(crate) who: Credentials,
+    pub(crate) credentials: Credentials,
     pub(crate) program: String,
     slots: Mutex<Slots>,
     session: mpsc::UnboundedSender<SessionEvent>,
@@ -154,14 +154,14 @@ impl Node {
     /// Adds a program.
     pub(crate) fn add_client(
         &self,
-        who: Credentials,
+        credentials: Credentials,
         program: String,
         session: mpsc::UnboundedSender<SessionEvent>,
     ) -> Arc<Client> {
         let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
         let client = Arc::new(Client {
             id,
-            who,
+            credentials,
             program,
             slots: Mutex::default(),
             session,
@@ -248,7 +248,7 @@ impl Node {
             } => {
                 let link = self.links.get(usize::from(link.0));
                 if let (Some(client), Some(link)) = (self.client(client), link) {
-                    let take = |port: &PortClaim| port.take_on(&link.esp, client.who.uid);
+                    let take = |port: &PortClaim| port.take_on(&link.esp, client.credentials.uid);
                     client.slots().moved(slot, take);
                 }
             }
@@ -267,7 +267,7 @@ impl Node {
             EngineEvent::Corrupted { client, slot, what } => {
                 self.stats.programs_corrupted_memory.add();
                 if let Some(client) = self.client(client) {
-                    let Credentials { uid, pid, .. } = client.who;
+                    let Credentials { uid, pid, .. } = client.credentials;
                     let program = &client.program;
                     if self.corruption_logged.now() {
                         warn!(

@@ -43,7 +43,7 @@ pub(crate) struct Ports {
 /// Purpose of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Listener of a program; only one. Other purposes of the same user may coexist; leases only of
+    /// Listener of a program; only one. Other purposes of this user may coexist, leases only of
     /// this program.
     Listener(ClientId),
     /// Connection; any number, all of one user; none on a leased port.
@@ -112,8 +112,8 @@ impl Ports {
         self.claim(port, uid, purpose, |held| {
             let fits = match purpose {
                 Purpose::Sole => false,
-                Purpose::Listener(who) => {
-                    !held.listener && held.leased.is_none_or(|holder| holder == who)
+                Purpose::Listener(client) => {
+                    !held.listener && held.leased.is_none_or(|holder| holder == client)
                 }
                 Purpose::Connection => held.leased.is_none(),
                 Purpose::Accepted => true,
@@ -220,7 +220,7 @@ mod tests {
         );
         assert!(
             ports.take(7000, 1, Purpose::Leased(holder)).is_none(),
-            "it has one"
+            "the program has a listener already"
         );
         let again = ports.take(7000, 1, Purpose::Listener(holder)).unwrap();
         assert!(ports.take(7000, 1, Purpose::Connection).is_none());

@@ -21,14 +21,14 @@ use crate::settings::Settings;
 use crate::telemetry::Telemetry;
 use crate::{peer, server};
 
-/// Timeout of stopping the engine, and of ending the sessions.
+/// Time limit of stopping the engine, and of ending the sessions.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Threads of the control plane.
 const WORKERS: usize = 2;
 /// Time within which a program must send Hello, complete a message, or read a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What is fatal while running: the engine's thread ended unexpectedly.
+/// Failure while running: the engine's thread ended unexpectedly.
 const ENGINE_STOPPED: Failure = Failure::Run(
     "the engine stopped unexpectedly and its connections are lost: restart esp-daemon, and report \
      the log before this message",
@@ -87,7 +87,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         before: record::load(&record),
         record: Some(record),
         options: config.lease.clone(),
-        // A missing group is not an error: the default names one that may not exist.
+        // A missing group is not an error, because the default names one that may not exist.
         groups: lease_groups
             .filter_map(|name| Some(claim::group(name).ok()?.as_raw()))
             .collect(),

@@ -63,7 +63,7 @@ pub async fn serve(
     }
 }
 
-/// Resolves when the value is true, or can never become true.
+/// Resolves when the value is true, or can no longer become true.
 pub(crate) async fn until(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
@@ -76,29 +76,29 @@ fn start_session(
     identify: &Identify,
     stop: watch::Receiver<bool>,
 ) {
-    let Ok(who) = identify(&stream) else {
+    let Ok(credentials) = identify(&stream) else {
         node.stats.control_socket_errors.add();
         return;
     };
     if let Err(error) = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER) {
         debug!(%error, "cannot set the send buffer of a program's connection");
     }
-    match node.accounts.charge(who.uid, Resource::Programs, 1) {
+    match node.accounts.charge(credentials.uid, Resource::Programs, 1) {
         Ok(program) => {
-            sessions.spawn(session::serve(node, stream, who, program, stop));
+            sessions.spawn(session::serve(node, stream, credentials, program, stop));
         }
         Err(limit) => {
             node.stats.refused_limit.add();
-            refuse(&stream, who, limit.into());
+            refuse(&stream, credentials, limit.into());
         }
     }
 }
 
 /// Sends the refusal, if the socket accepts it, and disconnects.
-fn refuse(stream: &UnixStream, who: Credentials, refusal: Refusal) {
+fn refuse(stream: &UnixStream, credentials: Credentials, refusal: Refusal) {
     debug!(
-        uid = who.uid,
-        pid = who.pid,
+        uid = credentials.uid,
+        pid = credentials.pid,
         refusal.message,
         "program refused"
     );

@@ -1,7 +1,7 @@
 //! The reply to `espstat`.
 //!
-//! As with ss(8), every user sees every connection and its owner (the uid); only the same user and
-//! the superuser see the program and process.
+//! As with ss(8), every user sees every connection and its owner (the uid); only the owner and the
+//! superuser see the program and process.
 
 use esp_client::control::codec::encode;
 use esp_client::control::{
@@ -110,10 +110,10 @@ fn owner_of(node: &Node, viewer: Credentials, client: Option<ClientId>) -> Owner
     let Some(client) = client.and_then(|id| node.client(id)) else {
         return Owner::default();
     };
-    let visible = viewer.is_root() || viewer.uid == client.who.uid;
+    let visible = viewer.is_root() || viewer.uid == client.credentials.uid;
     Owner {
-        uid: Some(client.who.uid),
-        pid: client.who.pid.filter(|_| visible),
+        uid: Some(client.credentials.uid),
+        pid: client.credentials.pid.filter(|_| visible),
         program: visible.then(|| client.program.clone()),
     }
 }

@@ -15,7 +15,7 @@ use esp_engine::shm::{
 
 const ROUNDS: u32 = 2_000_000;
 
-/// Prints the best of five runs, the least disturbed one.
+/// Prints the best of five runs, which is the least disturbed one.
 fn time(what: &str, rounds: u32, mut op: impl FnMut()) {
     let mut best = f64::INFINITY;
     for _ in 0..5 {

@@ -42,10 +42,11 @@ pub enum LinkConfig {
     },
 }
 
-/// Duration of a yield from which on the core is taken as contended by a thread that computes, not
-/// by one that yields too or handles what this thread delivered. (A time slice is 3 ms. At 50 µs a
-/// hiccup of the machine was enough, or a program that read its ring at once; the loop then slept
-/// in the middle of a stream, and each sleep costs the sender of the next frame a wake-up.)
+/// Duration of a yield from which on the core counts as contended by a thread that computes, rather
+/// than one that yields as well or handles what this thread delivered. (A time slice is 3 ms. With
+/// 50 µs, a short disturbance of the machine sufficed, or a program that read its ring at once; the
+/// loop then slept in the middle of a stream, and each sleep costs the sender of the next frame a
+/// wake-up.)
 pub const YIELD_HOGGED: Duration = Duration::from_millis(1);
 /// Time for which the loop then blocks instead of yielding: the scheduler takes the rest of the
 /// time slice from a thread that yields, while a blocked one runs soon after its wake-up.
@@ -63,7 +64,7 @@ pub struct IdleConfig {
 }
 
 impl Default for IdleConfig {
-    /// Does not spin: that only pays if the engine has a core of its own, which its administrator
+    /// Does not spin: that only pays if the engine has a dedicated core, which its administrator
     /// knows. A short yielding phase keeps the engine awake through a burst without taking time
     /// from other threads.
     fn default() -> Self {
@@ -79,7 +80,7 @@ impl Default for IdleConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// No interface given.
-    #[error("no interface to speak on; name at least one")]
+    #[error("no interface given: name at least one")]
     NoLinks,
     /// A packet socket could not be opened.
     #[error(transparent)]

@@ -14,10 +14,10 @@ pub struct UdpLink {
     pub(crate) socket: UdpSocket,
 }
 
-/// Which addresses of an interface are used.
+/// Selection of an interface's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpAddresses {
-    /// The first IPv4 address, else the first IPv6 address.
+    /// The first IPv4 address, otherwise the first IPv6 address.
     First,
     /// The first of each version of IP. The link of the IPv6 address beside an IPv4 address is
     /// named after both, such as `eth0/ipv6`.
@@ -85,7 +85,7 @@ impl UdpLink {
 fn candidates(which: UdpAddresses) -> Vec<LocalAddress> {
     let mut all = netif::addresses();
     all.retain(|found| found.interface.up && found.interface.running);
-    // The addresses of a link mean nothing to a peer without its scope.
+    // The address of a link is useless to a peer without its scope.
     let is_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     all.retain(|found| !is_local(&found.ip));
     all.sort_by_key(|found| (found.interface.index, found.ip.is_ipv6()));

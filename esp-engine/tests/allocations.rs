@@ -161,7 +161,7 @@ fn read_exact(program: &mut Program, bytes: &mut [u8]) {
             program
                 .status
                 .wait(Wake::Readable, SPIN, || rx.available() > 0, deadline),
-            "nothing came"
+            "nothing arrived"
         );
     }
 }
@@ -381,7 +381,7 @@ fn drive(a: &mut Embedded, b: &mut Embedded, what: &str, mut there: impl FnMut()
 }
 
 /// Transfers `bytes` from one end to the other, on one thread.
-fn carry(
+fn transfer(
     a: &mut Embedded,
     b: &mut Embedded,
     ends: (&mut StreamEnd, &mut StreamEnd),
@@ -405,7 +405,7 @@ fn carry(
 }
 
 /// Creates two embedded engines with a stream between them.
-fn joined(nodes: &TwoNodes) -> (Embedded, Embedded, StreamEnd, StreamEnd) {
+fn connected_pair(nodes: &TwoNodes) -> (Embedded, Embedded, StreamEnd, StreamEnd) {
     let (mut a, mut b) = (
         Embedded::start(&nodes.a, 40_000),
         Embedded::start(&nodes.b, 7000),
@@ -462,19 +462,19 @@ fn an_embedded_engine_does_not_allocate() {
     let Some(nodes) = TwoNodes::new_or_skip("an_embedded_engine_does_not_allocate") else {
         return;
     };
-    let (mut a, mut b, mut left, mut right) = joined(&nodes);
+    let (mut a, mut b, mut left, mut right) = connected_pair(&nodes);
     let (block, mut got) = (vec![7; BLOCK], vec![0; BLOCK]);
     let mut rounds = |a: &mut Embedded, b: &mut Embedded, count: usize| {
         for _ in 0..count {
             for len in [BLOCK, 1] {
-                carry(
+                transfer(
                     a,
                     b,
                     (&mut left, &mut right),
                     &block[..len],
                     &mut got[..len],
                 );
-                carry(
+                transfer(
                     a,
                     b,
                     (&mut right, &mut left),
@@ -507,7 +507,7 @@ fn received_bytes_go_into_a_posted_buffer() {
     let Some(nodes) = TwoNodes::new_or_skip("received_bytes_go_into_a_posted_buffer") else {
         return;
     };
-    let (mut a, mut b, mut left, mut right) = joined(&nodes);
+    let (mut a, mut b, mut left, mut right) = connected_pair(&nodes);
     let bytes: Vec<u8> = (0..600_000u32)
         .map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8)
         .collect();

@@ -1,5 +1,5 @@
-//! A UDP link of an embedded engine on which no connection runs: it is polled rarely, but what a
-//! program writes leaves at once.
+//! A UDP link of an embedded engine without connections: it is polled rarely, but a program's
+//! datagrams are sent at once.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use rustix::event::{EventfdFlags, eventfd};
 const CLIENT: ClientId = ClientId(1);
 const SLOT: u16 = 0;
 
-/// The program rings and the engine serves the doorbell. Without a further poll the datagram
-/// arrives.
+/// The program rings and the engine serves the doorbell. The datagram arrives without a further
+/// poll.
 #[test]
 fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
     let namespace = match Namespace::new() {

@@ -129,7 +129,7 @@ fn state_of_a_stream_moves_with_it() {
     let mut buffer = [0; 64];
     let n = orphan_peer.rx.read(&mut buffer);
     assert_eq!(&buffer[..n], b"last words");
-    wait_until("nothing is left", || {
+    wait_until("no connection is left", || {
         a.snapshot()
             .links
             .iter()

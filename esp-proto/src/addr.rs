@@ -98,8 +98,8 @@ impl NodeAddr {
         }
     }
 
-    /// Returns true if packets can go from one of the two addresses to the other: both are of
-    /// Ethernet, or of the same version of IP.
+    /// Returns true if packets can pass between the two addresses: both are Ethernet addresses, or
+    /// IP addresses of one version.
     pub fn is_kind_of(&self, other: &NodeAddr) -> bool {
         match (self, other) {
             (NodeAddr::Mac(_), NodeAddr::Mac(_)) => true,
@@ -114,7 +114,7 @@ impl NodeAddr {
         matches!(self, NodeAddr::Udp(_))
     }
 
-    /// Returns the Ethernet address, if it is one.
+    /// Returns the Ethernet address, or `None` for another kind.
     #[inline]
     pub const fn mac(&self) -> Option<MacAddr> {
         match self {
@@ -175,7 +175,7 @@ impl fmt::Debug for NodeAddr {
     }
 }
 
-/// Error of parsing a text that is no [`NodeAddr`].
+/// Error of parsing text that is not a [`NodeAddr`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not an address (six hexadecimal bytes like 02:00:00:00:00:01, an IPv4 address, or an IPv6 \

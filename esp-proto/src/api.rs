@@ -118,7 +118,7 @@ pub struct Datagram<'a> {
     pub dst_port: Port,
     pub sequence: u16,
     pub kind: EdpKind,
-    /// The bytes after the control type byte, or all of them for data.
+    /// Bytes after the control type byte, or all of them for data.
     pub bytes: &'a [u8],
 }
 
@@ -128,13 +128,13 @@ pub struct Datagram<'a> {
 pub enum EdpKind {
     /// Program data.
     Data = 0,
-    /// Asks for the same bytes.
+    /// Requests a reply with an equal body.
     EchoRequest = 1,
-    /// Reply to it.
+    /// Reply to an echo request.
     EchoReply = 2,
-    /// Asks for the node's [`InfoReply`](crate::wire::InfoReply).
+    /// Requests the node's [`InfoReply`](crate::wire::InfoReply).
     InfoRequest = 3,
-    /// Reply to it.
+    /// Reply to an info request.
     InfoReply = 4,
     /// Used between engines, never by programs.
     PortQuery = 5,

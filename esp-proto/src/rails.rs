@@ -117,7 +117,7 @@ fn has_place(rails: &mut impl Rails, from: (usize, ConnId), rail: usize, key: &K
     stays(rails, from, rail, key) || rails.endpoint(rail).is_some_and(|e| e.has_place(key))
 }
 
-/// Returns true if the connection is where the MOVE came from.
+/// Returns true if the connection is already where the MOVE came from.
 fn stays(rails: &mut impl Rails, (home, conn): (usize, ConnId), rail: usize, key: &Key) -> bool {
     let peer = rails.endpoint(home).and_then(|e| e.peer_of(conn));
     home == rail && peer == Some(key.peer)

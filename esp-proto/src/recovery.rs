@@ -1,11 +1,11 @@
 //! Loss detection and repair: by order of transmission, by time (RACK, RFC 8985), by tail-loss
 //! probe and by timeout.
 //!
-//! A timeout is genuine, or spurious because the peer's program computed or its node scheduled
-//! another process. The next acknowledgement decides: when it covers a segment that was sent only
-//! once, the original has arrived, and no segment counts as lost any more. F-RTO (RFC 5682) would
-//! first retransmit only the oldest segment; under heavy loss that one is lost, too, and the
-//! timeout doubles: an incast of 32 flows took 1.7 times as long.
+//! A timeout is genuine, or spurious because the peer's program computed or its node ran another
+//! process. The next acknowledgement decides: when it covers a segment that was sent only once, the
+//! original has arrived, and no segment counts as lost any more. F-RTO (RFC 5682) would first
+//! retransmit only the oldest segment; under heavy loss that one is lost as well, and the timeout
+//! doubles: an incast of 32 flows took 1.7 times as long.
 
 use crate::rtt::Rtt;
 use crate::send::{Segment, SendSide};
@@ -59,7 +59,7 @@ pub(crate) struct Recovery {
     /// Karn's algorithm); otherwise a path that became slower than the timeout would never be
     /// measured again.
     backoff: u32,
-    /// Doublings of the tail-loss probe's delay, for the same reason.
+    /// Doublings of the tail-loss probe's delay, kept as `backoff` is.
     tail_backoff: u32,
     /// Transmission number at which the current round ends.
     round_end: u64,

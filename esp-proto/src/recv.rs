@@ -58,7 +58,7 @@ pub(crate) enum Verdict {
     Violation,
 }
 
-/// Returns the number of packets for which a peer may have credit in `room` bytes.
+/// Returns the number of packets for which `room` bytes give a peer credit.
 pub(crate) fn packets(room: u64, payload: u16) -> u16 {
     let packets = room / u64::from(payload.max(1));
     packets.min(MAX_WINDOW.into()) as u16

@@ -1,6 +1,6 @@
 //! Transition table of the connection states (section 11 of the specification).
 //!
-//! `docs/state-machine.md` has the same table with a picture; a test fails when the two differ.
+//! `docs/state-machine.md` shows this table with a picture; a test fails when the two differ.
 
 use crate::api::State;
 
@@ -17,7 +17,7 @@ pub(crate) enum Input {
     FinAcked,
     /// The peer's FIN is in order.
     PeerFin,
-    /// TIME-WAIT has expired, or a new connection of the same ports replaces this one (W-55).
+    /// TIME-WAIT has expired, or a new connection of these ports replaces this one (W-55).
     WaitOver,
     /// A reset in either direction, or a timeout.
     End,

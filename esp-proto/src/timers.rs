@@ -98,11 +98,11 @@ impl TimerTable {
     }
 }
 
-const NOWHERE: u32 = u32::MAX;
+const NOT_QUEUED: u32 = u32::MAX;
 
 /// Binary heap of connection slots by deadline, with at most one entry for each slot.
 ///
-/// An entry may be earlier than the connection's actual deadline, but never later: deadlines mostly
+/// An entry may be earlier than the connection's actual deadline, but never later. Deadlines mostly
 /// move back, and moving the entry each time would cost more than one early wake-up.
 /// [`DeadlineHeap::defer`] corrects it.
 #[derive(Debug, Default)]
@@ -121,7 +121,7 @@ impl DeadlineHeap {
         self.position
             .get(slot as usize)
             .copied()
-            .filter(|p| *p != NOWHERE)
+            .filter(|p| *p != NOT_QUEUED)
             .map(|p| p as usize)
     }
 
@@ -135,7 +135,7 @@ impl DeadlineHeap {
             return;
         }
         if self.position.len() <= slot as usize {
-            self.position.resize(slot as usize + 1, NOWHERE);
+            self.position.resize(slot as usize + 1, NOT_QUEUED);
         }
         self.heap.push((at, slot));
         let last = self.heap.len() - 1;
@@ -159,7 +159,7 @@ impl DeadlineHeap {
         };
         self.heap.swap_remove(index);
         if let Some(p) = self.position.get_mut(slot as usize) {
-            *p = NOWHERE;
+            *p = NOT_QUEUED;
         }
         if index < self.heap.len() {
             self.note(index);

@@ -30,7 +30,7 @@ struct Rig {
     sent: u64,
     acked: u64,
     frames: u64,
-    /// Delays one frame in this many to the end of its batch; 0 for none.
+    /// Delays every `late`-th frame to the end of its batch; 0 for none.
     late: usize,
 }
 
@@ -168,7 +168,7 @@ fn a_stream_in_order_allocates_nothing() {
     let info = allocation_counter::measure(|| rig.transfer(200));
     assert!(
         rig.frames - before > 20_000,
-        "it ran: {}",
+        "bytes transferred: {}",
         rig.frames - before
     );
     assert_eq!(rig.a.counters().tx_retransmits, 0);

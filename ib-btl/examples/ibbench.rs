@@ -1,8 +1,8 @@
 //! Latency, bandwidth, and the steps of a long message. Two transports on two threads, over the
-//! ports that the arguments name. (Figure 6 of the VAPI paper is taken with the layer above:
+//! ports named by the arguments. (Figure 6 of the VAPI paper is measured with the layer above:
 //! `job/examples/ib-figure6.rs`.)
 //!
-//! `IB_RETRIES`: how often an interface sends again (at most 6).
+//! `IB_RETRIES`: number of retransmissions of an interface (at most 6).
 //!
 //! ```sh
 //! ibbench latency|bandwidth|steps [PORT [PORT]]
@@ -115,8 +115,8 @@ impl End {
         }
     }
 
-    /// The same, asleep meanwhile: leaves the processor to an emulated interface, as the passive
-    /// end of perftest does.
+    /// Receives like `receive`, but sleeps: this leaves the processor to an emulated interface, as
+    /// the passive end of perftest does.
     fn receive_asleep(&mut self) -> Outcome<Vec<u8>> {
         while self.inbox.messages.is_empty() {
             self.progress()?;
@@ -138,13 +138,13 @@ impl End {
         self.receive()
     }
 
-    /// Starts a write of the whole buffer; the last of it tells the peer, if there is a notice.
-    fn put(&mut self, buffer: &[u8], key: &[u8], tells: bool) -> Outcome<()> {
+    /// Starts a write of the whole buffer; with `notify`, its last bytes notify the peer.
+    fn put(&mut self, buffer: &[u8], key: &[u8], notify: bool) -> Outcome<()> {
         let (from, length) = (buffer.as_ptr(), buffer.len());
         loop {
             // SAFETY: every caller waits for the completion before it touches or drops the buffer.
             let result = unsafe {
-                match tells {
+                match notify {
                     true => self.btl.put_last(self.peer, from, length, key, 0, 0),
                     false => self.btl.put(self.peer, from, length, key, 0, 0),
                 }
@@ -157,7 +157,8 @@ impl End {
         }
     }
 
-    /// A long message, as the layer above does it: announce, answer with the key, write and tell.
+    /// Sends a long message as the layer above does: announcement, answer with the key, write with
+    /// notice.
     fn send_long(&mut self, buffer: &[u8]) -> Outcome<()> {
         stamp(Step::Begin);
         self.send(b"announce", &[])?;
@@ -176,7 +177,7 @@ impl End {
         self.receive()?;
         stamp(Step::Announced);
         let (start, length) = (buffer.as_mut_ptr(), buffer.len());
-        // SAFETY: given back before the buffer is touched again.
+        // SAFETY: deregistered before the buffer is touched again.
         let region = unsafe {
             self.btl
                 .register_noticed(start, length, self.peer, b"written")
@@ -190,7 +191,7 @@ impl End {
         Ok(())
     }
 
-    /// In messages as long as they may be, each copied at both ends.
+    /// Sends in messages of the maximum length, copied at both ends.
     fn send_pieces(&mut self, buffer: &[u8]) -> Outcome<()> {
         stamp(Step::Begin);
         buffer
@@ -210,7 +211,7 @@ impl End {
     }
 }
 
-/// Where a long message is.
+/// Steps of a long message.
 #[derive(Clone, Copy)]
 enum Step {
     Begin,
@@ -229,14 +230,14 @@ const STEPS: [Step; 5] = [
     Step::Complete,
 ];
 
-/// When each was reached the last time, by either thread.
+/// Time at which either thread last reached each step.
 static STAMPS: [AtomicU64; 6] = [const { AtomicU64::new(0) }; 6];
 
 fn stamp(step: Step) {
     STAMPS[step as usize].store(cycles(), Ordering::SeqCst);
 }
 
-/// Runs both ends; gives what rank 0 gives.
+/// Runs both ends; returns the result of rank 0.
 fn both<T: Send + 'static>(
     ports: &[String],
     cache: bool,
@@ -255,7 +256,7 @@ fn both<T: Send + 'static>(
     bind::bind(0);
     let mut end = End::new(0, one, cache, &(tell_a, hear_a))?;
     let result = run(&mut end)?;
-    // The other side may still wait for what was sent last.
+    // The other side may still wait for the last message.
     let begin = Instant::now();
     while (!end.btl.flush() || !other.is_finished()) && begin.elapsed() < Duration::from_secs(10) {
         end.btl.progress(&mut end.inbox);
@@ -265,11 +266,11 @@ fn both<T: Send + 'static>(
     Ok(result)
 }
 
-/// A clock that costs nothing to read, as perftest has it: an emulated machine may have no quick
-/// one behind [`Instant`].
+/// Reads a cheap clock, as perftest does: an emulated machine may have no fast one behind
+/// [`Instant`].
 fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every such processor has this instruction.
+    // SAFETY: every x86-64 processor has this instruction.
     return unsafe { std::arch::x86_64::_rdtsc() };
     #[cfg(not(target_arch = "x86_64"))]
     return Instant::now().duration_since(*BEGIN).as_nanos() as u64;
@@ -329,8 +330,8 @@ fn bandwidth(end: &mut End) -> Outcome<f64> {
     Ok((LENGTH * COUNT) as f64 / 1e6 / time)
 }
 
-/// When the steps of a message one way are reached, in µs from its begin: by announcement and RDMA,
-/// and in messages that are copied at both ends and sent without asking.
+/// Times at which the steps of a one-way message are reached, in µs from its start: by announcement
+/// and RDMA, and in messages that are copied at both ends and sent without announcement.
 fn steps(end: &mut End) -> Outcome<Vec<String>> {
     const ROUNDS: usize = 60;
     let (first, since) = (cycles(), Instant::now());
@@ -350,7 +351,7 @@ fn steps(end: &mut End) -> Outcome<Vec<String>> {
                 (false, true) => end.receive_long(&mut theirs)?,
                 (false, false) => end.receive_pieces(length)?,
             }
-            // Both know that it is over before either goes on.
+            // Both ends know that it is complete before either continues.
             if end.peer == 0 {
                 end.send(b"there", &[])?;
                 end.receive()?;
@@ -377,7 +378,7 @@ fn steps(end: &mut End) -> Outcome<Vec<String>> {
                  written {written:.0}, complete {complete:.0} us"
             ),
             false => {
-                format!("{length} bytes in messages: the last sent {complete:.0}, the last there {written:.0} us")
+                format!("{length} bytes in messages: last sent {complete:.0}, last received {written:.0} us")
             }
         });
     }

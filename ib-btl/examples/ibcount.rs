@@ -1,11 +1,11 @@
-//! Counts the instructions of a message: one thread plays both ends, so neither waits for the
-//! other, and in the guest's counting mode (`ESP_VM_COUNT=1`: one processor whose clock goes on
-//! by one nanosecond with each instruction) the times are numbers of instructions of program,
-//! library and kernel together, the same in every run and whatever the host does besides.
+//! Counts the instructions of a message. One thread runs both ends, so neither waits for the other.
+//! In the guest's counting mode (`ESP_VM_COUNT=1`: one processor whose clock advances by one
+//! nanosecond per instruction) the times are numbers of instructions of program, library and kernel
+//! together, which are equal in every run, whatever else the host does.
 //!
-//! *bare*: verbs alone, as perftest uses them: a write, the receiver looks at its memory
-//! (`ib_write_lat`), or it takes a completion (`ib_send_lat`). *ours*: messages, `put`s, and figure
-//! 6 by the transport.
+//! *bare*: verbs alone, as perftest uses them: a write, after which the receiver polls its memory
+//! (`ib_write_lat`) or takes a completion (`ib_send_lat`). *ours*: messages, `put`s, and figure 6
+//! with the transport.
 //!
 //! ```sh
 //! ESP_VM_COUNT=1 ESP_VM_PRE=wire tests/vm/run target/release/examples/ibcount rxa rxb
@@ -26,13 +26,13 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The middle one of many times, in nanoseconds.
+/// Returns the median of many times, in nanoseconds.
 fn middle(mut times: Vec<u128>) -> u128 {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or(0)
 }
 
-/// Counts `rounds` of something, after a few that warm up.
+/// Measures `rounds` executions, after a few that warm up.
 fn count(rounds: usize, mut round: impl FnMut() -> Outcome<()>) -> Outcome<u128> {
     let mut times = Vec::new();
     for number in 0..rounds + 20 {
@@ -45,7 +45,7 @@ fn count(rounds: usize, mut round: impl FnMut() -> Outcome<()>) -> Outcome<u128>
     Ok(middle(times))
 }
 
-/// One end of a connection of bare verbs.
+/// One end of a connection with bare verbs.
 struct Bare {
     nic: Box<dyn Nic>,
     queue: Queue,
@@ -63,7 +63,7 @@ impl Bare {
         let mut nic = ib_btl::nic::open(device, 1, 1024).map_err(text)?;
         let (queue, qpn) = nic.open(0, 128).map_err(text)?;
         let memory = vec![0; ROOM].into_boxed_slice();
-        // SAFETY: dropped after the interface, and looked at by volatile reads only.
+        // SAFETY: dropped after the interface, and accessed by volatile reads only.
         let keys = unsafe { nic.register(memory.as_ptr().expose_provenance(), ROOM, true) }
             .map_err(text)?;
         Ok(Bare {
@@ -94,7 +94,7 @@ impl Bare {
         self.memory.as_ptr().expose_provenance() as u64
     }
 
-    /// Writes this number of bytes to the peer's memory, few of them inline.
+    /// Writes this number of bytes to the peer's memory, short ones inline.
     fn write(&mut self, to: &Bare, length: usize, immediate: Option<u32>) -> Outcome<()> {
         let sge = [Sge {
             address: self.at(),
@@ -104,7 +104,7 @@ impl Bare {
         let to = (to.at() + ROOM as u64 / 2, to.keys.1);
         let verb = Verb::Write(immediate);
         self.posted += 1;
-        // SAFETY: registered, and left alone until the completion.
+        // SAFETY: registered, and not accessed until the completion.
         let result = unsafe {
             if length <= 64 {
                 self.nic.post(
@@ -113,7 +113,7 @@ impl Bare {
                     verb,
                     &sge,
                     to,
-                    PostMode::Inline { tell: true },
+                    PostMode::Inline { signaled: true },
                 )
             } else {
                 self.nic
@@ -123,7 +123,7 @@ impl Bare {
         result.map_err(text)
     }
 
-    /// Takes completions; how many arrivals there were.
+    /// Takes completions; returns the number of arrivals.
     fn poll(&mut self) -> Outcome<usize> {
         self.nic.poll(16, &mut self.seen).map_err(text)?;
         let mut arrivals = 0;
@@ -157,16 +157,16 @@ fn bare(devices: [&str; 2]) -> Outcome<()> {
         from.memory[7] = number;
         from.write(to, 8, None)?;
         // SAFETY: within the memory.
-        let place = unsafe { to.memory.as_ptr().add(ROOM / 2 + 7) };
-        // SAFETY: the device writes it meanwhile, so it is read as such memory is.
-        while unsafe { place.read_volatile() } != number {}
+        let last = unsafe { to.memory.as_ptr().add(ROOM / 2 + 7) };
+        // SAFETY: the device writes it concurrently, so the read is volatile.
+        while unsafe { last.read_volatile() } != number {}
         from.drain()
     };
     let rounds = count(300, || {
         look(&mut one, &mut two).and_then(|()| look(&mut two, &mut one))
     })?;
     println!(
-        "bare write, receiver looks at memory:    half a round {:>8}",
+        "bare write, receiver polls memory:       half a round {:>8}",
         rounds / 2
     );
     let take = |from: &mut Bare, to: &mut Bare| -> Outcome<()> {
@@ -195,7 +195,7 @@ fn bare(devices: [&str; 2]) -> Outcome<()> {
         );
     }
     let idle = count(300, || one.poll().map(drop))?;
-    println!("bare look for completions, in vain: {idle}");
+    println!("bare poll without completions: {idle}");
     Ok(())
 }
 
@@ -288,12 +288,12 @@ fn send(from: &mut End, to: &mut End, header: &[u8], length: usize) -> Outcome<(
     }
 }
 
-fn put(from: &mut End, to: &mut End, length: usize, key: &[u8], tells: bool) -> Outcome<()> {
+fn put(from: &mut End, to: &mut End, length: usize, key: &[u8], notify: bool) -> Outcome<()> {
     loop {
         let buffer = from.buffer.as_ptr();
-        // SAFETY: the buffer is left alone until the completion.
+        // SAFETY: the buffer is not accessed until the completion.
         let result = unsafe {
-            match tells {
+            match notify {
                 true => from.btl.put_last(from.peer, buffer, length, key, 0, 0),
                 false => from.btl.put(from.peer, buffer, length, key, 0, 0),
             }
@@ -306,7 +306,8 @@ fn put(from: &mut End, to: &mut End, length: usize, key: &[u8], tells: bool) -> 
     }
 }
 
-/// A long message, as the layer above does it: announce, answer with the key, write and tell.
+/// Transfers a long message as the layer above does: announcement, answer with the key, write with
+/// notice.
 fn long(from: &mut End, to: &mut End, length: usize) -> Outcome<()> {
     send(from, to, b"announce", 0)?;
     to.receive()?;
@@ -333,7 +334,7 @@ fn send_bytes(from: &mut End, body: &[u8]) -> Outcome<()> {
     Ok(())
 }
 
-/// In messages as long as they may be, each copied at both ends.
+/// Transfers in messages of the maximum length, copied at both ends.
 fn pieces(from: &mut End, to: &mut End, length: usize) -> Outcome<()> {
     let (mut left, before) = (length, to.inbox.bytes);
     while left > 0 {
@@ -375,7 +376,7 @@ fn ours(devices: [&str; 2]) -> Outcome<()> {
         );
     }
     let idle = count(300, || one.progress())?;
-    println!("ours, progress in vain: {idle}");
+    println!("ours, progress without events: {idle}");
     for length in [4096, 16 << 10, 1 << 20] {
         let again = count(300, || {
             let region = two.register(length)?;

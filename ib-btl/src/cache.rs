@@ -2,8 +2,8 @@
 //! section 3.2; pin-down cache of MPICH2 over VAPI, section III-H).
 //!
 //! *Tree.* Registrations that can be found are ordered by their start. None contains another, so
-//! their ends are in the same order, and only the last one that starts at or before a range can
-//! contain it. A new one replaces old ones that it contains; disjoint and overlapping ones coexist.
+//! their ends are ordered alike, and only the last one that starts at or before a range can contain
+//! it. A new one replaces old ones that it contains; disjoint and overlapping ones coexist.
 //!
 //! *Use.* Each has a use count. Unused ones are also ordered by last use. When kept and new bytes
 //! exceed the limit, or the system refuses, the least recently used ones end.
@@ -38,14 +38,14 @@ struct Entry {
     end: usize,
     nic: Registered,
     uses: u32,
-    /// Key in `unused`.
+    /// Key of the entry in `unused`.
     stamp: u64,
-    /// It is in `tree`, so that it can be found.
+    /// The entry is in `tree`, so it can be found.
     findable: bool,
 }
 
 impl Entry {
-    /// Returns the registration under its id here.
+    /// Returns the registration with its id in the cache.
     fn held(&self, id: u64) -> Registered {
         Registered { id, ..self.nic }
     }
@@ -100,7 +100,7 @@ impl Cache {
         length: usize,
     ) -> Result<Registered, RegisterError> {
         let (start, end) = pages(address, length).ok_or_else(|| {
-            RegisterError::Refused("memory that ends behind the last address".into())
+            RegisterError::Refused("memory that ends after the last address".into())
         })?;
         let watched = self.watch.as_ref().map(|watch| watch.holds(start, end));
         let keep = match watched {
@@ -152,7 +152,7 @@ impl Cache {
         self.clock += 1;
         let id = self.clock;
         if keep {
-            // It replaces those that it contains.
+            // The new registration replaces those that it contains.
             let inside: Vec<u64> = self
                 .tree
                 .range(start..end)
@@ -195,7 +195,7 @@ impl Cache {
         }
     }
 
-    /// Ends the registrations whose memory was unmapped.
+    /// Drops the registrations whose memory was unmapped.
     pub(crate) fn forget_gone(&mut self, nic: &mut dyn Nic) {
         let mut gone = Vec::new();
         if let Some(watch) = &self.watch {
@@ -237,7 +237,7 @@ impl Cache {
             .collect()
     }
 
-    /// Returns the registration that contains the range, for one more use.
+    /// Returns the registration that contains the range, and counts one more use.
     fn find(&mut self, start: usize, end: usize) -> Option<Registered> {
         let (_, &id) = self.tree.range(..=start).next_back()?;
         let entry = self.entries.get_mut(&id).filter(|entry| entry.end >= end)?;
@@ -263,7 +263,7 @@ impl Cache {
         }
     }
 
-    /// Makes room for `bytes` more, as far as there are unused registrations.
+    /// Evicts unused registrations to make room for `more` bytes, as far as there are any.
     fn evict(&mut self, nic: &mut dyn Nic, more: u64) {
         while self.bytes.saturating_add(more) > self.limit {
             let Some((_, id)) = self.unused.pop_first() else {
@@ -275,7 +275,7 @@ impl Cache {
     }
 }
 
-/// Returns the page range that contains a range. `None`: it exceeds the address space.
+/// Returns the page range that contains a range; `None` if it exceeds the address space.
 fn pages(address: usize, length: usize) -> Option<(usize, usize)> {
     let page = rustix::param::page_size();
     let end = address

@@ -19,9 +19,11 @@ pub struct IbConfig {
     pub size: u32,
     /// Secret of the job; processes with another one are unreachable.
     pub job_key: Vec<u8>,
-    /// Device and port, such as `mlx5_0` or `mlx5_0:2`; `None`: the active port with index `rail`.
+    /// Device and port, such as `mlx5_0` or `mlx5_0:2`; `None` selects the active port with index
+    /// `rail`.
     pub device: Option<String>,
-    /// Index of this transport among those of the process, 0 to 3. It connects to the same index.
+    /// Index of this transport among those of the process, 0 to 3. It connects to the transport of
+    /// equal index.
     pub rail: u8,
     /// Number of blocks for each peer, which are its credits. 0: all peers share blocks.
     pub blocks: usize,

@@ -1,9 +1,9 @@
 //! Flow control: a peer's blocks are credits (MPICH2 over VAPI, section III-C).
 //!
 //! The receiver has a ring of blocks for each peer. A message takes consecutive blocks; one that
-//! begins near the end continues in spare blocks after it and counts as if it wrapped around. Both
-//! sides count alike, so no message carries its position. Credits return in the next message's
-//! immediate, or alone when half of them are owed.
+//! starts near the end continues in spare blocks after it and counts as if it wrapped around. Both
+//! sides count alike, so no message carries its position. Credits return in the immediate of the
+//! next message, or in a message of their own when half of them are owed.
 
 /// The sender's view of the ring.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Credits {
         first
     }
 
-    /// Returns `count` credits. False: more than were taken, a violation.
+    /// Returns `count` credits. Returns false if more are returned than were taken, a violation.
     #[must_use]
     pub(crate) fn give(&mut self, count: usize) -> bool {
         let sound = self.free + count <= self.blocks;
@@ -65,13 +65,13 @@ impl Debt {
         self.next
     }
 
-    /// Notes that a message of `count` blocks was delivered.
+    /// Records that a message of `count` blocks was delivered.
     pub(crate) fn took(&mut self, count: usize) {
         self.next = (self.next + count) % self.blocks.max(1);
         self.owed += count;
     }
 
-    /// Returns whether credits are to be returned without waiting for a message.
+    /// Returns whether credits should be returned without waiting for a message.
     pub(crate) fn is_due(&self) -> bool {
         self.owed > 0 && self.owed * 2 >= self.blocks
     }
@@ -89,7 +89,7 @@ impl Debt {
 mod tests {
     use super::*;
 
-    /// Whatever the order of sending, taking and giving back: both sides agree on every place, no
+    /// In any order of sending, receiving and returning, both sides agree on every position, and no
     /// block is used twice.
     #[test]
     fn both_sides_count_alike() {
@@ -133,9 +133,9 @@ mod tests {
         assert!(sent > 1000 && !credits.give(blocks + 1));
     }
 
-    /// Without a single message back, the sender is never stuck for good.
+    /// Without any message in return, the sender does not get stuck.
     #[test]
-    fn half_of_the_blocks_always_come_back() {
+    fn half_of_the_blocks_are_always_returned() {
         for blocks in [8, 9, 64] {
             for count in 1..=4 {
                 let (mut credits, mut debt) = (Credits::new(blocks), Debt::new(blocks));

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_little_locked_memory_says_the_limit_and_the_remedy() {
+    fn too_little_locked_memory_names_limit_and_remedy() {
         let text = explain(&NicError {
             call: "ibv_reg_mr",
             errno: libc::ENOMEM,

@@ -1,5 +1,5 @@
-//! The verbs that the transport uses of a network interface with RDMA. Implemented by libibverbs
-//! (`raw/verbs.rs`) and for tests without hardware (`dev/fake-verbs`).
+//! The verbs of an RDMA network interface that the transport uses. Implemented by libibverbs
+//! (`raw/verbs.rs`) and, for tests without hardware, by `dev/fake-verbs`.
 
 #![allow(unsafe_code)] // Declarations of calls that take memory by its address.
 
@@ -118,9 +118,9 @@ pub enum PostMode {
     Registered,
     /// Up to [`About::inline`] bytes that the call copies, of a write or a send.
     Inline {
-        /// It completes also if it succeeds. Otherwise a later completion of the same queue implies
-        /// its success.
-        tell: bool,
+        /// The request completes even if it succeeds. Otherwise a later completion of this queue
+        /// implies its success.
+        signaled: bool,
     },
 }
 
@@ -147,9 +147,9 @@ pub enum Completion {
     },
     /// A datagram arrived.
     Datagram {
-        /// Its sender.
+        /// Sender of the datagram.
         from: Source,
-        /// Its payload.
+        /// Payload of the datagram.
         bytes: Vec<u8>,
     },
 }
@@ -193,7 +193,7 @@ pub fn open(device: &str, port: u8, completions: usize) -> Result<Box<dyn Nic>, 
 
 /// An open port of a device.
 pub trait Nic: Send + fmt::Debug {
-    /// Name of the verb.
+    /// Returns the properties of the port.
     fn about(&self) -> &About;
 
     /// Registers memory for work requests, and if `remote` for peers that know the key.
@@ -221,7 +221,7 @@ pub trait Nic: Send + fmt::Debug {
     /// The device has no room.
     fn open(&mut self, number: u32, depth: usize) -> Result<(Queue, u32), NicError>;
 
-    /// Connects a queue pair. The remote end does the same.
+    /// Connects a queue pair. The remote end must connect as well.
     ///
     /// # Errors
     /// The address cannot be reached.
@@ -230,7 +230,7 @@ pub trait Nic: Send + fmt::Debug {
     /// Stops a queue pair. Its posted requests are discarded, with completions.
     fn stop(&mut self, queue: Queue);
 
-    /// Destroys a queue pair: the device accesses none of its memory any more. Completions may
+    /// Destroys a queue pair, after which the device accesses none of its memory. Completions may
     /// still arrive.
     fn close(&mut self, queue: Queue);
 
@@ -280,10 +280,10 @@ pub trait Nic: Send + fmt::Debug {
     /// The completion queue is broken.
     fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError>;
 
-    /// Returns a descriptor that becomes readable by an event after [`arm`](Nic::arm).
+    /// Returns a descriptor that becomes readable at an event after [`arm`](Nic::arm).
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Requests a notification by the next event.
+    /// Requests a notification of the next event.
     fn arm(&mut self);
 
     /// Consumes the notification.

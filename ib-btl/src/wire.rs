@@ -1,5 +1,5 @@
-//! Wire formats besides messages: addresses, connection requests, immediates and region
-//! keys. All of it comes from peers and is untrusted.
+//! Wire formats other than messages: addresses, connection requests, immediates and region keys.
+//! All of them come from peers and are untrusted.
 
 use crate::config::{BLOCK, IbConfig, MESSAGE_BLOCKS};
 use crate::nic::{About, Place};
@@ -32,7 +32,7 @@ macro_rules! record {
                 out
             }
 
-            /// Decodes; `None`: wrong length or magic number.
+            /// Decodes bytes; `None` for a wrong length or magic number.
             pub(crate) fn decode(bytes: &[u8]) -> Option<$name> {
                 let (magic, rest) = bytes.split_first_chunk()?;
                 if u32::from_le_bytes(*magic) != $magic {
@@ -88,12 +88,12 @@ impl PeerAddress {
         }
     }
 
-    /// Returns whether its values are within their limits.
+    /// Returns whether the values are within their limits.
     pub(crate) fn is_sound(&self) -> bool {
         (self.blocks == 0 || (8..=4096).contains(&self.blocks)) && (1..=5).contains(&self.mtu)
     }
 
-    /// Returns the maximum length of a message to it (header and body), in bytes.
+    /// Returns the maximum length of a message to the peer (header and body), in bytes.
     pub(crate) fn longest(&self) -> usize {
         let blocks = if self.blocks == 0 { 1 } else { MESSAGE_BLOCKS };
         blocks * BLOCK - PREFIX
@@ -128,7 +128,7 @@ record! {
 /// a put with a notice it holds the notice's number (29 bits) instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A message in the next block.
+    /// A message is in the next block.
     Message,
     /// Returned credits only.
     Credit,
@@ -139,7 +139,7 @@ pub(crate) enum Kind {
 /// A classified arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Its kind, and the number of credits returned.
+    /// Kind of the arrival, and the number of credits returned.
     Of(Kind, usize),
     /// The region of this notice is full. The next block stays empty and counts as used.
     Written(u32),
@@ -159,13 +159,13 @@ pub(crate) fn immediate(kind: Kind, freed: usize, rank: u32) -> u32 {
     (kind as u32) << 29 | (freed.min(MOST_FREED) as u32) << 16 | (rank & 0xffff)
 }
 
-/// Decodes an immediate of `peer`. `Err`: the violation, for people.
+/// Decodes an immediate of `peer`. `Err` describes the violation.
 pub(crate) fn classify(immediate: u32, peer: u32) -> Result<Arrival, String> {
     if immediate & WRITTEN == WRITTEN && immediate >> 31 == 0 {
         return Ok(Arrival::Written(immediate & MOST_NOTICES));
     }
     if immediate & 0xffff != peer & 0xffff {
-        return Err(format!("says that it is rank …{:#06x}", immediate & 0xffff));
+        return Err(format!("claims to be rank …{:#06x}", immediate & 0xffff));
     }
     let kind = match immediate >> 29 {
         0 => Kind::Message,
@@ -201,8 +201,8 @@ pub(crate) fn read_prefix(bytes: &[u8], most: usize) -> Option<(usize, usize)> {
 }
 
 record! {
-    /// Memory that a peer may read and write. `notice`: number of its notice; 0: none. `check`: see
-    /// [`Key::sealed`].
+    /// Key of memory that a peer may read and write. `notice` is the number of its notice, or 0.
+    /// `check`: see [`Key::sealed`].
     Key = KEY {
         nonce: u64,
         address: u64,
@@ -223,7 +223,7 @@ impl Key {
         Key { check, ..self }
     }
 
-    /// Decodes a key; `None`: not one of `owner`.
+    /// Decodes a key; `None` if it is not one of `owner`.
     pub(crate) fn of(bytes: &[u8], owner: u64) -> Option<Key> {
         Key::decode(bytes).filter(|key| key.nonce == owner && *key == key.sealed())
     }
@@ -235,7 +235,7 @@ mod tests {
     use crate::nic::About;
 
     #[test]
-    fn cards_and_hellos_come_back_and_damage_is_noticed() {
+    fn addresses_and_requests_round_trip_and_damage_is_detected() {
         let about = About {
             mtu: 5,
             place: Place {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_cannot_lead_outside() {
+    fn a_prefix_cannot_point_outside() {
         assert_eq!(read_prefix(&prefix(64, 100), 164), Some((64, 100)));
         assert_eq!(read_prefix(&prefix(64, 101), 164), None);
         assert_eq!(read_prefix(&prefix(65, 0), 164), None);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_checked_to_the_bit() {
+    fn every_bit_of_a_key_is_checked() {
         let key = Key {
             nonce: 1,
             address: 2,

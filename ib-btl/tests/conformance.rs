@@ -1,5 +1,4 @@
-//! The suite of the contract over the fabric of this crate: ranks are threads, no hardware is
-//! needed.
+//! The conformance suite over the fabric, with ranks as threads and without hardware.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +30,7 @@ impl Harness for Fake {
             ranks.push(IbBtl::over(Box::new(nic), config).map_err(|e| e.to_string())?);
         }
         let mut job = Job::new(ranks);
-        // Interfaces were made in the order of the ranks.
+        // Interfaces were created in the order of the ranks.
         job.kill = Some(Arc::new(move |rank| fabric.kill(rank as usize)));
         Ok(job)
     }

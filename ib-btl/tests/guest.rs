@@ -1,8 +1,9 @@
-//! The suite of the contract over real verbs, each rank a process. Run it where there is an RDMA
+//! The conformance suite over real verbs, each rank a process. Run it where there is an RDMA
 //! device: `tests/vm/run` starts it in a guest with soft-RoCE and sets `ESP_TEST_REQUIRE_RDMA`, so
 //! that nothing is skipped there.
 //!
-//! `IB_DEVICES=rxa,rxb`: ranks take these in turn. `IB_MESSAGES`: of the long cases.
+//! `IB_DEVICES=rxa,rxb`: devices that the ranks use in turn. `IB_MESSAGES`: number of messages of
+//! the long cases.
 
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
@@ -80,7 +81,7 @@ fn shared_blocks() {
     conforms("shared_blocks", IbConfig::shared);
 }
 
-/// Numbers that came, in order.
+/// Numbers that arrived, in order.
 #[derive(Default)]
 struct Numbers(Vec<u32>, Vec<PeerError>);
 
@@ -95,8 +96,8 @@ impl Events for Numbers {
     }
 }
 
-/// As many messages as there are shared blocks come to a process that does not look: the device has
-/// room for what it has to tell of them.
+/// As many messages as there are shared blocks arrive at a process that does not poll: the device
+/// has room for all their completions.
 #[test]
 fn a_late_process_finds_all_its_shared_blocks_filled() {
     if let Err(why) = ib_btl::ports() {
@@ -115,7 +116,7 @@ fn a_late_process_finds_all_its_shared_blocks_filled() {
             case: String::new(),
         };
         let mut config = config(&place).shared();
-        // Clearly more than what devices add to what they are asked for.
+        // Well above the number that devices add to a requested size.
         (config.shared_blocks, config.add_wait) = (2000, Duration::ZERO);
         (
             IbBtl::new(config.clone()).expect("a transport"),
@@ -129,11 +130,11 @@ fn a_late_process_finds_all_its_shared_blocks_filled() {
     let (mut of_early, mut of_late) = (Numbers::default(), Numbers::default());
     let begin = Instant::now();
     for number in 0..blocks + 10 {
-        // It looks once, to connect, and again when all blocks but a few are full.
-        let looks = number == 0 || number + 40 > blocks;
+        // It polls once, to connect, and again when all blocks but a few are full.
+        let polls = number == 0 || number + 40 > blocks;
         while early.send(1, b"", &[IoSlice::new(&number.to_le_bytes())]) == Err(SendError::Busy) {
             early.progress(&mut of_early);
-            if looks {
+            if polls {
                 late.progress(&mut of_late);
             }
             assert!(
@@ -149,7 +150,7 @@ fn a_late_process_finds_all_its_shared_blocks_filled() {
         late.progress(&mut of_late);
         assert!(
             begin.elapsed().as_secs() < 60,
-            "{} came: {:?}",
+            "{} arrived: {:?}",
             of_late.0.len(),
             of_late.1
         );
@@ -158,16 +159,16 @@ fn a_late_process_finds_all_its_shared_blocks_filled() {
     assert_eq!((of_early.1, of_late.1), (vec![], vec![]));
 }
 
-/// Two transports of one process, by turns.
+/// Two transports of one process, used in turn.
 struct Pair {
     ends: [IbBtl; 2],
     done: Vec<u64>,
     failed: Vec<PeerError>,
 }
 
-struct Told<'a>(&'a mut Vec<u64>, &'a mut Vec<PeerError>);
+struct Collect<'a>(&'a mut Vec<u64>, &'a mut Vec<PeerError>);
 
-impl Events for Told<'_> {
+impl Events for Collect<'_> {
     fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], _: &[u8]) {}
     fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
         self.0.push(token);
@@ -181,7 +182,7 @@ impl Events for Told<'_> {
 impl Pair {
     fn progress(&mut self) {
         for end in &mut self.ends {
-            end.progress(&mut Told(&mut self.done, &mut self.failed));
+            end.progress(&mut Collect(&mut self.done, &mut self.failed));
         }
         assert!(self.failed.is_empty(), "{:?}", self.failed);
     }
@@ -189,7 +190,7 @@ impl Pair {
     /// Puts `from` of the first into `to` of the second, and waits.
     fn put(&mut self, from: (*mut u8, usize), to: (*mut u8, usize)) {
         let begin = Instant::now();
-        // SAFETY: the test's own memory, which stays until this is over.
+        // SAFETY: this test's own memory, which stays until the put completes.
         let region = unsafe { self.ends[1].register(to.0, to.1) }.expect("registers");
         // SAFETY: likewise.
         let put =
@@ -211,7 +212,7 @@ impl Pair {
 
 const PAGE: usize = 4096;
 
-/// Pages of this process, at the same place again if one is said.
+/// Maps pages of this process, at a given address if it is not null.
 fn map(at: *mut u8, pages: usize) -> *mut u8 {
     let fixed = if at.is_null() {
         MapFlags::empty()
@@ -222,13 +223,13 @@ fn map(at: *mut u8, pages: usize) -> *mut u8 {
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::PRIVATE | fixed,
     );
-    // SAFETY: new memory, or in the place of the test's own.
+    // SAFETY: new memory, or in place of this test's own.
     unsafe { mmap_anonymous(at.cast(), pages * PAGE, prot, flags) }
         .expect("maps")
         .cast()
 }
 
-/// Two transports of this process over the wire.
+/// Returns two connected transports of this process.
 fn pair(name: &str) -> Pair {
     let make = |rank| {
         let job = format!("{name}-{}", std::process::id());
@@ -252,9 +253,9 @@ fn pair(name: &str) -> Pair {
     pair
 }
 
-/// A process that forks keeps the pages that the device knows, and its child gets copies: what is
-/// written afterwards is what arrives, and where it arrives this process sees it; the transport's
-/// own blocks too.
+/// A process that forks keeps the pages known to the device, and its child gets copies: data
+/// written afterwards is the data that arrives, visibly to this process. The transport's own blocks
+/// behave alike.
 #[test]
 fn a_fork_leaves_registered_memory_with_its_process() {
     if let Err(why) = ib_btl::ports() {
@@ -272,8 +273,8 @@ fn a_fork_leaves_registered_memory_with_its_process() {
     );
     let mut pair = pair("fork");
     pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));
-    // SAFETY: the child does nothing but wait for its end, which comes with this thread's at the
-    // latest.
+    // SAFETY: the child only waits for its end, which comes at the latest with the end of this
+    // thread.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: no memory is passed.
@@ -286,25 +287,25 @@ fn a_fork_leaves_registered_memory_with_its_process() {
     assert!(child > 0, "forks");
     let before = pair.ends.each_ref().map(|end| end.stats().cache.registered);
     for round in 1..4u8 {
-        // SAFETY: the test's own memory; nothing is under way.
+        // SAFETY: this test's own memory; no operation is in flight.
         unsafe {
             from.write_bytes(round, PAGES * PAGE);
             to.write_bytes(0, PAGES * PAGE);
         }
         pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));
         // SAFETY: likewise.
-        let came = unsafe { std::slice::from_raw_parts(to, PAGES * PAGE) };
+        let arrived = unsafe { std::slice::from_raw_parts(to, PAGES * PAGE) };
         assert!(
-            came.iter().all(|byte| *byte == round),
+            arrived.iter().all(|byte| *byte == round),
             "round {round}: {:?}",
-            &came[..8]
+            &arrived[..8]
         );
     }
     assert_eq!(
         pair.ends.each_ref().map(|end| end.stats().cache.registered),
         before
     );
-    // SAFETY: the child made above, which is ended and waited for once.
+    // SAFETY: the child created above, killed and reaped once.
     let ended = unsafe {
         libc::kill(child, libc::SIGKILL) + (libc::waitpid(child, std::ptr::null_mut(), 0) - child)
     };
@@ -312,10 +313,10 @@ fn a_fork_leaves_registered_memory_with_its_process() {
     pair.ends.iter_mut().for_each(|end| end.close());
 }
 
-/// Registered memory whose pages become others between two uses, in every way: what arrives is what
-/// was written last.
+/// Registered memory whose pages are replaced between two uses, in every way: the data last written
+/// is the data that arrives.
 #[test]
-fn memory_that_comes_and_goes_is_never_wrong() {
+fn replaced_memory_never_transfers_stale_data() {
     if let Err(why) = ib_btl::ports() {
         assert!(
             std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(),
@@ -341,7 +342,7 @@ fn memory_that_comes_and_goes_is_never_wrong() {
         for start in [from, to] {
             // SAFETY: within the mapping.
             let at = unsafe { start.add(first * PAGE) };
-            // SAFETY: the test's own memory; nothing is under way.
+            // SAFETY: this test's own memory; no operation is in flight.
             match choose(40, 5) {
                 0 => drop(map(at, pages)),
                 // SAFETY: likewise.
@@ -357,21 +358,21 @@ fn memory_that_comes_and_goes_is_never_wrong() {
         }
         let offset = choose(44, PAGES * PAGE / 2);
         let length = 1 + choose(8, PAGES * PAGE - offset);
-        // SAFETY: within the mappings, and nothing is under way.
+        // SAFETY: within the mappings, and no operation is in flight.
         unsafe {
             from.add(offset).write_bytes(round as u8, length);
             to.write_bytes(!(round as u8), PAGES * PAGE);
             pair.put((from.add(offset), length), (to.add(offset), length));
         }
-        // SAFETY: likewise; copied, since nothing is under way.
-        let came = unsafe { std::slice::from_raw_parts(to, PAGES * PAGE) };
+        // SAFETY: as above; copied, since no operation is in flight.
+        let arrived = unsafe { std::slice::from_raw_parts(to, PAGES * PAGE) };
         let wrong = (0..PAGES * PAGE).find(|at| {
             let inside = (offset..offset + length).contains(at);
-            came[*at] != if inside { round as u8 } else { !(round as u8) }
+            arrived[*at] != if inside { round as u8 } else { !(round as u8) }
         });
         assert_eq!(wrong, None, "round {round}, {length} bytes at {offset}");
     }
-    // Once more, undisturbed: one registration for all of a thousand.
+    // Once more, undisturbed: one registration for a thousand uses.
     let before = pair.ends[0].stats().cache.registered;
     for _ in 0..number("IB_CHURN", 300) {
         pair.put((from, PAGES * PAGE), (to, PAGES * PAGE));

@@ -1,4 +1,4 @@
-//! Two transports on one thread over the fabric: failures, and a peer that writes nonsense.
+//! Two transports on one thread over the fabric: failures, and a peer that violates the protocol.
 
 #![allow(clippy::needless_pass_by_value)] // pairs of borrows
 
@@ -36,7 +36,7 @@ fn transport(fabric: &Fabric, rank: u32) -> IbBtl {
     IbBtl::over(Box::new(nic), config).unwrap()
 }
 
-/// Both make progress until `done`.
+/// Makes progress at both ends until `done`.
 fn until(
     one: (&mut IbBtl, &mut Seen),
     two: (&mut IbBtl, &mut Seen),
@@ -46,22 +46,25 @@ fn until(
     while !done(one.1, two.1) {
         one.0.progress(one.1);
         two.0.progress(two.1);
-        assert!(begin.elapsed().as_secs() < 60, "it never came to that");
+        assert!(
+            begin.elapsed().as_secs() < 60,
+            "timed out waiting for the condition"
+        );
     }
 }
 
-/// Sends as soon as there is a connection.
+/// Sends once there is a connection.
 fn send(from: &mut IbBtl, to: &mut IbBtl, seen: (&mut Seen, &mut Seen), peer: Rank, body: &[u8]) {
     let begin = std::time::Instant::now();
     while from.send(peer, b"", &[IoSlice::new(body)]) == Err(SendError::Busy) {
         from.progress(seen.0);
         to.progress(seen.1);
-        assert!(begin.elapsed().as_secs() < 60, "busy for ever");
+        assert!(begin.elapsed().as_secs() < 60, "busy for 60 s");
     }
 }
 
 #[test]
-fn a_cut_connection_fails_once_and_is_not_made_again() {
+fn a_cut_connection_fails_once_and_is_not_reestablished() {
     let fabric = Fabric::new();
     let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
     let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
@@ -84,7 +87,7 @@ fn a_cut_connection_fails_once_and_is_not_made_again() {
         a.send(1, b"", &[IoSlice::new(b"x")]),
         Err(SendError::Failed { peer: 1, .. })
     ));
-    // Neither the same process nor a successor connects again.
+    // Neither this process nor a successor connects again.
     let why = a.add_peer(1, &b.address()).unwrap_err();
     assert!(why.reason.contains("failed"), "{why}");
     let why = a.add_peer(1, &transport(&fabric, 1).address()).unwrap_err();
@@ -92,7 +95,7 @@ fn a_cut_connection_fails_once_and_is_not_made_again() {
     assert_eq!((saw_a.failed.len(), saw_b.failed.len()), (1, 1));
 }
 
-/// Connects `a`, which is rank 0, with another one.
+/// Connects `a`, which is rank 0, with another transport.
 fn meet(a: &mut IbBtl, (rank, other): (Rank, &mut IbBtl), (saw, seen): (&mut Seen, &mut Seen)) {
     a.add_peer(rank, &other.address()).unwrap();
     other.add_peer(0, &a.address()).unwrap();
@@ -102,10 +105,10 @@ fn meet(a: &mut IbBtl, (rank, other): (Rank, &mut IbBtl), (saw, seen): (&mut See
     }
 }
 
-/// Whoever learns all numbers of a job, its secret too, but has not the address and queue pair of a
-/// rank, cannot speak for that rank.
+/// A process that knows all numbers of a job, including its secret, but does not have the address
+/// and queue pair of a rank, cannot impersonate that rank.
 #[test]
-fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
+fn a_connection_request_from_another_queue_pair_is_ignored() {
     let fabric = Fabric::new();
     let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
     let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
@@ -117,8 +120,8 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
         qkey: 0x1234,
     };
     let (card_a, card_b) = (a.address(), b.address());
-    // From 1 to 0 with both nonces, the job, and a queue pair of the forger's; then that rank 1
-    // leaves.
+    // From 1 to 0 with both nonces, the job, and a queue pair of the forger; then a notice that
+    // rank 1 leaves.
     let forged = |flags: u8| {
         let mut bytes = b"IBh1".to_vec();
         bytes.extend([1u32, 0].map(u32::to_le_bytes).concat());
@@ -128,7 +131,7 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
         bytes.extend([0; 12]);
         bytes
     };
-    // Before rank 1 is added: kept, and looked at then.
+    // Before rank 1 is added the request is kept, and checked then.
     forger.datagram(&to, &forged(2)).unwrap();
     a.progress(&mut saw_a);
     a.add_peer(1, &card_b).unwrap();
@@ -144,12 +147,12 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
         &mut b,
         (&mut saw_a, &mut saw_b),
         1,
-        b"to the true one",
+        b"to the real one",
     );
     until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |_, b| {
-        b.messages == [b"to the true one"]
+        b.messages == [b"to the real one"]
     });
-    // Refused also when connected; accepted from the true address.
+    // Refused when connected as well; accepted from the real address.
     forger.datagram(&to, &forged(4)).unwrap();
     a.progress(&mut saw_a);
     assert_eq!((a.stats().forged, saw_a.failed.len()), (6, 0));
@@ -157,7 +160,7 @@ fn a_request_for_a_connection_from_another_place_is_not_the_ranks() {
 
 /// Two peers that send as fast as they can do not delay the report of a third one's death.
 #[test]
-fn a_death_is_told_while_others_never_cease_to_send() {
+fn a_death_is_reported_while_others_keep_sending() {
     let fabric = Fabric::new();
     let one = |rank| {
         let mut config = IbConfig::new(rank, 4, b"busy");
@@ -185,7 +188,7 @@ fn a_death_is_told_while_others_never_cease_to_send() {
         }
         assert!(
             begin.elapsed() < Duration::from_secs(10),
-            "not told after {} messages",
+            "not reported after {} messages",
             saw_a.messages.len()
         );
     }
@@ -196,7 +199,7 @@ fn a_death_is_told_while_others_never_cease_to_send() {
     );
 }
 
-/// A process that ended after it gave away its address, or that datagrams do not reach.
+/// A process that ended after it published its address, or that datagrams do not reach.
 #[test]
 fn a_peer_that_never_answers_is_lost_soon_and_alone() {
     let fabric = Fabric::new();
@@ -212,15 +215,15 @@ fn a_peer_that_never_answers_is_lost_soon_and_alone() {
     let [(1, PeerError::Lost(why))] = &saw_a.failed[..] else {
         panic!("{:?}", saw_a.failed)
     };
-    assert!(why.contains("not a word"), "{why}");
+    assert!(why.contains("no datagram"), "{why}");
     send(&mut a, &mut c, (&mut saw_a, &mut saw_c), 2, b"still here");
     until((&mut a, &mut saw_a), (&mut c, &mut saw_c), |_, c| {
         c.messages == [b"still here"]
     });
 }
 
-/// Speaks the wire protocol by hand, as rank 1.
-struct Villain {
+/// Peer that speaks the wire protocol by hand, as rank 1.
+struct HostilePeer {
     nic: FabricNic,
     address: Vec<u8>,
     page: Box<[u8; 4096]>,
@@ -233,10 +236,10 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().unwrap()
 }
 
-impl Villain {
-    /// Connects to `a` with the address of an honest transport whose numbers are exchanged for its
+impl HostilePeer {
+    /// Connects to `a` with the address of a regular transport whose numbers are replaced by its
     /// own.
-    fn connect(fabric: &Fabric, a: &mut IbBtl, saw: &mut Seen) -> Villain {
+    fn connect(fabric: &Fabric, a: &mut IbBtl, saw: &mut Seen) -> HostilePeer {
         let mut address = transport(fabric, 1).address();
         let (_, mut nic) = fabric.nic().unwrap();
         let place = nic.about().place;
@@ -272,7 +275,7 @@ impl Villain {
             retries: 6,
         };
         nic.connect(queue, &remote).unwrap();
-        // Its own: from 1 to 0, nonces exchanged, it has what it needs.
+        // The answer: from 1 to 0, nonces exchanged, with the flag that it has the other part.
         let mut mine = hello.clone();
         mine[4..8].copy_from_slice(&1u32.to_le_bytes());
         mine[8..12].copy_from_slice(&0u32.to_le_bytes());
@@ -287,7 +290,7 @@ impl Villain {
         let lkey = unsafe { nic.register(page.as_ptr().expose_provenance(), 4096, true) }
             .unwrap()
             .lkey;
-        Villain {
+        HostilePeer {
             nic,
             address,
             page,
@@ -306,7 +309,7 @@ impl Villain {
             lkey: self.lkey,
         }];
         let to = (self.ring.0.wrapping_add(at), self.ring.1);
-        // SAFETY: the fabric has copied when this returns.
+        // SAFETY: the fabric has copied the bytes when this returns.
         unsafe {
             self.nic.post(
                 self.queue,
@@ -321,12 +324,12 @@ impl Villain {
     }
 }
 
-/// A message of two bytes, as it lies in a block.
+/// A message of two bytes, as laid out in a block.
 const SOUND: &[u8] = &[0, 0xff, 0, 0, 2, 0, 0, 0, b'h', b'i'];
 
 #[test]
-fn nonsense_fails_its_sender_and_nobody_else() {
-    type Case = (&'static str, fn(&mut Villain));
+fn violations_fail_only_their_sender() {
+    type Case = (&'static str, fn(&mut HostilePeer));
     let cases: &[Case] = &[
         ("another rank", |v| v.write(Some(2), SOUND, 0)),
         ("no kind", |v| v.write(Some(7 << 29 | 1), SOUND, 0)),
@@ -351,14 +354,14 @@ fn nonsense_fails_its_sender_and_nobody_else() {
         // A bystander, connected before.
         let (mut c, mut saw_c) = (transport(&fabric, 2), Seen::default());
         meet(&mut a, (2, &mut c), (&mut saw, &mut saw_c));
-        let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
-        villain.write(Some(1), SOUND, 0);
+        let mut hostile = HostilePeer::connect(&fabric, &mut a, &mut saw);
+        hostile.write(Some(1), SOUND, 0);
         a.progress(&mut saw);
-        assert_eq!(saw.messages, [b"hi"], "{name}: what is sound is taken");
-        let next: fn(&mut Villain) = *act;
+        assert_eq!(saw.messages, [b"hi"], "{name}: a valid message is accepted");
+        let next: fn(&mut HostilePeer) = *act;
         // The next message belongs into the second block.
-        villain.ring.0 += 4096;
-        next(&mut villain);
+        hostile.ring.0 += 4096;
+        next(&mut hostile);
         for _ in 0..10 {
             a.progress(&mut saw);
         }
@@ -368,7 +371,7 @@ fn nonsense_fails_its_sender_and_nobody_else() {
             saw.failed
         );
         assert_eq!(saw.messages.len(), 1, "{name}");
-        assert!(a.add_peer(1, &villain.address).is_err(), "{name}");
+        assert!(a.add_peer(1, &hostile.address).is_err(), "{name}");
         send(
             &mut a,
             &mut c,
@@ -399,23 +402,23 @@ fn nonsense_fails_its_sender_and_nobody_else() {
     }
 }
 
-/// Messages after a malformed one are refused, too: they would take the place of lost ones.
+/// Messages after a malformed one are refused as well: they would take the place of lost ones.
 #[test]
-fn nothing_is_taken_from_one_that_has_broken_the_protocol() {
-    type Case = (&'static str, fn(&mut Villain));
+fn nothing_is_accepted_after_a_violation() {
+    type Case = (&'static str, fn(&mut HostilePeer));
     let cases: &[Case] = &[
-        ("after nonsense", |v| v.write(Some(2), SOUND, 4096)),
-        ("after its last word", |v| {
+        ("after a violation", |v| v.write(Some(2), SOUND, 4096)),
+        ("after its end", |v| {
             v.write(Some(2 << 29 | 1), &[], 0);
         }),
     ];
     for (name, act) in cases {
         let fabric = Fabric::new();
         let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
-        let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
-        villain.write(Some(1), SOUND, 0);
-        act(&mut villain);
-        villain.write(Some(1), SOUND, 4096);
+        let mut hostile = HostilePeer::connect(&fabric, &mut a, &mut saw);
+        hostile.write(Some(1), SOUND, 0);
+        act(&mut hostile);
+        hostile.write(Some(1), SOUND, 4096);
         for _ in 0..10 {
             a.progress(&mut saw);
         }
@@ -428,21 +431,21 @@ fn nothing_is_taken_from_one_that_has_broken_the_protocol() {
     }
 }
 
-/// Who guesses the number of another's region neither tells its owner anything nor takes the word
-/// from whom it belongs to.
+/// A peer that guesses the number of another peer's region neither notifies its owner nor prevents
+/// the notice of the right peer.
 #[test]
-fn a_region_is_full_when_the_one_says_so_that_it_was_given() {
+fn only_the_peer_of_a_region_can_report_it_full() {
     let fabric = Fabric::new();
     let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
     let (mut c, mut saw_c) = (transport(&fabric, 2), Seen::default());
     meet(&mut a, (2, &mut c), (&mut saw, &mut saw_c));
-    let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
+    let mut hostile = HostilePeer::connect(&fabric, &mut a, &mut saw);
     let mut memory = vec![1; 1000];
-    // SAFETY: outlives the transport, and is looked at only when that is gone.
+    // SAFETY: outlives the transport, and is read only after that has ended.
     let region = unsafe { a.register_noticed(memory.as_mut_ptr(), 1000, 2, b"full") }.unwrap();
     let number = u32::from_le_bytes(word(&region.key, 32));
     assert_ne!(number, 0);
-    villain.write(Some(3 << 29 | number), &[], 0);
+    hostile.write(Some(3 << 29 | number), &[], 0);
     until((&mut a, &mut saw), (&mut c, &mut saw_c), |a, _| {
         !a.failed.is_empty()
     });
@@ -468,13 +471,13 @@ fn a_region_is_full_when_the_one_says_so_that_it_was_given() {
 }
 
 #[test]
-fn what_lies_outside_of_the_blocks_cannot_be_written() {
+fn memory_outside_of_the_blocks_cannot_be_written() {
     let fabric = Fabric::new();
     let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
-    let mut villain = Villain::connect(&fabric, &mut a, &mut saw);
-    villain.write(None, SOUND, 67 * 4096 - 5);
+    let mut hostile = HostilePeer::connect(&fabric, &mut a, &mut saw);
+    hostile.write(None, SOUND, 67 * 4096 - 5);
     let mut out = Vec::new();
-    villain.nic.poll(16, &mut out).unwrap();
+    hostile.nic.poll(16, &mut out).unwrap();
     assert!(
         out.iter()
             .any(|one| matches!(one, Completion::Done { status: 10, .. })),
@@ -491,7 +494,7 @@ fn what_lies_outside_of_the_blocks_cannot_be_written() {
 }
 
 #[test]
-fn datagrams_of_strangers_are_counted_and_forgotten() {
+fn datagrams_of_unknown_senders_are_counted_and_dropped() {
     let fabric = Fabric::new();
     let (mut a, mut saw) = (transport(&fabric, 0), Seen::default());
     let (_, mut nic) = fabric.nic().unwrap();
@@ -510,7 +513,7 @@ fn datagrams_of_strangers_are_counted_and_forgotten() {
 }
 
 #[test]
-fn registration_that_is_refused_leaves_the_peer_alone() {
+fn a_refused_registration_does_not_affect_the_peer() {
     let fabric = Fabric::new();
     let (mut a, mut b) = (transport(&fabric, 0), transport(&fabric, 1));
     let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
@@ -522,16 +525,16 @@ fn registration_that_is_refused_leaves_the_peer_alone() {
     send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"connected");
     fabric.limit(0, 0);
     let local = vec![2; 1000];
-    // SAFETY: lives on.
+    // SAFETY: lives until the end of the test.
     let put = unsafe { a.put(1, local.as_ptr(), 1000, &region.key, 0, 7) };
     assert_eq!(put, Err(SendError::Unsupported));
-    // SAFETY: lives on.
+    // SAFETY: lives until the end of the test.
     let text = unsafe { a.register(memory.as_mut_ptr(), 10) }
         .unwrap_err()
         .to_string();
     assert!(text.contains("limit of locked memory"), "{text}");
     fabric.limit(0, u64::MAX);
-    // SAFETY: lives on.
+    // SAFETY: lives until the end of the test.
     unsafe { a.put(1, local.as_ptr(), 1000, &region.key, 10, 8) }.unwrap();
     until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| {
         a.completed.len() == 1

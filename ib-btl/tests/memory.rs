@@ -1,4 +1,4 @@
-//! Memory that messages take is what the configuration says, for each number of peers.
+//! Registered message memory is as configured, for each number of peers.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use btl::{Btl, Events, PeerError, Rank, Tx};
 use fake_verbs::Fabric;
 use ib_btl::{IbBtl, IbConfig};
 
-struct Nobody;
+struct Discard;
 
-impl Events for Nobody {
+impl Events for Discard {
     fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], _: &[u8]) {}
     fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
@@ -17,8 +17,8 @@ impl Events for Nobody {
     }
 }
 
-/// Bytes that rank 0 has registered when it is connected with so many, and what its configuration
-/// says.
+/// Returns the number of bytes that rank 0 has registered when connected with `peers` peers, and
+/// the number computed from its configuration.
 fn memory(peers: u32, change: fn(IbConfig) -> IbConfig) -> (u64, usize) {
     let fabric = Fabric::new();
     let config = |rank| {
@@ -37,8 +37,8 @@ fn memory(peers: u32, change: fn(IbConfig) -> IbConfig) -> (u64, usize) {
             .send(rank, b"", &[IoSlice::new(b"connected")])
             .is_err()
         {
-            first.progress(&mut Nobody);
-            other.progress(&mut Nobody);
+            first.progress(&mut Discard);
+            other.progress(&mut Discard);
         }
     }
     (
@@ -48,11 +48,11 @@ fn memory(peers: u32, change: fn(IbConfig) -> IbConfig) -> (u64, usize) {
 }
 
 #[test]
-fn each_peer_takes_a_ring_or_nothing() {
+fn each_peer_takes_a_ring_or_no_memory() {
     for peers in [1, 2, 15] {
         for change in [|config| config, IbConfig::shared] {
-            let (is, said) = memory(peers, change);
-            assert_eq!(is, said as u64, "{peers} peers");
+            let (is, computed) = memory(peers, change);
+            assert_eq!(is, computed as u64, "{peers} peers");
         }
     }
     assert_eq!(

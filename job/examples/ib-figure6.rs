@@ -1,10 +1,10 @@
 //! Figure 6 of "An MPICH2 Channel Device Implementation over VAPI", with the whole point-to-point
 //! layer: a ping-pong whose long messages travel without RDMA (copied at both ends), with RDMA, and
-//! with RDMA and the registration cache. Two ranks in one process use the two ports given. The
-//! three configurations alternate within each round; the median of all rounds counts.
+//! with RDMA and the registration cache. Two ranks in one process use the two given ports. The
+//! three configurations alternate within each round; results are medians over all rounds.
 //!
 //! - `threads`: each rank has a thread bound to a processor; prints MB/s.
-//! - `turns`: one thread plays both ranks, so that no rank waits. In the guest's counting mode the
+//! - `turns`: one thread runs both ranks, so that no rank waits. In the guest's counting mode the
 //!   times are numbers of instructions.
 //! - `held`, `held-turns`: likewise for short messages, copied or registered by the sender.
 //! - `tune`: lengths around the thresholds; prints the length from which RDMA is faster, and held
@@ -56,24 +56,29 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 /// Starts both ranks in one configuration. `long_from`: length from which RDMA is used.
-fn pair(way: usize, long_from: Option<usize>, held: bool, ports: &[String]) -> Outcome<Vec<P2p>> {
-    let key = format!("figure6-{}-{way}-{held}", std::process::id());
+fn pair(
+    configuration: usize,
+    long_from: Option<usize>,
+    held: bool,
+    ports: &[String],
+) -> Outcome<Vec<P2p>> {
+    let key = format!("figure6-{}-{configuration}-{held}", std::process::id());
     let mut setups = Vec::new();
     for (rank, port) in (0..2).zip(ports) {
         let mut ib = IbConfig::new(rank, 2, key.as_bytes());
         (ib.device, ib.add_wait) = (Some(port.clone()), Duration::ZERO);
-        if way == 1 {
+        if configuration == 1 {
             ib.cache_bytes = 0;
         }
         if held {
-            (ib.held_from, ib.long_from) = ((way > 0).then_some(1), usize::MAX);
-        } else if way > 0 {
+            (ib.held_from, ib.long_from) = ((configuration > 0).then_some(1), usize::MAX);
+        } else if configuration > 0 {
             ib.long_from = long_from.unwrap_or(ib.long_from);
         }
         let transports: Vec<Box<dyn Btl>> = vec![Box::new(IbBtl::new(ib).map_err(text)?)];
         let config = Config {
             tuning: Tuning {
-                put: way > 0,
+                put: configuration > 0,
                 ..Tuning::default()
             },
             local_ranks: 2,
@@ -99,7 +104,7 @@ fn pair(way: usize, long_from: Option<usize>, held: bool, ports: &[String]) -> O
         .collect()
 }
 
-/// Returns the number of rounds, and of ping-pongs in each, for a length.
+/// Returns the number of rounds for a length, and of ping-pongs in each.
 fn rounds(length: usize) -> (usize, usize) {
     match length {
         0..=65_536 => (40, 3),
@@ -149,10 +154,10 @@ fn run(
         let mut times = <[Times; 3]>::default();
         let (turns, each) = rounds(length);
         for turn in 0..=turns {
-            for (way, times) in times.iter_mut().enumerate() {
+            for (configuration, times) in times.iter_mut().enumerate() {
                 for _ in 0..each {
                     let begin = Instant::now();
-                    ping_pong(way, length)?;
+                    ping_pong(configuration, length)?;
                     if turn > 0 {
                         times.0.push(begin.elapsed().as_nanos() / 2);
                     }
@@ -164,14 +169,14 @@ fn run(
     Ok(all)
 }
 
-/// Runs one rank in a thread of its own.
+/// Runs one rank in a separate thread.
 fn one_end(
     sizes: &[usize],
     worlds: &[Comm],
     mut buffers: [Vec<u8>; 2],
 ) -> Outcome<Vec<[Times; 3]>> {
-    run(sizes, |way, length| {
-        let world = worlds.get(way).ok_or("no such way")?;
+    run(sizes, |configuration, length| {
+        let world = worlds.get(configuration).ok_or("no such configuration")?;
         let [mine, theirs] = &mut buffers;
         let (mine, theirs) = (&mine[..length], &mut theirs[..length]);
         let other = 1 - world.rank();
@@ -191,7 +196,7 @@ fn one_end(
     })
 }
 
-/// One message, with one thread for both ends; the receive is there first.
+/// Transfers one message, with one thread for both ends; the receive is posted first.
 fn one_way(from: &P2p, to: &P2p, mine: &[u8], theirs: &mut [u8]) -> Outcome<()> {
     let (sender, receiver) = (from.world(), to.world());
     let message = receiver.scope(|r| {
@@ -203,7 +208,7 @@ fn one_way(from: &P2p, to: &P2p, mine: &[u8], theirs: &mut [u8]) -> Outcome<()> 
                 came = came || receive.test()?.is_some();
                 went = went || send.test()?.is_some();
                 if to.progress() + from.progress() == 0 {
-                    // The kernel's own thread may have the rest to do.
+                    // The kernel's thread may have to do the rest.
                     std::thread::yield_now();
                 }
             }
@@ -251,9 +256,9 @@ fn threads(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
 
 fn turns(sizes: &[usize], pairs: Vec<Vec<P2p>>) -> Outcome<Vec<[Times; 3]>> {
     let ([mine, mut theirs], [other, mut others]) = (buffers(1), buffers(2));
-    let times = run(sizes, |way, length| {
-        let Some([one, two]) = pairs.get(way).map(Vec::as_slice) else {
-            return Err("no such way".into());
+    let times = run(sizes, |configuration, length| {
+        let Some([one, two]) = pairs.get(configuration).map(Vec::as_slice) else {
+            return Err("no such configuration".into());
         };
         one_way(one, two, &mine[..length], &mut others[..length])?;
         one_way(two, one, &other[..length], &mut theirs[..length])
@@ -281,7 +286,7 @@ fn all() -> Outcome<()> {
     let one = |sizes: &[usize], held: bool| -> Outcome<Vec<[Times; 3]>> {
         let from = tunes.then_some(AROUND[0]);
         let pairs = (0..WAYS.len())
-            .map(|way| pair(way, from, held, &ports))
+            .map(|configuration| pair(configuration, from, held, &ports))
             .collect::<Outcome<Vec<_>>>()?;
         let times = if counts {
             turns(sizes, pairs)
@@ -315,8 +320,8 @@ fn table(names: &[&str; 3], sizes: &[usize], times: &[[Times; 3]], counts: bool)
     );
     for (length, ways) in sizes.iter().zip(times) {
         let mut line = format!("{length:>8}");
-        for way in ways {
-            let show = |percent| match way.at(percent) as f64 {
+        for configuration in ways {
+            let show = |percent| match configuration.at(percent) as f64 {
                 time if counts => time,
                 time => *length as f64 * 1e3 / time.max(1.0),
             };
@@ -329,18 +334,19 @@ fn table(names: &[&str; 3], sizes: &[usize], times: &[[Times; 3]], counts: bool)
             };
         }
         let (ratio, won) = compare(&ways[2], &ways[0], rounds(*length).1);
-        println!("{line}   time with cache / copies {ratio:.2}, less in {won} % of the turns");
+        println!("{line}   time with cache / copies {ratio:.2}, less in {won} % of the rounds");
     }
 }
 
-/// From which length on the third way is quicker than the first, as a file for `ESP_TUNE` says it.
+/// Returns the length from which the third configuration is faster than the first, as an entry of
+/// the file for `ESP_TUNE`.
 fn threshold(name: &str, sizes: &[usize], times: &[[Times; 3]]) -> String {
     let quicker = |(length, ways): &(&usize, &[Times; 3])| {
         compare(&ways[2], &ways[0], rounds(**length).1).0 < 1.0
     };
     match sizes.iter().zip(times).rev().take_while(quicker).last() {
         Some((from, _)) => format!("[ib]\n{name} = {from}"),
-        None => format!("quicker at none of these lengths: no {name} in [ib]"),
+        None => format!("not faster at any of these lengths: no {name} in [ib]"),
     }
 }
 

@@ -1,6 +1,6 @@
-//! Does everything work here? Every pair of processes talks in all sizes, by name and by wildcard,
-//! and all together; every byte is checked. Rank 0 prints who reaches whom by which transport, and
-//! PASS.
+//! Checks a job: every pair of processes exchanges messages of all sizes, by name and by wildcard,
+//! and all ranks at once; every byte is checked. Rank 0 prints the transport between each pair of
+//! ranks, and PASS.
 //!
 //! ```sh
 //! cargo build --release -p job --example p2p-check
@@ -12,12 +12,12 @@ use std::fmt::Write;
 
 use p2p::{Comm, Error, Op, Source, Tag};
 
-/// Lengths of messages: around the borders of all protocols.
+/// Lengths of messages, around the limits of all protocols.
 const SIZES: &[usize] = &[
     0, 1, 8, 63, 64, 500, 1400, 4096, 20_000, 65_536, 300_001, 2_000_003,
 ];
 
-/// One of the checks: what is wrong, in words.
+/// A check; its error describes the fault.
 type Check = fn(&Comm) -> Result<(), String>;
 
 fn main() {
@@ -69,7 +69,7 @@ fn words(error: Error) -> String {
     error.to_string()
 }
 
-/// Byte `i` of the message `salt`.
+/// Returns byte `i` of the message `salt`.
 fn byte(salt: u64, i: usize) -> u8 {
     ((i as u64 ^ salt.wrapping_mul(0xd6e8_feb8_6659_fd93)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         >> 56) as u8
@@ -83,7 +83,7 @@ fn pattern(from: u32, to: u32, length: usize) -> Vec<u8> {
 fn check(found: &[u8], from: u32, to: u32, length: usize) -> Result<(), String> {
     if found.len() != length {
         return Err(format!(
-            "{} bytes came from rank {from}, {length} were sent",
+            "{} bytes arrived from rank {from}, which sent {length}",
             found.len()
         ));
     }
@@ -102,7 +102,7 @@ fn demand(fine: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if fine { Ok(()) } else { Err(what()) }
 }
 
-/// A number goes round, each adds one.
+/// Passes a number around the ring; each rank adds one.
 fn ring(comm: &Comm) -> Result<(), String> {
     let (rank, size) = (comm.rank(), comm.size());
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
@@ -124,7 +124,7 @@ fn ring(comm: &Comm) -> Result<(), String> {
     Ok(())
 }
 
-/// Each sends to each, itself too, at the same time.
+/// Sends from each rank to each, including itself, all at once.
 fn all_pairs(comm: &Comm) -> Result<(), String> {
     let (rank, size) = (comm.rank(), comm.size());
     for &length in SIZES {
@@ -147,7 +147,7 @@ fn all_pairs(comm: &Comm) -> Result<(), String> {
     Ok(())
 }
 
-/// Messages of one sender do not overtake each other, whatever their lengths.
+/// Checks that messages of one sender do not overtake each other, whatever their lengths.
 fn order(comm: &Comm) -> Result<(), String> {
     const COUNT: usize = 200;
     let (rank, size) = (comm.rank(), comm.size());
@@ -196,7 +196,7 @@ fn wildcards(comm: &Comm) -> Result<(), String> {
         let expected = next[status.source as usize];
         demand(status.tag == expected, || {
             format!(
-                "rank {}: tag {} came before {expected}",
+                "rank {}: tag {} arrived before {expected}",
                 status.source, status.tag
             )
         })?;
@@ -227,7 +227,7 @@ fn probes(comm: &Comm) -> Result<(), String> {
     .map_err(words)?
 }
 
-/// A message that is too long is an error of its own receive, and of nothing else.
+/// Checks that a message that is too long is an error of its own receive only.
 fn truncation(comm: &Comm) -> Result<(), String> {
     let (rank, size) = (comm.rank(), comm.size());
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
@@ -325,7 +325,7 @@ fn collectives(comm: &Comm) -> Result<(), String> {
     })
 }
 
-/// Messages of one context are not seen in another.
+/// Checks that messages of one context are not visible in another.
 fn contexts(comm: &Comm) -> Result<(), String> {
     let (rank, size) = (comm.rank(), comm.size());
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
@@ -346,7 +346,7 @@ fn contexts(comm: &Comm) -> Result<(), String> {
     })
 }
 
-/// Prints how this rank reaches each other one.
+/// Returns a table of the paths from this rank to each other one.
 fn table(job: &job::Job) -> String {
     let nodes = &job.report().nodes;
     let node = |rank: u32| nodes.get(rank as usize).map_or("?", String::as_str);
@@ -370,7 +370,7 @@ fn table(job: &job::Job) -> String {
     text
 }
 
-/// Rank 0 prints the tables of all, in order.
+/// Prints the tables of all ranks at rank 0, in order.
 fn show(comm: &Comm, table: &str) -> Result<(), String> {
     if comm.rank() != 0 {
         return comm.send(table.as_bytes(), 0, 8).map_err(words);

@@ -1,12 +1,11 @@
-//! CPUs that the processes of a node have together: where a launcher pins each process to its own,
-//! none of them shares it.
+//! Number of CPUs that the processes of a node share. Where a launcher pins each process to its own
+//! CPUs, they share none.
 
 use std::collections::BTreeSet;
 
 use crate::modex::ModexEntry;
 
-/// Returns the CPUs that this process may run on, a bit each, lowest first; empty if the system
-/// does not say.
+/// Returns the CPUs that this process may run on, one bit each, lowest first; empty if unknown.
 pub(crate) fn own() -> Vec<u8> {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
         return Vec::new();
@@ -21,9 +20,9 @@ pub(crate) fn own() -> Vec<u8> {
     bits
 }
 
-/// Returns the number of CPUs that the processes of this machine (boot) have together, limited by
-/// the quota of the control group; `None` if it is unknown. `available` is the number for this
-/// process by the standard library, which includes the quota.
+/// Returns the number of CPUs that the processes of this machine (boot) have in total, limited by
+/// the quota of the control group; `None` if it is unknown. `available` is the number that the
+/// standard library reports for this process, which includes the quota.
 pub(crate) fn together<'a>(
     own: &ModexEntry,
     all: impl Iterator<Item = &'a ModexEntry>,
@@ -38,15 +37,15 @@ pub(crate) fn together<'a>(
             .for_each(|(sum, byte)| *sum |= byte);
     }
     let mine = count(&own.cpus);
-    // Fewer than the set has: a quota.
+    // Fewer than the set contains: there is a quota.
     let is_limited = available < mine;
     let count = if is_limited { available } else { count(&union) };
     u32::try_from(count).ok().filter(|count| *count > 0)
 }
 
 /// Returns the number of processes of this machine that need a CPU while the job communicates: its
-/// ranks, and the daemon of each of its nodes if nodes communicate through daemons. (Several nodes
-/// on one machine: a virtual cluster.) A rank that spins on its daemon's CPU waits for itself.
+/// ranks, and the daemon of each of its nodes if nodes communicate through daemons. (A virtual
+/// cluster has several nodes on one machine.) A rank that spins on its daemon's CPU delays itself.
 pub(crate) fn busy<'a, I: Iterator<Item = &'a ModexEntry>>(
     own: &ModexEntry,
     all: impl Fn() -> I,
@@ -80,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn pinned_processes_have_their_cpus_together() {
+    fn cpus_of_pinned_processes_are_added() {
         let all = [on(&[1], 1), on(&[2], 1), on(&[0, 1], 1), on(&[0xff], 2)];
         assert_eq!(together(&all[0], all.iter(), 1), Some(3));
         assert_eq!(together(&all[3], all.iter(), 8), Some(8));
     }
 
     #[test]
-    fn daemons_want_a_cpu_where_nodes_talk() {
+    fn daemons_need_a_cpu_where_nodes_communicate() {
         let at = |node: &str, boot| ModexEntry {
             node: node.into(),
             ..on(&[1], boot)
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_counts_and_silence_does_not() {
+    fn a_quota_counts_and_unknown_cpus_do_not() {
         let all = [on(&[0xff], 1), on(&[], 1)];
         assert_eq!(together(&all[0], all.iter(), 2), Some(2));
         assert_eq!(together(&on(&[], 3), all.iter(), 4), None);

@@ -8,23 +8,25 @@ pub enum JoinError {
     /// The launcher failed.
     #[error("node {node}: {source}")]
     Boot {
-        /// This process's node.
+        /// Name of this process's node.
         node: String,
         /// Error of the bootstrap.
         source: BootError,
     },
     /// A variable of the environment is invalid.
-    #[error("the environment says {0}")]
+    #[error("invalid environment variable {0}")]
     Environment(String),
     /// The file of thresholds is invalid. Holds its path and the fault.
-    #[error("{0} (`esplab tune` writes it anew; ESP_TUNE names another file, and ESP_TUNE= none)")]
+    #[error(
+        "{0} (`esplab tune` rewrites it; ESP_TUNE names another file, and an empty ESP_TUNE= none)"
+    )]
     Tune(String),
     /// This process could not start and has reported it to the others.
     #[error("rank {rank} on node {node}: {what}")]
     Here {
         /// Rank of this process.
         rank: u32,
-        /// Its node.
+        /// Name of its node.
         node: String,
         /// Reason.
         what: String,
@@ -34,9 +36,9 @@ pub enum JoinError {
     Elsewhere {
         /// Lowest rank that could not start.
         rank: u32,
-        /// Its node.
+        /// Name of its node.
         node: String,
-        /// Reason as that process reported it.
+        /// Reason reported by that process.
         what: String,
     },
 }

@@ -12,16 +12,16 @@ use crate::report::{self, Report};
 use crate::transports::{self, Made, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
 
-// Keys of the bootstrap: the secret that rank 0 chose, addresses of transports, reachable peers,
-// and the reason why a process cannot start (empty: it starts).
+// Keys of the bootstrap: the secret chosen by rank 0, addresses of transports, reachable peers, and
+// the reason why a process cannot start (empty if it starts).
 const KEY: &str = "key";
 const ADDRESSES: &str = "addresses";
 const REACH: &str = "reach";
 const VERDICT: &str = "verdict";
-/// Bytes of the key.
+/// Length of the key, in bytes.
 const KEY_LENGTH: usize = 16;
 
-/// Joins the job that this process was started for, as the environment says.
+/// Joins the job for which this process was started, as described by the environment.
 ///
 /// # Errors
 /// The reason why this or another process cannot start.
@@ -119,7 +119,7 @@ fn start(
         let read = note.ok_or_else(|| "it published no addresses".to_owned());
         all.push(read.and_then(|bytes| ModexEntry::decode(&bytes)));
     }
-    // The others' nodes are taken to have the same policy.
+    // The other nodes are assumed to have this node's policy.
     setup.config.local_ranks = cpus::busy(&own, || all.iter().flatten(), by_daemon);
     if setup.config.cpus.is_none() {
         let available =
@@ -147,7 +147,7 @@ fn start(
         })
     });
     if !is_exchanged {
-        // It failed before, but the others wait for its part.
+        // This process has failed already, but the others wait for its part.
         broken = exchange_reach(boot, &no_reach).err();
     }
     if let Some(error) = broken {
@@ -193,7 +193,7 @@ fn agree_on_key(boot: &mut Bootstrap) -> Result<String, StartFailure> {
     Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Exchanges by which transports each process reaches each other one: publishes `mine`,
+/// Exchanges the transports by which each process reaches each other one: publishes `mine`,
 /// [`REACH_BYTES`] for each rank, and returns what each rank published for this one.
 fn exchange_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, BootError> {
     for (part, bytes) in mine.chunks(MAX_VALUE).enumerate() {
@@ -206,14 +206,14 @@ fn exchange_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, BootErro
     for peer in 0..boot.size() {
         let note = boot.get(peer, &key)?.unwrap_or_default();
         // A process that failed before reaches no peer.
-        let said = note.get(at..at + REACH_BYTES);
-        theirs.extend_from_slice(said.unwrap_or(&[0; REACH_BYTES]));
+        let reported = note.get(at..at + REACH_BYTES);
+        theirs.extend_from_slice(reported.unwrap_or(&[0; REACH_BYTES]));
     }
     Ok(theirs)
 }
 
-/// Exchanges the outcomes of the start: either all processes start, or none does. `trouble`: why
-/// this one does not; the caller reports it.
+/// Exchanges the outcomes of the start: either all processes start, or none does. `trouble` is the
+/// reason why this process cannot start, which the caller reports.
 fn agree_on_start(
     boot: &mut Bootstrap,
     trouble: Option<&str>,
@@ -223,10 +223,10 @@ fn agree_on_start(
     boot.put(VERDICT, words.as_bytes())?;
     boot.fence()?;
     for rank in (0..boot.size()).filter(|_| trouble.is_none()) {
-        let said = boot.get(rank, VERDICT)?;
-        let said = said.unwrap_or_else(|| b"it did not report whether it started".to_vec());
-        if !said.is_empty() {
-            let what = printable(&String::from_utf8_lossy(&said), MAX_REASON);
+        let reported = boot.get(rank, VERDICT)?;
+        let reported = reported.unwrap_or_else(|| b"it did not report whether it started".to_vec());
+        if !reported.is_empty() {
+            let what = printable(&String::from_utf8_lossy(&reported), MAX_REASON);
             let node = name(rank);
             return Err(StartFailure::Agreed(JoinError::Elsewhere {
                 rank,

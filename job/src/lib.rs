@@ -1,4 +1,4 @@
-//! Joins a job: finds out by the launcher who this process is, makes the transports, exchanges
+//! Joins a job: detects the launcher and this process's rank, creates the transports, exchanges
 //! addresses, and starts the point-to-point layer.
 //!
 //! ```no_run
@@ -24,8 +24,8 @@
 //! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,ib,eth` (all, by default) |
 //! | `ESP_INTERFACES` | interfaces for Ethernet: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves |
 //! | `ESP_RAILS` | number of interfaces used at once, each as a rail, 1 to 4; default 4 |
-//! | `ESP_RDMA_PORTS` | ports for InfiniBand and RoCE, one rail each: `mlx5_0,mlx5_1:2`; default: the active ones, four at most |
-//! | `ESP_RDMA_SHARED` | 1: messages of all peers come into shared blocks; 0: each peer has its own; default: shared from 257 ranks on |
+//! | `ESP_RDMA_PORTS` | ports for InfiniBand and RoCE, one rail each: `mlx5_0,mlx5_1:2`; default: the active ones, at most four |
+//! | `ESP_RDMA_SHARED` | 1: all peers share receive blocks; 0: each peer has its own; default: shared from 257 ranks on |
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
 //! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it is there |
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
@@ -60,10 +60,10 @@ pub use options::{Options, Transport};
 pub use report::Report;
 pub use tune::Rdma;
 
-/// This process's place in a running job.
+/// A process's membership in a running job.
 ///
-/// Dropped without [`finalize`](Job::finalize), it leaves without saying goodbye: launchers take
-/// that for a failure.
+/// Dropping it without [`finalize`](Job::finalize) does not disconnect from the launcher, which
+/// then reports a failure.
 pub struct Job {
     boot: Mutex<Bootstrap>,
     p2p: P2p,
@@ -83,12 +83,12 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
-    /// All processes.
+    /// Returns the communicator of all processes.
     pub fn world(&self) -> Comm {
         self.world.clone()
     }
 
-    /// Number of this process, from 0.
+    /// Returns the rank of this process, from 0.
     pub fn rank(&self) -> u32 {
         self.world.rank()
     }
@@ -98,26 +98,26 @@ impl Job {
         self.world.size()
     }
 
-    /// The layer under [`world`](Job::world): requests by number, counters, progress.
+    /// Returns the layer below [`world`](Job::world): requests by id, counters, progress.
     pub fn p2p(&self) -> &P2p {
         &self.p2p
     }
 
-    /// Returns which transports each peer is reached by, and the reason.
+    /// Returns the transports that reach each peer, and the reason.
     pub fn paths(&self) -> Vec<PathReport> {
         self.p2p.paths()
     }
 
-    /// Returns a printable report: paths, names of nodes, transports that could not be made.
+    /// Returns a printable report: paths, node names, and transports that could not be created.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// Leaves the job. Every process calls it: it returns when all have, or one of them has died.
+    /// Leaves the job. Every process calls it; it returns when all have, or one of them has died.
     ///
     /// # Errors
-    /// Something that was sent could not be handed on; the launcher is gone. The process has left
-    /// all the same.
+    /// Sent data could not be delivered, or the launcher is gone. The process has left the job
+    /// nevertheless.
     pub fn finalize(self) -> Result<(), FinalizeError> {
         if self.verbose {
             let rank = self.world.rank();
@@ -130,8 +130,8 @@ impl Job {
             .boot
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
-        // Others may still read this process's memory. One that has died does not come: the
-        // launcher says so, or ends the job.
+        // Others may still read this process's memory. If one has died and does not arrive, the
+        // launcher reports it or ends the job.
         let met = boot.fence();
         let left = boot.finalize();
         sent?;
@@ -139,8 +139,8 @@ impl Job {
         Ok(())
     }
 
-    /// Ends the whole job: prints why, asks the launcher to end all processes, and ends this one
-    /// with the exit code `code`.
+    /// Ends the whole job: prints the reason, asks the launcher to end all processes, and exits
+    /// with `code`.
     pub fn abort(&self, code: i32, why: &str) -> ! {
         let why: String = why
             .chars()
@@ -150,7 +150,8 @@ impl Job {
             "esp: rank {} ends the job (code {code}): {why}\n",
             self.rank()
         ));
-        // Another thread that holds the launcher's connection for long can only be in `abort`, too.
+        // Another thread that holds the launcher's connection for long can only be in `abort` as
+        // well.
         let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = boot.abort(code, &why);
         if !matches!(answer, boot::BootError::Aborted { .. }) {

@@ -26,9 +26,9 @@ pub(crate) const MAX_REASON: usize = 900;
 pub(crate) struct ModexEntry {
     /// Random number of this boot of its machine.
     pub(crate) boot: [u8; BOOT],
-    /// Its node's name.
+    /// Name of its node.
     pub(crate) node: String,
-    /// The CPUs it may run on, a bit each, lowest first.
+    /// CPUs it may run on, one bit each, lowest first.
     pub(crate) cpus: Vec<u8>,
     /// Addresses of the transports.
     pub(crate) addresses: Vec<TransportAddress>,
@@ -45,7 +45,7 @@ impl ModexEntry {
         for one in self.addresses.iter().take(MAX_ADDRESSES) {
             let name = cut(&one.transport, MAX_NAME).as_bytes();
             let address = one.address.get(..btl::MAX_ADDRESS).unwrap_or(&one.address);
-            // Real addresses are far below the limit; a transport that does not fit is left out.
+            // Real addresses are far below the limit; a transport that does not fit is omitted.
             if out.len() + 4 + name.len() + address.len() > boot::MAX_VALUE {
                 break;
             }
@@ -57,11 +57,11 @@ impl ModexEntry {
 
     /// Parses the bytes of another process.
     pub(crate) fn decode(bytes: &[u8]) -> Result<ModexEntry, String> {
-        let damaged = || "its addresses are damaged".to_owned();
+        let damaged = || "its addresses are malformed".to_owned();
         let (&version, rest) = bytes.split_first().ok_or_else(damaged)?;
         if version != VERSION {
             return Err(format!(
-                "its addresses have version {version}, ours {VERSION}: all processes must run the same build"
+                "its addresses have version {version}, ours {VERSION}: all processes must be of one build"
             ));
         }
         let (boot, mut rest) = rest.split_first_chunk::<BOOT>().ok_or_else(damaged)?;
@@ -97,9 +97,9 @@ fn cut(text: &str, limit: usize) -> &str {
     text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
-/// Appends two bytes of length and the bytes.
+/// Appends the length in two bytes, then the bytes.
 fn push(out: &mut Vec<u8>, bytes: &[u8]) {
-    // All lengths are bounded by constants far below.
+    // All lengths are bounded by constants far below the maximum.
     let length = u16::try_from(bytes.len()).unwrap_or(0);
     out.extend_from_slice(&length.to_le_bytes());
     out.extend_from_slice(bytes.get(..usize::from(length)).unwrap_or_default());

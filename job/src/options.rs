@@ -24,7 +24,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// All, the preferred one first.
+    /// All transports, most preferred first.
     pub const ALL: [Transport; 4] = [
         Transport::Shm,
         Transport::Ib,
@@ -32,7 +32,7 @@ impl Transport {
         Transport::Udp,
     ];
 
-    /// As in `ESP_BTL` and in reports.
+    /// Returns the name used in `ESP_BTL` and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,8 +57,8 @@ pub struct Options {
     pub interfaces: Vec<String>,
     /// Interfaces not to use; takes precedence over `interfaces`.
     pub not_interfaces: Vec<String>,
-    /// Maximum number of interfaces used at once, each as a rail to the same peers, 1 to 4. Default
-    /// 4. The last rail has all remaining interfaces, and uses the best of them for each node.
+    /// Maximum number of interfaces used at once, each as a rail to each peer, 1 to 4. Default 4.
+    /// The last rail has all remaining interfaces, and uses the best of them for each node.
     pub rails: usize,
     /// RDMA ports to use, such as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
@@ -134,7 +134,7 @@ impl Options {
             }
         }
         if let Some(number) = text("ESP_RAILS") {
-            let want = "how many interfaces may be used at once is expected, 1 to 4";
+            let want = "a number of interfaces is expected, 1 to 4";
             let rails = number.parse().ok().filter(|n| (1..=MAX_RAILS).contains(n));
             options.rails = rails.ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
@@ -165,7 +165,7 @@ impl Options {
     }
 }
 
-/// `~/.config/esp/tune.toml`, where `esplab tune` writes it.
+/// Returns `~/.config/esp/tune.toml`, the file written by `esplab tune`.
 fn default_file(env: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let absolute = |name: &str| env(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
     let config = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
@@ -177,7 +177,7 @@ fn transports(list: &str) -> Result<Vec<Transport>, JoinError> {
     for word in list.split(',').map(str::trim) {
         match Transport::ALL.into_iter().find(|t| t.name() == word) {
             Some(transport) if found.contains(&transport) => {
-                return Err(bad("ESP_BTL", list, &format!("{word} stands there twice")));
+                return Err(bad("ESP_BTL", list, &format!("{word} is listed twice")));
             }
             Some(transport) => found.push(transport),
             None if word == "self" => {}
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_wanted_or_not() {
+    fn interfaces_are_included_or_excluded() {
         let found = options(&[("ESP_INTERFACES", "eth0, ^wlan*,ib*")]).unwrap();
         assert_eq!(
             (found.interfaces, found.not_interfaces),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn rails_are_few() {
+    fn the_number_of_rails_is_checked() {
         assert_eq!(options(&[]).unwrap().rails, 4);
         assert_eq!(options(&[("ESP_RAILS", "1")]).unwrap().rails, 1);
         for wrong in ["0", "5", "two", "-1", "\u{1b}"] {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_named_and_few() {
+    fn ports_are_listed_and_limited() {
         let found = options(&[("ESP_RDMA_PORTS", "mlx5_0, mlx5_1:2")]).unwrap();
         assert_eq!(found.rdma_ports, ["mlx5_0", "mlx5_1:2"]);
         for wrong in ["a,,b", "a,b,c,d,e", "a b", "\u{1b}"] {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn receives_are_shared_or_not() {
+    fn the_shared_receive_queue_is_an_option() {
         let shared = |text| options(&[("ESP_RDMA_SHARED", text)]).map(|found| found.rdma.shared);
         assert_eq!(
             (shared(""), shared("0"), shared("1")),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_named_must_be_there_and_the_default_need_not() {
+    fn a_named_file_must_exist_and_the_default_need_not() {
         let text = options(&[("ESP_TUNE", "/nonexistent/tune.toml")]).unwrap_err();
         assert!(
             text.contains("/nonexistent/tune.toml") && text.contains("esplab tune"),

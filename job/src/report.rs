@@ -12,15 +12,15 @@ pub struct Report {
     pub rank: u32,
     /// Number of processes of the job.
     pub size: u32,
-    /// `pmix`, `pmi1`, `fixed` or `single`.
+    /// Launcher: `pmix`, `pmi1`, `fixed` or `single`.
     pub launcher: &'static str,
     /// Name of each rank's node.
     pub nodes: Vec<String>,
-    /// Transports that could not be made here, and why.
+    /// Transports that could not be created, and why.
     pub without: Vec<(&'static str, String)>,
-    /// Where the thresholds of shared memory come from.
+    /// Origin of the thresholds of shared memory.
     pub thresholds_from: String,
-    /// For each peer and transport: used or not, and why.
+    /// Paths by peer and transport: used or not, and why.
     pub paths: Vec<PathReport>,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Report {
             "{start} of {size} on {node} (started by {launcher}{alone})"
         )?;
         for (name, why) in &self.without {
-            // The job has started, so this is a remark and no complaint.
+            // The job has started, so this is information, not an error.
             let without = "all peers are reached without it";
             writeln!(f, "{start}: no transport {name}, {without}: {why}")?;
         }
@@ -63,8 +63,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Writes to standard error by one call, so that lines of several processes do not mix.
-/// Failing to is no failure.
+/// Writes to standard error by one call, so that lines of several processes do not mix. Errors are
+/// ignored.
 pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

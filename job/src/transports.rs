@@ -13,7 +13,7 @@ use crate::{Options, Transport};
 pub(crate) struct TransportSetup<'a> {
     pub(crate) rank: u32,
     pub(crate) size: u32,
-    /// A name that only the processes of this job know.
+    /// Name that only the processes of this job know.
     pub(crate) key: &'a str,
     pub(crate) options: &'a Options,
 }
@@ -23,22 +23,22 @@ pub(crate) struct TransportSetup<'a> {
 pub(crate) struct Made {
     pub(crate) transports: Vec<Box<dyn Btl>>,
     pub(crate) without: Vec<(&'static str, String)>,
-    /// One of them uses this node's daemon.
+    /// True if one of them uses this node's daemon.
     pub(crate) by_daemon: bool,
 }
 
-/// Creates the configured transports. A missing one is no error unless a peer needs it.
-pub(crate) fn make(place: &TransportSetup<'_>) -> Made {
+/// Creates the configured transports. A missing one is an error only if a peer needs it.
+pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
     let mut made = Made::default();
-    if place.size == 1 {
+    if setup.size == 1 {
         return made;
     }
-    for &transport in &place.options.transports {
+    for &transport in &setup.options.transports {
         let result = match transport {
-            Transport::Shm => shm(place).map(|one| vec![one]),
-            Transport::Ib => ib(place),
-            Transport::Eth => eth(place, Carrier::Raw, &mut made.by_daemon),
-            Transport::Udp => eth(place, Carrier::Udp, &mut made.by_daemon),
+            Transport::Shm => shm(setup).map(|one| vec![one]),
+            Transport::Ib => ib(setup),
+            Transport::Eth => eth(setup, Carrier::Raw, &mut made.by_daemon),
+            Transport::Udp => eth(setup, Carrier::Udp, &mut made.by_daemon),
         };
         match result {
             Ok(transports) => made.transports.extend(transports),
@@ -48,38 +48,38 @@ pub(crate) fn make(place: &TransportSetup<'_>) -> Made {
     made
 }
 
-fn shm(place: &TransportSetup<'_>) -> Result<Box<dyn Btl>, String> {
-    let mut config = ShmConfig::new(place.rank, place.size, place.key);
-    if let Some(thresholds) = place.options.thresholds {
+fn shm(setup: &TransportSetup<'_>) -> Result<Box<dyn Btl>, String> {
+    let mut config = ShmConfig::new(setup.rank, setup.size, setup.key);
+    if let Some(thresholds) = setup.options.thresholds {
         config.thresholds = thresholds;
     }
     let transport = ShmBtl::new(config).map_err(|e| e.to_string())?;
     Ok(Box::new(transport))
 }
 
-/// One transport for each port: the layer above stripes long messages over them.
-fn ib(place: &TransportSetup<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
-    let ports = if place.options.rdma_ports.is_empty() {
+/// Creates one transport for each port; the layer above stripes long messages over them.
+fn ib(setup: &TransportSetup<'_>) -> Result<Vec<Box<dyn Btl>>, String> {
+    let ports = if setup.options.rdma_ports.is_empty() {
         let active = ib_btl::ports().map_err(|e| e.to_string())?;
         active
             .into_iter()
             .map(|(device, port)| format!("{device}:{port}"))
             .collect()
     } else {
-        place.options.rdma_ports.clone()
+        setup.options.rdma_ports.clone()
     };
     let make = |(rail, port)| {
         let transport = IbBtl::new(IbConfig {
             rail,
             device: Some(port),
-            ..ib_config(place)
+            ..ib_config(setup)
         });
         Ok(Box::new(transport.map_err(|e| e.to_string())?) as Box<dyn Btl>)
     };
     rails((0..).zip(ports).take(MAX_RAILS).map(make))
 }
 
-/// Returns the rails that could be made; without any, why the last one could not.
+/// Returns the rails that could be created, or the reason of the last failure if there is none.
 fn rails(
     made: impl Iterator<Item = Result<Box<dyn Btl>, String>>,
 ) -> Result<Vec<Box<dyn Btl>>, String> {
@@ -97,12 +97,12 @@ fn rails(
     }
 }
 
-/// Number of ranks from which receive blocks are shared by default: own blocks take 268 KiB for
-/// each peer.
+/// Number of ranks from which receive blocks are shared by default: separate blocks take 268 KiB
+/// per peer.
 const SHARED_FROM: u32 = 257;
 
-fn ib_config(place: &TransportSetup<'_>) -> IbConfig {
-    let mut config = IbConfig::new(place.rank, place.size, place.key.as_bytes());
+fn ib_config(setup: &TransportSetup<'_>) -> IbConfig {
+    let mut config = IbConfig::new(setup.rank, setup.size, setup.key.as_bytes());
     let Rdma {
         blocks,
         held_from,
@@ -111,30 +111,30 @@ fn ib_config(place: &TransportSetup<'_>) -> IbConfig {
         shared_blocks,
         timeout,
         retries,
-    } = place.options.rdma;
+    } = setup.options.rdma;
     config.blocks = blocks.unwrap_or(config.blocks);
     config.held_from = held_from.or(config.held_from);
     config.long_from = long_from.unwrap_or(config.long_from);
     config.shared_blocks = shared_blocks.unwrap_or(config.shared_blocks);
     config.timeout = timeout.unwrap_or(config.timeout);
     config.retries = retries.unwrap_or(config.retries);
-    if shared.unwrap_or(place.size >= SHARED_FROM) {
+    if shared.unwrap_or(setup.size >= SHARED_FROM) {
         config.shared()
     } else {
         config
     }
 }
 
-/// One transport for each interface, as for RDMA ports.
+/// Creates one transport for each interface.
 fn eth(
-    place: &TransportSetup<'_>,
+    setup: &TransportSetup<'_>,
     carrier: Carrier,
     by_daemon: &mut bool,
 ) -> Result<Vec<Box<dyn Btl>>, String> {
-    let mut config = EthConfig::new(place.rank, place.size, place.key.as_bytes());
+    let mut config = EthConfig::new(setup.rank, setup.size, setup.key.as_bytes());
     config.carrier = carrier;
-    config.include.clone_from(&place.options.interfaces);
-    config.exclude.clone_from(&place.options.not_interfaces);
+    config.include.clone_from(&setup.options.interfaces);
+    config.exclude.clone_from(&setup.options.not_interfaces);
     let names = config.interfaces().map_err(|e| e.to_string())?;
     let make = |names: &[String]| {
         let transport = EthBtl::new(EthConfig {
@@ -145,10 +145,10 @@ fn eth(
         *by_daemon |= transport.uses_daemon();
         Ok(Box::new(transport) as Box<dyn Btl>)
     };
-    rails(share(&names, place.options.rails).into_iter().map(make))
+    rails(share(&names, setup.options.rails).into_iter().map(make))
 }
 
-/// Distributes interfaces over rails: one each, and the last rail gets all that are left.
+/// Distributes interfaces over rails: one each, and all remaining ones to the last rail.
 fn share(names: &[String], rails: usize) -> Vec<&[String]> {
     let (single, rest) = names.split_at(names.len().min(rails.saturating_sub(1)));
     let mut all: Vec<&[String]> = single.chunks(1).collect();
@@ -162,9 +162,9 @@ fn share(names: &[String], rails: usize) -> Vec<&[String]> {
 mod tests {
     use super::*;
 
-    /// The memory of a job's messages as the options have it.
+    /// The options select separate or shared receive blocks.
     #[test]
-    fn blocks_are_each_peers_or_shared() {
+    fn receive_blocks_are_separate_or_shared() {
         let config = |size, rdma| {
             let options = Options {
                 rdma,

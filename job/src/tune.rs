@@ -9,7 +9,7 @@
 //! [ib]
 //! long_from = 32768
 //! ```
-//! Other tables are for other programs.
+//! Other tables belong to other programs.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -34,12 +34,12 @@ struct Tables {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rdma {
-    /// Number of blocks for each peer: its credits.
+    /// Number of blocks for each peer, which are its credits.
     pub blocks: Option<usize>,
-    /// Bytes from which on the body of a message that is not long is registered instead of copied
-    /// by the sender; by default never.
+    /// Length from which the body of a short message is registered by the sender instead of copied,
+    /// in bytes; by default never.
     pub held_from: Option<usize>,
-    /// Bytes from which on a body is *long*.
+    /// Length from which a body is *long*, in bytes.
     pub long_from: Option<usize>,
     /// Use one shared receive queue instead of blocks for each peer; by default in jobs of more
     /// than 256 ranks.
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_and_the_rest_is_left_alone() {
+    fn sizes_are_read_and_other_tables_ignored() {
         assert_eq!(parse("[idle]\nspin = \"3us\"\n"), Ok(Found::default()));
         let found = parse("[shm]\nshared_cache = 4096\n[idle]\nx = 1\n");
         let shm = Thresholds {

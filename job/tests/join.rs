@@ -1,4 +1,4 @@
-//! Jobs without a launcher: each process runs `p2p-check`; variables give its rank.
+//! Jobs without a launcher: each process runs `p2p-check`, with its rank in environment variables.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes, on a machine busy with other tests.
+/// Time limit, longer than anything here takes on a machine busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A folder of this user that goes with the value.
+/// A temporary folder of this user, removed on drop.
 struct Temp(PathBuf);
 
 impl Temp {
@@ -31,7 +31,7 @@ impl Drop for Temp {
     }
 }
 
-/// The example, which cargo builds with this test.
+/// Returns the path of the example, which cargo builds with this test.
 fn program() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     let path = exe
@@ -47,7 +47,7 @@ fn program() -> PathBuf {
     path
 }
 
-/// A process with these variables and nothing of the tests' own environment.
+/// Starts a process with these variables only, without the tests' own environment.
 fn start(variables: &BTreeMap<&str, String>) -> Child {
     let mut command = Command::new(program());
     command
@@ -59,8 +59,9 @@ fn start(variables: &BTreeMap<&str, String>) -> Child {
     command.spawn().unwrap()
 }
 
-/// The variables of a process of a job. No daemon serves the socket, so there is no Ethernet.
-fn place(dir: &Temp, rank: u32, size: u32) -> BTreeMap<&'static str, String> {
+/// Returns the variables of a process of a job. No daemon serves the socket, so there is no
+/// Ethernet.
+fn rank_environment(dir: &Temp, rank: u32, size: u32) -> BTreeMap<&'static str, String> {
     BTreeMap::from([
         ("ESP_JOB_DIR", dir.0.to_str().unwrap().to_owned()),
         ("ESP_JOB_RANK", rank.to_string()),
@@ -90,7 +91,7 @@ fn job(
     let dir = Temp::new();
     let children: Vec<Child> = (0..size)
         .map(|rank| {
-            let mut variables = place(&dir, rank, size);
+            let mut variables = rank_environment(&dir, rank, size);
             change(rank, &mut variables);
             start(&variables)
         })
@@ -107,7 +108,7 @@ fn shared_memory_alone_is_enough_within_a_node() {
         if rank == 1 {
             variables.insert("ESP_BTL_VERBOSE", "1".into());
         }
-        // Not there, whether this machine has RDMA or not.
+        // Does not exist, whether or not this machine has RDMA.
         variables.insert("ESP_RDMA_PORTS", "none9".into());
     });
     for (rank, (code, out, err)) in ended.iter().enumerate() {
@@ -141,10 +142,10 @@ fn shared_memory_alone_is_enough_within_a_node() {
 fn alone_it_is_a_job_of_one() {
     let child = start(&BTreeMap::from([("ESP_BTL_VERBOSE", "1".to_owned())]));
     let output = wait(child);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr_text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.success() && said.contains("no launcher: a job of one"),
-        "{said}"
+        output.status.success() && stderr_text.contains("no launcher: a job of one"),
+        "{stderr_text}"
     );
     assert!(
         String::from_utf8_lossy(&output.stdout)
@@ -154,7 +155,7 @@ fn alone_it_is_a_job_of_one() {
 
 /// Each process reports which peers cannot be reached and why, without waiting.
 #[test]
-fn all_processes_hear_that_one_cannot_be_reached() {
+fn every_process_reports_an_unreachable_peer() {
     let ended = job(3, |rank, variables| {
         if rank == 1 {
             variables.insert("ESP_BTL", "eth".into());
@@ -171,7 +172,7 @@ fn all_processes_hear_that_one_cannot_be_reached() {
 }
 
 #[test]
-fn a_rank_without_any_transport_is_told_what_was_chosen() {
+fn a_rank_without_any_transport_reports_the_selection() {
     let ended = job(2, |_, variables| {
         variables.insert("ESP_BTL", "self".into());
     });
@@ -183,9 +184,9 @@ fn a_rank_without_any_transport_is_told_what_was_chosen() {
     }
 }
 
-/// The thresholds come from the file, and a file that is wrong is named.
+/// The thresholds come from the file, and the error about an invalid file names it.
 #[test]
-fn the_file_of_thresholds_counts() {
+fn thresholds_come_from_the_file() {
     let dir = Temp::new();
     let file = dir.0.join("tune.toml");
     std::fs::write(
@@ -201,7 +202,7 @@ fn the_file_of_thresholds_counts() {
     for (code, out, err) in ended {
         assert_eq!(code, Some(0), "{err}");
         assert!(err.contains(&format!("thresholds of shm: {name}")), "{err}");
-        // Where the kernel forbids one copy there is nothing to switch.
+        // Where the kernel forbids one copy there is no threshold.
         assert!(
             err.contains("77777") || err.contains("two copies"),
             "{out}{err}"
@@ -209,9 +210,11 @@ fn the_file_of_thresholds_counts() {
     }
     std::fs::write(&file, "[shm]\nshared_cache = \"much\"\n").unwrap();
     let output = wait(start(&BTreeMap::from([("ESP_TUNE", name.clone())])));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr_text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.code() == Some(2) && said.contains(&name) && said.contains("esplab tune"),
-        "{said}"
+        output.status.code() == Some(2)
+            && stderr_text.contains(&name)
+            && stderr_text.contains("esplab tune"),
+        "{stderr_text}"
     );
 }

@@ -1,8 +1,8 @@
 //! The point-to-point layer over the InfiniBand transport, also mixed with shared memory: every
-//! protocol with every length, several rails, little room, lost datagrams, a death. On the
+//! protocol with every length, several rails, few blocks, lost datagrams, a death. Runs on the
 //! transport's fabric for tests, or with `IB_DEVICES=rxa,rxb` over real verbs, where ranks and
-//! rails take these in turn (`tests/vm/ci` does so); deaths there are tested by the transport's own
-//! suite.
+//! rails use these devices in turn (`tests/vm/ci` does so); there, deaths are tested by the
+//! transport's own suite.
 
 #[path = "../../p2p/tests/common/mod.rs"]
 mod common;
@@ -19,13 +19,13 @@ use shm_btl::{ShmBtl, ShmConfig};
 
 const TAG: i32 = 5;
 
-/// A way to set up the transport; how many rails.
-type Way = (&'static str, usize, fn(&mut IbConfig));
+/// A configuration: name, number of rails, changes of the defaults.
+type Setup = (&'static str, usize, fn(&mut IbConfig));
 
-/// Two ranks on each "node", which shared memory joins.
-const NODES: Way = ("shared memory in a node", 1, |_| ());
+/// Two ranks on each "node", connected by shared memory.
+const NODES: Setup = ("shared memory in a node", 1, |_| ());
 
-const WAYS: &[Way] = &[
+const WAYS: &[Setup] = &[
     ("put", 1, |_| ()),
     ("get", 1, |config| config.reads = true),
     ("shared blocks", 1, |config| {
@@ -44,17 +44,17 @@ const WAYS: &[Way] = &[
     ("two rails", 2, |_| ()),
 ];
 
-/// Devices to use instead of the fabric.
+/// Returns the devices to use instead of the fabric.
 fn devices() -> Option<Vec<String>> {
     let list = std::env::var("IB_DEVICES").ok()?;
     Some(list.split(',').map(str::to_owned).collect())
 }
 
-/// The transports of every rank, and their fabric, whose interfaces are numbered by rank and then
-/// by rail.
+/// Returns the transports of every rank, and their fabric, whose interfaces are numbered by rank
+/// and then by rail.
 fn transports(
     size: u32,
-    (name, rails, change): Way,
+    (name, rails, change): Setup,
     devices: Option<&[String]>,
 ) -> (Vec<Vec<Box<dyn Btl>>>, Fabric) {
     static JOBS: AtomicU32 = AtomicU32::new(0);
@@ -70,7 +70,8 @@ fn transports(
         (config.rail, config.add_wait) = (rail as u8, std::time::Duration::ZERO);
         change(&mut config);
         let made = match devices {
-            // So that both ends of a rail differ where two ranks do: it crosses the wire.
+            // The two ends of a rail use different devices where the two ranks do, so it crosses
+            // the wire.
             Some(names) => {
                 config.device = Some(names[(rank as usize + rail) % names.len()].clone());
                 IbBtl::new(config)
@@ -92,16 +93,19 @@ fn transports(
     ((0..size).map(all).collect(), fabric)
 }
 
-fn started(size: u32, way: Way) -> Vec<p2p::P2p> {
-    let layers = start(transports(size, way, devices().as_deref()).0, &config(size));
+fn started(size: u32, setup: Setup) -> Vec<p2p::P2p> {
+    let layers = start(
+        transports(size, setup, devices().as_deref()).0,
+        &config(size),
+    );
     for (rank, layer) in layers.iter().enumerate() {
         for path in layer
             .paths()
             .iter()
             .filter(|path| path.used && path.transport != "self")
         {
-            let by_shm = way.0 == NODES.0 && path.peer as usize / 2 == rank / 2;
-            assert_eq!(path.transport == "shm", by_shm, "{}: {path}", way.0);
+            let by_shm = setup.0 == NODES.0 && path.peer as usize / 2 == rank / 2;
+            assert_eq!(path.transport == "shm", by_shm, "{}: {path}", setup.0);
         }
     }
     layers
@@ -109,14 +113,14 @@ fn started(size: u32, way: Way) -> Vec<p2p::P2p> {
 
 fn lengths(limit: &IbConfig) -> Vec<usize> {
     let mut lengths = vec![0, 1, 8, 63, 64, 65, 100_000, (1 << 20) + 1, 3 << 20];
-    // The edges: what a request carries, a block, a message, long.
+    // Around the limits of an inline request, a block, a message, and long messages.
     for edge in [
         188,
         ib_btl::BLOCK,
         ib_btl::BLOCK * ib_btl::MESSAGE_BLOCKS,
         limit.long_from,
     ] {
-        // Real verbs are emulated where this is run: fewer.
+        // Real verbs are emulated where this runs, so fewer lengths are tested.
         let step = if devices().is_some() { 13 } else { 3 };
         lengths.extend(
             (0..52)
@@ -129,15 +133,15 @@ fn lengths(limit: &IbConfig) -> Vec<usize> {
 }
 
 #[test]
-fn every_length_by_every_way() {
-    for way in WAYS {
+fn every_length_in_every_configuration() {
+    for setup in WAYS {
         let mut limits = IbConfig::new(0, 2, b"");
-        way.2(&mut limits);
+        setup.2(&mut limits);
         let holds = limits.held_from.is_some();
-        let stats = each(started(2, *way), way.0, move |layer, comm| {
+        let stats = each(started(2, *setup), setup.0, move |layer, comm| {
             for (round, length) in lengths(&limits).into_iter().enumerate() {
                 if comm.rank() == 0 {
-                    // Odd rounds: the receive is there first.
+                    // In odd rounds the receive is posted first.
                     if round % 2 == 1 {
                         comm.recv(&mut [0; 0], 1, TAG + 1).unwrap();
                     }
@@ -157,34 +161,38 @@ fn every_length_by_every_way() {
                         Ok(())
                     })
                     .unwrap();
-                    assert!(first == pattern(length, round), "{}: {length} bytes", way.0);
+                    assert!(
+                        first == pattern(length, round),
+                        "{}: {length} bytes",
+                        setup.0
+                    );
                     assert!(
                         second[..length] == pattern(length, round + 7),
                         "{}: {length} bytes",
-                        way.0
+                        setup.0
                     );
                     assert_eq!(second[length..], [0xee; 3]);
                 }
             }
             layer.stats()
         });
-        let by = if way.0 == "get" {
+        let by = if setup.0 == "get" {
             stats[1].by_get
         } else {
             stats[1].by_put
         };
-        assert!(by > 5 && stats[0].eager_sent > 10, "{}: {stats:?}", way.0);
-        assert_eq!(stats[0].held_sent > 0, holds, "{}: {stats:?}", way.0);
+        assert!(by > 5 && stats[0].eager_sent > 10, "{}: {stats:?}", setup.0);
+        assert_eq!(stats[0].held_sent > 0, holds, "{}: {stats:?}", setup.0);
     }
 }
 
-/// Long messages to and fro from the same memory, which is registered at both ends.
+/// Long messages in both directions with one buffer, which is registered at both ends.
 #[test]
 fn memory_is_used_in_both_directions() {
     let stats = each(started(2, WAYS[0]), WAYS[0].0, |layer, comm| {
         let (mine, mut theirs, other) = (pattern(300_000, 1), vec![0; 300_000], 1 - comm.rank());
         for round in 0..20 {
-            // Also where less comes than there is room for, and where nothing long comes.
+            // Also where less arrives than fits, and where nothing long arrives.
             let length = [300_000, 100_000, 40][round % 3];
             let send = || comm.send(&mine[..length], other, TAG).unwrap();
             if comm.rank() == 0 {
@@ -208,9 +216,9 @@ fn memory_is_used_in_both_directions() {
 }
 
 #[test]
-fn every_rank_with_every_rank() {
-    for way in WAYS.iter().chain([&NODES]) {
-        each(started(4, *way), way.0, move |_, comm| {
+fn every_rank_exchanges_with_every_rank() {
+    for setup in WAYS.iter().chain([&NODES]) {
+        each(started(4, *setup), setup.0, move |_, comm| {
             let mine = comm.rank() as usize;
             for length in [0usize, 40, 5000, 20_000, 400_000] {
                 let out: Vec<Vec<u8>> = (0..4).map(|to| pattern(length, mine * 10 + to)).collect();
@@ -229,7 +237,7 @@ fn every_rank_with_every_rank() {
                     assert!(
                         *buffer == pattern(length, from * 10 + mine),
                         "{}: {length}",
-                        way.0
+                        setup.0
                     );
                 }
                 comm.barrier().unwrap();
@@ -238,12 +246,12 @@ fn every_rank_with_every_rank() {
     }
 }
 
-/// Many messages of random lengths, all under way at once, in each direction: in order for each
-/// tag, and whole.
+/// Many messages of random lengths in flight in each direction arrive complete, and in order for
+/// each tag.
 #[test]
 fn random_traffic_arrives_in_order() {
-    for (at, way) in WAYS.iter().chain([&NODES]).enumerate() {
-        each(started(3, *way), way.0, move |_, comm| {
+    for (at, setup) in WAYS.iter().chain([&NODES]).enumerate() {
+        each(started(3, *setup), setup.0, move |_, comm| {
             let (mine, count) = (
                 comm.rank() as usize,
                 if devices().is_some() { 30 } else { 120 },
@@ -265,7 +273,7 @@ fn random_traffic_arrives_in_order() {
                     );
                 }
             }
-            // Tag by tag, so that those of later tags wait.
+            // Receives tag by tag, so that messages of later tags wait.
             for tag in 0..3 {
                 for &from in &others {
                     let due = plan(from, mine)
@@ -281,7 +289,7 @@ fn random_traffic_arrives_in_order() {
                         assert!(
                             buffer[..length] == pattern(length, number),
                             "{}: {number}",
-                            way.0
+                            setup.0
                         );
                     }
                 }
@@ -294,11 +302,11 @@ fn random_traffic_arrives_in_order() {
 }
 
 #[test]
-fn a_death_ends_what_waits_for_the_dead_alone() {
-    for way in WAYS {
-        let (transports, fabric) = transports(3, *way, None);
-        let rails = way.1;
-        each(start(transports, &config(3)), way.0, move |_, comm| {
+fn a_death_ends_only_operations_with_the_dead_rank() {
+    for setup in WAYS {
+        let (transports, fabric) = transports(3, *setup, None);
+        let rails = setup.1;
+        each(start(transports, &config(3)), setup.0, move |_, comm| {
             comm.barrier().unwrap();
             if comm.rank() == 2 {
                 (0..rails).for_each(|rail| fabric.kill(2 * rails + rail));
@@ -309,13 +317,13 @@ fn a_death_ends_what_waits_for_the_dead_alone() {
             assert!(
                 matches!(lost, Err(Error::PeerFailed { peer: 2, .. })),
                 "{}: {lost:?}",
-                way.0
+                setup.0
             );
             let other = 1 - comm.rank();
             let out = pattern(100_000, comm.rank() as usize);
             comm.sendrecv(&out, other, TAG, &mut buffer, other, TAG)
                 .unwrap();
-            assert!(buffer == pattern(100_000, other as usize), "{}", way.0);
+            assert!(buffer == pattern(100_000, other as usize), "{}", setup.0);
         });
     }
 }

@@ -24,7 +24,7 @@ const IF_ABOVE: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
 const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// Offsets from here on address kernel metadata instead of bytes of the frame.
+/// First offset that addresses kernel metadata instead of bytes of the frame.
 const KERNEL: u32 = libc::SKF_AD_OFF as u32;
 const VLAN_TAG: u32 = KERNEL + libc::SKF_AD_VLAN_TAG as u32;
 const VLAN_PRESENT: u32 = KERNEL + libc::SKF_AD_VLAN_TAG_PRESENT as u32;
@@ -172,9 +172,9 @@ impl Filter {
     }
 }
 
-/// Rejects other EtherTypes, frames for other stations, and frames of a VLAN: they belong to the
-/// VLAN's interface (W-09). Without such an interface, the kernel delivers them to a socket of this
-/// EtherType as for another station, without the tag.
+/// Returns the instructions that reject other EtherTypes, frames for other stations, and frames of
+/// a VLAN, which belong to the VLAN's interface (W-09). Without such an interface, the kernel
+/// delivers them without the tag to a socket of this EtherType, marked as for another station.
 fn preamble(ethertype: u16) -> Vec<Instruction> {
     vec![
         step(LOAD_HALF, ETHERTYPE_OFFSET),

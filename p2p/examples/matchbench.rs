@@ -2,8 +2,8 @@
 //! received for) while many others wait, none of which it matches. `cargo run --release -p p2p
 //! --example matchbench`
 //!
-//! Rounds with 10 and with 10 000 alternate; the thread's own time is counted; the median of the
-//! rounds' ratios is what says something.
+//! Rounds with 10 and with 10 000 alternate, and the thread's CPU time is measured. The meaningful
+//! result is the median of the rounds' ratios.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Pair {
         });
     }
 
-    /// Queues unexpected messages, each with a tag of its own, then receives and sends the last one
+    /// Queues unexpected messages, each with a different tag, then receives and sends the last one
     /// repeatedly.
     fn unexpected(count: usize) -> Pair {
         let mut pair = Pair::new();
@@ -65,7 +65,7 @@ impl Pair {
         for n in 0..MESSAGES {
             self.b
                 .recv(&mut buffer, source, self.last)
-                .expect("it waits");
+                .expect("a waiting message");
             self.a.send(&buffer, 1, self.last).expect("room");
             self.layers[1].progress();
             if n % 256 == 0 {
@@ -75,7 +75,8 @@ impl Pair {
         (cpu_time() - start).as_nanos() as f64 / f64::from(MESSAGES)
     }
 
-    /// So many receives that nothing was sent for; a message for one more that is posted last.
+    /// Posts `count` receives that match no message, and last a receive whose message is sent
+    /// repeatedly.
     fn posted(count: usize, wild: bool) -> Pair {
         let pair = Pair {
             last: i32::MAX,
@@ -87,7 +88,7 @@ impl Pair {
             } else {
                 Source::Rank(0)
             };
-            // SAFETY: nothing is sent that fits; the memory is leaked.
+            // SAFETY: no message that matches is sent; the memory is leaked.
             let id = unsafe {
                 pair.b.irecv_raw(
                     Box::leak(Box::new([0u8; 8])).as_mut_ptr(),
@@ -106,7 +107,9 @@ impl Pair {
         let start = cpu_time();
         for n in 0..MESSAGES {
             self.a.send(&buffer, 1, self.last).expect("room");
-            self.b.recv(&mut buffer, 0, self.last).expect("it comes");
+            self.b
+                .recv(&mut buffer, 0, self.last)
+                .expect("the message arrives");
             if n % 256 == 0 {
                 self.layers[0].progress();
             }

@@ -1,9 +1,9 @@
-//! Measures the time this layer adds to a message of 8 bytes, without any transport's cost: both
+//! Measures the time this layer adds to a message of 8 bytes, without the cost of a transport: both
 //! ranks in one thread, over a transport that is a variable. `cargo run --release -p p2p --example
 //! overhead`
 //!
-//! Alternates with the bare transport, and counts the thread's own time, so that the difference
-//! says something on a busy machine.
+//! Alternates with the bare transport and measures the thread's CPU time, so that the difference is
+//! meaningful on a busy machine.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use btl::{Btl, Events, Rank, Tx};
 #[path = "../tests/common/variable.rs"]
 mod variable;
 
-/// Takes what comes, as little as a receiver can do.
+/// Copies each message, the minimum that a receiver does.
 struct Take([u8; 64]);
 
 impl Events for Take {
@@ -25,7 +25,7 @@ impl Events for Take {
 }
 
 fn cpu_time() -> Duration {
-    // The thread's own: others run, too.
+    // The thread's CPU time, because other processes run, too.
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -45,7 +45,7 @@ fn main() {
         for n in 0..COUNT {
             let tag = (n & 7) as i32;
             a.send(&out, 1, tag).expect("room");
-            b.recv(&mut into, 0, tag).expect("it is there");
+            b.recv(&mut into, 0, tag).expect("the message is there");
         }
         let ours = (cpu_time() - start).as_nanos() as f64 / f64::from(COUNT);
         let start = cpu_time();

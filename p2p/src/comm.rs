@@ -15,23 +15,23 @@ use crate::p2p::P2p;
 use crate::scope::Scope;
 use crate::types::{RequestId, Source, Status, Tag};
 
-/// Communicator as in MPI: ranks whose messages are separate from those of other communicators. A
-/// clone is the same communicator.
+/// Communicator as in MPI: ranks whose messages are separate from those of other communicators.
+/// Clones refer to one communicator.
 ///
-/// Calls take ranks of the communicator, from 0 on. Messages of one sender to one receiver that
-/// match the same receive are received in the order they were sent.
+/// Calls take ranks of the communicator, from 0 on. Messages from one sender to one receiver that
+/// match one receive are received in the order they were sent.
 #[derive(Clone)]
 pub struct Comm {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// State that the clones share.
+/// State shared by the clones.
 pub(crate) struct Inner {
     pub(crate) layer: P2p,
     pub(crate) group: Arc<Group>,
-    /// Even; the next odd number is the context of the collectives.
+    /// Context, an even number; the next odd number is the context of the collectives.
     pub(crate) context: u32,
-    /// Communicator of the collectives, with the same ranks; `None`: this is that one.
+    /// Communicator of the collectives, with equal ranks; `None` for that communicator itself.
     hidden: Option<Comm>,
 }
 
@@ -74,7 +74,7 @@ impl Comm {
         self.inner.hidden.as_ref().unwrap_or(self)
     }
 
-    /// Returns the own rank.
+    /// Returns this process's rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.inner.group.mine
@@ -86,7 +86,7 @@ impl Comm {
         self.inner.group.size()
     }
 
-    /// Returns the number of the context, which is the same on all ranks. For logs.
+    /// Returns the number of the context, which is equal on all ranks. For logs.
     #[must_use]
     pub fn context(&self) -> u32 {
         self.inner.context
@@ -148,14 +148,14 @@ impl Comm {
     #[inline]
     pub fn send(&self, buffer: &[u8], dst: Rank, tag: i32) -> Result<(), Error> {
         let to = self.destination(dst, tag)?;
-        // A closed transport refuses. The context exists: this communicator has it.
+        // A closed transport refuses. The context exists, because this communicator has it.
         if self.layer().shared.lock().send_fast(to, buffer) {
             return Ok(());
         }
         self.send_slow(buffer, to, false)
     }
 
-    /// Sends a message and returns when a receive has taken it (MPI synchronous send).
+    /// Sends a message and returns when a receive has matched it (MPI synchronous send).
     ///
     /// # Errors
     /// As [`send`](Comm::send).
@@ -166,7 +166,7 @@ impl Comm {
     #[cold]
     fn send_slow(&self, buffer: &[u8], to: Destination, sync: bool) -> Result<(), Error> {
         let shared = &self.layer().shared;
-        // SAFETY: borrowed during this call, which returns when the request is over.
+        // SAFETY: borrowed during this call, which returns when the request is complete.
         let memory = unsafe { Memory::to_read(buffer.as_ptr(), buffer.len()) };
         let mut engine = shared.lock();
         let key = engine.submit(to, Request::send(memory, to, sync))?;
@@ -186,7 +186,7 @@ impl Comm {
     ) -> Result<Status, Error> {
         let selector = self.selector(src.into(), tag.into())?;
         let shared = &self.layer().shared;
-        // SAFETY: borrowed during this call, which returns when the request is over.
+        // SAFETY: borrowed during this call, which returns when the request is complete.
         let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
         let mut engine = shared.lock();
         if engine.protocol.receive_direct(memory, selector)? {
@@ -196,10 +196,10 @@ impl Comm {
         shared.finish(engine, key)
     }
 
-    /// Sends and receives at the same time, so that two ranks may call it with each other.
+    /// Sends and receives concurrently, so that two ranks may call it with each other.
     ///
     /// # Errors
-    /// As [`send`](Comm::send) and [`recv`](Comm::recv); both are over in any case.
+    /// As [`send`](Comm::send) and [`recv`](Comm::recv); both are complete in any case.
     pub fn sendrecv(
         &self,
         out: &[u8],
@@ -212,7 +212,7 @@ impl Comm {
         self.destination(dst, send_tag)?;
         let selector = self.selector(src.into(), recv_tag.into())?;
         let shared = &self.layer().shared;
-        // SAFETY: borrowed during this call, which returns when the request is over.
+        // SAFETY: borrowed during this call, which returns when the request is complete.
         let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
         let request = Request::receive(memory, &selector, false);
         let receive = shared.lock().receive(request)?;
@@ -225,10 +225,10 @@ impl Comm {
         sent.and(received)
     }
 
-    /// Waits for a message that such a receive would match, without receiving it.
+    /// Waits for a message that a receive with these arguments would match, without receiving it.
     ///
     /// # Errors
-    /// As [`recv`](Comm::recv), but for `Truncated`.
+    /// As [`recv`](Comm::recv), except `Truncated`.
     pub fn probe(&self, src: impl Into<Source>, tag: impl Into<Tag>) -> Result<Status, Error> {
         let selector = self.selector(src.into(), tag.into())?;
         self.look_until(selector, false).map(|found| found.1)
@@ -247,8 +247,8 @@ impl Comm {
         Ok(self.look(selector, false)?.map(|found| found.1))
     }
 
-    /// Waits for a message that such a receive would match, and removes it from the matching: only
-    /// the returned [`Message`] can receive it.
+    /// Waits for a message that a receive with these arguments would match, and removes it from the
+    /// matching: only the returned [`Message`] can receive it.
     ///
     /// # Errors
     /// As [`probe`](Comm::probe).
@@ -272,7 +272,7 @@ impl Comm {
         Ok(found.map(|found| Message::new(self, found)))
     }
 
-    /// Searches for a message. `takes`: removes it from the matching.
+    /// Searches for a message. With `takes`, removes it from the matching.
     fn look(&self, selector: Selector, takes: bool) -> Result<Option<(u64, Status)>, Error> {
         let find = |engine: &mut Engine| engine.protocol.find(&selector, takes).transpose();
         self.layer().shared.attempt(None, find).transpose()
@@ -286,7 +286,7 @@ impl Comm {
     }
 
     /// Runs sends and receives concurrently on borrowed buffers, like [`std::thread::scope`].
-    /// Returns when all are over; after an error or a panic it first cancels those that can be
+    /// Returns when all are complete; after an error or a panic it first cancels those that can be
     /// cancelled.
     ///
     /// ```no_run
@@ -303,7 +303,8 @@ impl Comm {
     /// ```
     ///
     /// # Errors
-    /// The error of the function, or else the first error of a request that it has not waited for.
+    /// The error of the function, otherwise the first error of a request that it has not waited
+    /// for.
     pub fn scope<'env, R>(
         &self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<R, Error>,
@@ -316,7 +317,7 @@ impl Comm {
     /// # Errors
     /// As [`send`](Comm::send).
     pub fn isend_owned(&self, buffer: Vec<u8>, dst: Rank, tag: i32) -> Result<OwnedRequest, Error> {
-        // SAFETY: `OwnedRequest` keeps the memory of the vector until the request is over.
+        // SAFETY: `OwnedRequest` keeps the memory of the vector until the request is complete.
         let memory = unsafe { Memory::to_read(buffer.as_ptr(), buffer.len()) };
         let id = self.isend_memory(memory, dst, tag, (false, true))?;
         Ok(OwnedRequest::new(self.layer(), id, buffer))
@@ -339,11 +340,11 @@ impl Comm {
         Ok(OwnedRequest::new(self.layer(), id, buffer))
     }
 
-    /// Starts to send `length` bytes, for other languages. Safe ones: [`scope`](Comm::scope),
-    /// [`isend_owned`](Comm::isend_owned).
+    /// Starts to send `length` bytes, for bindings to other languages. Safe alternatives are
+    /// [`scope`](Comm::scope) and [`isend_owned`](Comm::isend_owned).
     ///
     /// # Safety
-    /// The bytes are readable and not written until the request is over:
+    /// The bytes are readable and not written until the request is complete:
     /// [`P2p::wait`](crate::P2p::wait) or a successful test has returned, or the layer was
     /// finalized. For a request given to [`P2p::free`](crate::P2p::free): until the layer was
     /// finalized.
@@ -357,13 +358,13 @@ impl Comm {
         dst: Rank,
         tag: i32,
     ) -> Result<RequestId, Error> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { Memory::to_read(at, length) };
         self.isend_memory(memory, dst, tag, (false, false))
     }
 
-    /// Like [`isend_raw`](Comm::isend_raw), but synchronous: it completes when a receive has taken
-    /// the message.
+    /// Like [`isend_raw`](Comm::isend_raw), but synchronous: it completes when a receive has
+    /// matched the message.
     ///
     /// # Safety
     /// As [`isend_raw`](Comm::isend_raw).
@@ -377,16 +378,16 @@ impl Comm {
         dst: Rank,
         tag: i32,
     ) -> Result<RequestId, Error> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { Memory::to_read(at, length) };
         self.isend_memory(memory, dst, tag, (true, false))
     }
 
-    /// Starts to receive at most `length` bytes, for other languages.
+    /// Starts to receive at most `length` bytes, for bindings to other languages.
     ///
     /// # Safety
-    /// The bytes are writable, and not read or written by others, until the request is over; see
-    /// [`isend_raw`](Comm::isend_raw).
+    /// The bytes are writable, and not read or written by others, until the request is complete;
+    /// see [`isend_raw`](Comm::isend_raw).
     ///
     /// # Errors
     /// As [`recv`](Comm::recv).
@@ -397,12 +398,12 @@ impl Comm {
         src: Source,
         tag: Tag,
     ) -> Result<RequestId, Error> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         let memory = unsafe { Memory::to_write(at, length) };
         self.irecv_memory(memory, src, tag, false)
     }
 
-    /// Starts a send. `lent`: safe code lends the memory and waits for the end.
+    /// Starts a send. `lent` states that safe code lends the memory and waits for the end.
     pub(crate) fn isend_memory(
         &self,
         memory: Memory,
@@ -423,7 +424,7 @@ impl Comm {
         engine.submit(to, request).map(RequestId)
     }
 
-    /// Starts a receive. `lent`: as for sends.
+    /// Starts a receive. `lent` is as for sends.
     pub(crate) fn irecv_memory(
         &self,
         memory: Memory,
@@ -438,17 +439,17 @@ impl Comm {
     }
 }
 
-/// Returns a tag as the engine has it.
+/// Returns a tag in the engine's form.
 #[inline]
 fn checked(tag: i32) -> Result<u64, Error> {
     u64::try_from(tag).map_err(|_| Error::InvalidTag { tag })
 }
 
-/// Message removed from the matching by [`Comm::mprobe`]. If it is dropped, it is discarded.
+/// Message removed from the matching by [`Comm::mprobe`]. It is discarded when dropped.
 #[derive(Debug)]
 pub struct Message {
     comm: Comm,
-    /// `None`: it was received.
+    /// `None` once it was received.
     entry: Option<u64>,
     status: Status,
 }
@@ -474,7 +475,7 @@ impl Message {
     /// `Truncated`, `PeerFailed`, `Closed`.
     pub fn recv(self, buffer: &mut [u8]) -> Result<Status, Error> {
         let layer = self.comm.layer().clone();
-        // SAFETY: borrowed during this call, which returns when the request is over.
+        // SAFETY: borrowed during this call, which returns when the request is complete.
         let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
         let id = self.irecv_memory(memory, true)?;
         layer.wait(id)
@@ -486,7 +487,7 @@ impl Message {
     /// As [`recv`](Message::recv).
     pub fn irecv_owned(self, mut buffer: Vec<u8>) -> Result<OwnedRequest, Error> {
         let layer = self.comm.layer().clone();
-        // SAFETY: `OwnedRequest` keeps the memory of the vector until the request is over.
+        // SAFETY: `OwnedRequest` keeps the memory of the vector until the request is complete.
         let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
         let id = self.irecv_memory(memory, true)?;
         Ok(OwnedRequest::new(&layer, id, buffer))

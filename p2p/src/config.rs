@@ -10,8 +10,8 @@ pub struct Config {
     /// Minimum length of a message that is moved by `get`, `put` or posted-receive copy, in bytes;
     /// `None`: [`btl::PeerInfo::one_sided_from`].
     pub one_sided_from: Option<usize>,
-    /// Publishes receives to their senders on transports that support it, so that whichever side
-    /// comes later copies (LiMIC, section 4.3).
+    /// Publishes receives to their senders on transports that support it, so that the side that
+    /// arrives later copies (LiMIC, section 4.3).
     ///
     /// Off by default: where the sender writes into the receiver's memory, bandwidth was 0.6 to 0.8
     /// of what the receiver reaches by reading (shared memory, 256 KiB to 4 MiB).
@@ -19,7 +19,7 @@ pub struct Config {
     /// Memory for messages that no receive matches, in bytes; at least 64 KiB. Senders are slowed
     /// down before it is full.
     pub unexpected_bytes: usize,
-    /// Tells senders when this process is late (hybrid paper, section 4.2).
+    /// Informs senders when this process is late (hybrid paper, section 4.2).
     pub skew: bool,
     /// Time that a waiting thread spins before it yields the CPU, and a millisecond later sleeps;
     /// `None`: 1 ms, or zero if the ranks outnumber the CPUs.
@@ -34,12 +34,12 @@ pub struct Config {
     pub tuning: Tuning,
 }
 
-/// Internal thresholds. The defaults fit; tests set them small.
+/// Internal thresholds. The defaults suit programs; tests make them small.
 #[doc(hidden)]
 #[allow(missing_docs, reason = "one comment covers several fields")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
-    /// Use `get`, and `put`.
+    /// Allow `get` and `put`.
     pub get: bool,
     pub put: bool,
     /// Bytes of one `get` or `put`.

@@ -5,16 +5,16 @@ use btl::{PeerError, Rank};
 /// Error of a call or a request.
 ///
 /// `InvalidRank`, `InvalidTag`, `InvalidContext`, `InvalidArgument` and `UnknownRequest` are errors
-/// of the caller; nothing was done. `Truncated` is an error of one
-/// request. `PeerFailed` is final: the peer does not come back.
+/// of the caller, and the call had no effect. `Truncated` is an error of one request. `PeerFailed`
+/// is final: the peer does not return.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A rank that the communicator does not have.
     #[error("rank {rank} in a communicator of {size}")]
     InvalidRank {
-        /// The rank asked for.
+        /// The requested rank.
         rank: Rank,
-        /// Ranks there are.
+        /// Number of ranks in the communicator.
         size: u32,
     },
     /// Negative tag.
@@ -32,23 +32,25 @@ pub enum Error {
     /// Lengths or offsets that do not fit together.
     #[error("{0}")]
     InvalidArgument(&'static str),
-    /// The message was longer than the buffer, which holds its beginning.
-    #[error("{length} bytes came from rank {source_rank} with tag {tag}, into a buffer of {room}")]
+    /// The message was longer than the buffer, which holds the beginning of it.
+    #[error(
+        "{length} bytes arrived from rank {source_rank} with tag {tag}, into a buffer of {room}"
+    )]
     Truncated {
         /// Rank of the sender in the communicator.
         source_rank: Rank,
-        /// Its tag.
+        /// Tag of the message.
         tag: i32,
         /// Length of the message, in bytes.
         length: usize,
         /// Length of the buffer, in bytes.
         room: usize,
     },
-    /// A peer failed that the request names or that an any-source receive might have meant. The
-    /// content of the buffer is undefined.
+    /// A peer failed that the request names, or that might have sent the message of an any-source
+    /// receive. The content of the buffer is undefined.
     #[error("rank {peer} of the job failed: {error}")]
     PeerFailed {
-        /// Its rank in the job (not in the communicator).
+        /// Rank of the peer in the job (not in the communicator).
         peer: Rank,
         /// Cause.
         error: PeerError,
@@ -63,7 +65,7 @@ pub enum Error {
     #[error("the layer is closed")]
     Closed,
     /// Messages were still queued when [`P2p::finalize`](crate::P2p::finalize) gave up.
-    #[error("{0} sends were still not out when the time for finalizing was over")]
+    #[error("{0} sends were still queued at the time limit of finalizing")]
     Unflushed(usize),
 }
 
@@ -78,10 +80,10 @@ pub enum StartError {
     NoAddresses {
         /// The peer's rank.
         peer: Rank,
-        /// Reason that the bootstrap gives.
+        /// Reason returned by the bootstrap.
         reason: String,
     },
-    /// The processes could not exchange what they reach.
+    /// The processes could not exchange the transports that reach each peer.
     #[error("agreeing on transports: {0}")]
     NoAgreement(String),
     /// No transport reaches a peer.
@@ -99,9 +101,9 @@ pub enum StartError {
 
 /// Failed start, with the transports of the [`Setup`](crate::Setup).
 ///
-/// Peers that start at the same time may still use the transports of this process, such as its
-/// shared memory. Keep them until all have reported, so that the others find the actual cause and
-/// not that this process has gone.
+/// Peers that are starting may still use the transports of this process, such as its shared memory.
+/// Keep them until all have reported, so that the others find the actual cause and not the end of
+/// this process.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct NotStarted {

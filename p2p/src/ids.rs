@@ -1,15 +1,15 @@
-//! Checked numbers of peers and transports, and what selects messages by them.
+//! Checked numbers of peers and transports, and the selection of messages by them.
 
 use btl::Rank;
 
 /// A rank of the job that was checked to be less than the job's size.
 ///
-/// The table of peers has an entry for each, so looking one up cannot fail.
+/// The table of peers has an entry for each id, so a lookup cannot fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PeerId(u32);
 
 impl PeerId {
-    /// Checks a rank that comes from outside.
+    /// Checks a rank from an untrusted source.
     #[inline]
     pub(crate) fn new(rank: Rank, size: u32) -> Option<PeerId> {
         (rank < size).then_some(PeerId(rank))
@@ -32,7 +32,7 @@ impl TransportId {
         (0..u8::MAX).map(TransportId).take(count)
     }
 
-    /// Returns the place in the [`Setup`](crate::Setup).
+    /// Returns the index in the [`Setup`](crate::Setup).
     #[inline]
     pub(crate) fn place(self) -> usize {
         usize::from(self.0)
@@ -45,7 +45,7 @@ pub(crate) struct Destination {
     pub(crate) context: u32,
     pub(crate) peer: PeerId,
     pub(crate) tag: u64,
-    /// Number for the receiver; between ranks `None`.
+    /// Number passed to the receiver; `None` between ranks.
     pub(crate) data: Option<u64>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Label {
     pub(crate) data: Option<u64>,
 }
 
-/// [`Selector::ignore`] of a receive that takes any tag.
+/// [`Selector::ignore`] of a receive with any tag.
 pub(crate) const ANY_TAG: u64 = u64::MAX;
 
 /// Messages that a receive or probe matches.

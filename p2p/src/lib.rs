@@ -21,7 +21,7 @@
 //! ```
 //!
 //! A library that has no ranks, such as libfabric, uses an [`Endpoint`]: peers are added at run
-//! time, tags have 64 bits and a mask, and the ends of requests are reported in their order.
+//! time, tags have 64 bits and a mask, and requests are reported in the order of their completion.
 //!
 //! # Protocols
 //! The protocol of a message depends on its length, on the transport ([`PeerInfo`]) and on the
@@ -30,7 +30,7 @@
 //! | message | protocol | copies by this layer | send completes |
 //! |---|---|---|---|
 //! | up to `eager` | eager | 0, or 1 without a posted receive | at once |
-//! | up to `eager_skewed`, receiver is late | eager | the same | at once |
+//! | up to `eager_skewed`, receiver is late | eager | 0, or 1 without a posted receive | at once |
 //! | from `one_sided_from`, published receive | posted-receive copy ([`Config::posted_receives`]) | 0 | at once |
 //! | from `one_sided_from`, transport can get | RTS, the receiver gets, FIN | 0 | at FIN |
 //! | from `one_sided_from`, transport can put | RTS, CTS, the sender puts, FIN | 0 | when put |

@@ -11,8 +11,8 @@ pub(crate) struct Memory {
     writable: bool,
 }
 
-// SAFETY: the promise of the constructors holds on every thread: the memory is valid and unused by
-// others until the request is over. The engine that uses it is behind a lock.
+// SAFETY: the guarantee of the constructors holds on every thread: the memory is valid and unused
+// by others until the request is complete. The engine that uses it is behind a lock.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -20,7 +20,7 @@ impl Memory {
     ///
     /// # Safety
     /// `length` bytes at `at` are readable and not written until the request made with this memory
-    /// is over.
+    /// is complete.
     pub(crate) unsafe fn to_read(at: *const u8, length: usize) -> Memory {
         let dangling = std::ptr::NonNull::dangling().as_ptr();
         Memory {
@@ -34,9 +34,9 @@ impl Memory {
     ///
     /// # Safety
     /// `length` bytes at `at` are writable, and not read or written by others, until the request
-    /// made with this memory is over.
+    /// made with this memory is complete.
     pub(crate) unsafe fn to_write(at: *mut u8, length: usize) -> Memory {
-        // SAFETY: the caller promises more.
+        // SAFETY: the caller guarantees more.
         let memory = unsafe { Memory::to_read(at, length) };
         Memory {
             writable: true,
@@ -48,27 +48,27 @@ impl Memory {
         self.length
     }
 
-    /// Returns true if the memory is that of a receive.
+    /// Returns true if the memory belongs to a receive.
     pub(crate) fn is_writable(self) -> bool {
         self.writable
     }
 
-    /// Returns the address at `offset`, for transports that access the memory by themselves.
+    /// Returns the address at `offset`, for transports that access the memory themselves.
     pub(crate) fn at(self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.length);
         self.at.wrapping_add(offset)
     }
 
-    /// Returns all of a send's memory as a slice; nothing of a receive's.
+    /// Returns the whole memory of a send as a slice, or an empty one for a receive.
     ///
     /// # Safety
-    /// The slice is used only until the request made with this memory is over.
+    /// The slice is used only until the request made with this memory is complete.
     pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
         debug_assert!(!self.writable);
         if self.writable {
             return &[];
         }
-        // SAFETY: readable and not written to until the request is over, by the promise of
+        // SAFETY: readable and not written to until the request is complete, as guaranteed to
         // `to_read`.
         unsafe { slice::from_raw_parts(self.at, self.length) }
     }
@@ -79,7 +79,7 @@ impl Memory {
         debug_assert!(self.writable);
         if self.writable && length != 0 {
             // SAFETY: `offset + length` is within the memory, which is writable and unused by
-            // others by the promise of `to_write`, so it does not overlap `bytes` either.
+            // others as guaranteed to `to_write`, so it does not overlap `bytes` either.
             unsafe {
                 self.at
                     .add(offset)
@@ -95,7 +95,7 @@ mod sealed {
 }
 use sealed::Plain;
 
-/// Element type of collectives: plain numbers. All ranks have the same byte order.
+/// Element type of collectives: plain numbers. All ranks must have one byte order.
 pub trait Datum: Plain + PartialOrd + std::fmt::Debug {}
 
 macro_rules! plain {
@@ -105,13 +105,13 @@ plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64);
 
 /// Returns values as bytes.
 pub(crate) fn bytes_of<T: Datum>(values: &[T]) -> &[u8] {
-    // SAFETY: `Datum` has no padding (sealed above), so every byte is initialized; same memory,
-    // same length, same lifetime.
+    // SAFETY: `Datum` has no padding (sealed above), so every byte is initialized; memory, length
+    // and lifetime are those of `values`.
     unsafe { slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// Returns values as writable bytes.
 pub(crate) fn bytes_of_mut<T: Datum>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, and every bit pattern is a value.
+    // SAFETY: as above, and every bit pattern is a valid value.
     unsafe { slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }

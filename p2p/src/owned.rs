@@ -4,8 +4,8 @@ use crate::error::Error;
 use crate::p2p::P2p;
 use crate::types::{RequestId, Status};
 
-/// Send or receive that owns its buffer. If it is dropped, it is cancelled if possible; otherwise
-/// it continues, and the buffer is freed when it is over.
+/// Send or receive that owns its buffer. When dropped, it is cancelled if possible; otherwise it
+/// continues, and the buffer is freed on completion.
 #[derive(Debug)]
 pub struct OwnedRequest {
     layer: P2p,
@@ -15,8 +15,8 @@ pub struct OwnedRequest {
 }
 
 impl OwnedRequest {
-    /// Keeps the buffer that a request uses until it is over: if this value is dropped before, the
-    /// engine keeps the buffer; if it is leaked, the buffer is never freed.
+    /// Keeps the buffer that a request uses until it is complete: if this value is dropped before,
+    /// the engine keeps the buffer; if it is leaked, the buffer is never freed.
     pub(crate) fn new(layer: &P2p, id: RequestId, buffer: Vec<u8>) -> OwnedRequest {
         OwnedRequest {
             layer: layer.clone(),
@@ -25,13 +25,13 @@ impl OwnedRequest {
         }
     }
 
-    /// Waits until the request is over. Returns the result and the buffer.
+    /// Waits until the request is complete. Returns the result and the buffer.
     pub fn wait(mut self) -> (Result<Status, Error>, Vec<u8>) {
         let result = self.layer.wait(self.id);
         (result, self.buffer.take().unwrap_or_default())
     }
 
-    /// Returns true if the request is over; [`wait`](OwnedRequest::wait) then returns at once.
+    /// Returns true if the request is complete; [`wait`](OwnedRequest::wait) then returns at once.
     ///
     /// # Errors
     /// `UnknownRequest` after `wait`.

@@ -12,10 +12,10 @@ use crate::shared::Shared;
 use crate::start::Agree;
 use crate::types::{PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress};
 
-/// Maximum time that [`P2p::finalize`] takes to send what is queued.
+/// Maximum time that [`P2p::finalize`] takes to send queued messages.
 const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Point-to-point layer of one process. A clone is the same layer. Any thread may use it.
+/// Point-to-point layer of one process. Clones refer to one layer. Any thread may use it.
 #[derive(Clone, Debug)]
 pub struct P2p {
     pub(crate) shared: Arc<Shared>,
@@ -45,7 +45,7 @@ impl P2p {
     ///
     /// # Errors
     /// [`NotStarted`] returns the transports. The main cause is a peer that no transport reaches;
-    /// the error then has the reasons of all transports.
+    /// the error then contains the reasons of all transports.
     pub fn start(
         setup: Setup,
         addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
@@ -56,9 +56,9 @@ impl P2p {
     /// Starts the layer and uses only transports that work in both directions.
     ///
     /// One direction alone may work if one process lacks locked memory, for example, and runs
-    /// without that transport. `agree` exchanges what each process reaches. It gets
-    /// [`REACH_BYTES`](crate::REACH_BYTES) for each rank and returns what each rank said of this
-    /// one. All processes must call it once, unless a peer has no addresses.
+    /// without that transport. `agree` exchanges the reachability between processes. It takes
+    /// [`REACH_BYTES`](crate::REACH_BYTES) for each rank and returns the bytes that each rank
+    /// reported for this one. All processes must call it once, unless a peer has no addresses.
     ///
     /// # Errors
     /// As [`start`](P2p::start); an error of `agree` is [`StartError::NoAgreement`].
@@ -131,7 +131,7 @@ impl P2p {
     }
 
     /// Polls all transports. Returns the number of events. Programs that compute for a long time
-    /// call it now and then, or in a thread of their own; other calls poll by themselves.
+    /// should call it now and then, or in a separate thread; other calls poll by themselves.
     pub fn progress(&self) -> usize {
         let mut engine = self.shared.lock();
         if engine.protocol.closed {
@@ -141,7 +141,7 @@ impl P2p {
         }
     }
 
-    /// Sends what is queued, then closes all transports. Requests that are not over end with
+    /// Sends queued messages, then closes all transports. Requests that are not complete end with
     /// `Closed`.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ impl P2p {
         })
     }
 
-    /// Returns the result if the request is over. The result is returned once.
+    /// Returns the result if the request is complete. The result is returned once.
     ///
     /// # Errors
     /// The error of the request; `UnknownRequest`.
@@ -172,7 +172,7 @@ impl P2p {
         self.shared.attempt(Some(request.0), take).transpose()
     }
 
-    /// Waits until the request is over and returns its result.
+    /// Waits until the request is complete and returns its result.
     ///
     /// # Errors
     /// The error of the request; `UnknownRequest`.
@@ -180,7 +180,8 @@ impl P2p {
         self.shared.finish(self.shared.lock(), request.0)
     }
 
-    /// Returns true if the request is over, without taking the result (`MPI_Request_get_status`).
+    /// Returns true if the request is complete, without taking the result
+    /// (`MPI_Request_get_status`).
     ///
     /// # Errors
     /// `UnknownRequest`; not the error of the request.
@@ -194,21 +195,21 @@ impl P2p {
             .unwrap_or(Ok(false))
     }
 
-    /// Waits until one of the requests is over. Returns its index and result; `None` for an empty
-    /// list.
+    /// Waits until one of the requests is complete. Returns its index and result; `None` for an
+    /// empty list.
     pub fn waitany(&self, requests: &[RequestId]) -> Option<Indexed> {
         let first = |engine: &mut Engine| all_over(engine, requests).next();
         (!requests.is_empty()).then(|| self.shared.wait_until(self.shared.lock(), None, first))
     }
 
-    /// Like [`waitany`](P2p::waitany), without waiting. `None` if none is over.
+    /// Like [`waitany`](P2p::waitany), without waiting. `None` if none is complete.
     pub fn testany(&self, requests: &[RequestId]) -> Option<Indexed> {
         self.shared
             .attempt(None, |engine| all_over(engine, requests).next())
     }
 
-    /// Waits until at least one of the requests is over. Returns all that are, with their indices;
-    /// empty only for an empty list.
+    /// Waits until at least one of the requests is complete. Returns all that are, with their
+    /// indices; empty only for an empty list.
     pub fn waitsome(&self, requests: &[RequestId]) -> Vec<Indexed> {
         if requests.is_empty() {
             return Vec::new();
@@ -227,12 +228,12 @@ impl P2p {
         all_over(&mut engine, requests).collect()
     }
 
-    /// Waits until all requests are over. Returns the results in order.
+    /// Waits until all requests are complete. Returns the results in order.
     pub fn waitall(&self, requests: &[RequestId]) -> Vec<Result<Status, Error>> {
         requests.iter().map(|request| self.wait(*request)).collect()
     }
 
-    /// Returns the results of all requests in order if all are over; otherwise takes none.
+    /// Returns the results of all requests in order if all are complete; otherwise takes none.
     pub fn testall(&self, requests: &[RequestId]) -> Option<Vec<Result<Status, Error>>> {
         self.shared.attempt(None, |engine| {
             let open = |request: &RequestId| engine.protocol.is_over(request.0) == Ok(false);
@@ -265,7 +266,7 @@ impl P2p {
         let lent = |request: &crate::engine::Request| request.lent;
         if engine.protocol.requests.get(request.0).is_some_and(lent) {
             return Err(Error::InvalidArgument(
-                "the buffer of this request is borrowed: it cannot be freed, only waited for",
+                "the buffer of this request is borrowed: wait for the request instead of freeing it",
             ));
         }
         engine.protocol.is_over(request.0)?;
@@ -274,7 +275,7 @@ impl P2p {
     }
 }
 
-/// Takes the results of the requests that are over.
+/// Takes the results of the completed requests.
 fn all_over(engine: &mut Engine, requests: &[RequestId]) -> impl Iterator<Item = Indexed> {
     let over = |(at, id): (usize, &RequestId)| Some((at, engine.protocol.take(id.0)?));
     requests.iter().enumerate().filter_map(over)

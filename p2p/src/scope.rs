@@ -17,7 +17,7 @@ pub struct Scope<'scope, 'env: 'scope> {
     comm: &'scope Comm,
     /// Requests whose results were not returned.
     open: RefCell<Vec<RequestId>>,
-    /// As in the standard library: neither lifetime may be stretched or shrunk.
+    /// Invariant, as in the standard library: neither lifetime may be extended or shortened.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -47,7 +47,7 @@ impl<'scope> Scope<'scope, '_> {
         Ok(self.pending(id))
     }
 
-    /// Starts a synchronous send: it completes when a receive has taken the message.
+    /// Starts a synchronous send: it completes when a receive has matched the message.
     ///
     /// # Errors
     /// As [`Comm::send`].
@@ -84,7 +84,7 @@ impl<'scope> Scope<'scope, '_> {
     /// Waits for all requests of this scope that were not waited for.
     ///
     /// # Errors
-    /// The first error, in the order of starting. All requests are over.
+    /// The first error, in the order of starting. All requests are complete.
     pub fn waitall(&self) -> Result<(), Error> {
         finish(self.comm.layer(), &self.open)
     }
@@ -99,8 +99,8 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// Send or receive of a [`Scope`]. If it is dropped, the operation continues and the scope waits
-/// for it.
+/// Send or receive of a [`Scope`]. When dropped, the operation continues and the scope waits for
+/// it.
 #[derive(Debug)]
 pub struct Pending<'scope> {
     layer: &'scope P2p,
@@ -109,7 +109,7 @@ pub struct Pending<'scope> {
 }
 
 impl Pending<'_> {
-    /// Waits until the request is over.
+    /// Waits until the request is complete.
     ///
     /// # Errors
     /// The error of the request; `UnknownRequest` after [`Scope::waitall`] or a successful
@@ -120,7 +120,7 @@ impl Pending<'_> {
         result
     }
 
-    /// Returns the result if the request is over. The result is returned once.
+    /// Returns the result if the request is complete. The result is returned once.
     ///
     /// # Errors
     /// As [`wait`](Pending::wait).
@@ -160,7 +160,7 @@ struct Guard<'a> {
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         for id in &*self.open.borrow() {
-            // Fails for requests that are over.
+            // Fails for completed requests.
             let _ = self.layer.cancel(*id);
         }
         let _ = finish(self.layer, self.open);
@@ -187,7 +187,7 @@ pub(crate) fn run<'env, R>(
 }
 
 /// Waits for all requests and returns the first error. A request that was already waited for by its
-/// id is no error.
+/// id is not an error.
 fn finish(layer: &P2p, open: &RefCell<Vec<RequestId>>) -> Result<(), Error> {
     let mut first = Ok(());
     for id in open.take() {

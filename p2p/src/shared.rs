@@ -26,9 +26,9 @@ const SPIN: Duration = Duration::from_millis(1);
 const YIELD: Duration = Duration::from_millis(1);
 /// Polls between two readings of the clock while it spins.
 const CLOCK_EVERY: u32 = 64;
-/// Sleep if a transport cannot wake this thread.
+/// Time of one sleep if a transport cannot wake this thread.
 const NAP: Duration = Duration::from_micros(50);
-/// Maximum sleep, in case a transport does not wake this thread.
+/// Maximum time of one sleep, in case a transport does not wake this thread.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Maximum sleep of a follower.
 const FOLLOW: Duration = Duration::from_millis(10);
@@ -45,7 +45,7 @@ struct Inner {
     ended_seen: u64,
     /// The engine was polled since then.
     touched: bool,
-    /// Copies of the transports' descriptors; `None`: not made yet.
+    /// Copies of the transports' descriptors; `None` until they are needed.
     descriptors: Option<Arc<Vec<OwnedFd>>>,
 }
 
@@ -65,14 +65,14 @@ pub(crate) struct Shared {
     pub(crate) paths: Vec<PathReport>,
 }
 
-/// The engine, locked.
+/// The locked engine.
 ///
-/// A panic that unwinds through it ends the process while memory is lent: unwinding would free
+/// A panic that unwinds through it aborts the process while memory is lent: unwinding would free
 /// buffers that requests, transports or peers still use.
 pub(crate) struct Lock<'a> {
     shared: &'a Shared,
     inner: MutexGuard<'a, Inner>,
-    /// The thread was panicking already when it took the lock.
+    /// The thread was already panicking when it took the lock.
     unwinding: bool,
 }
 
@@ -224,7 +224,7 @@ impl Shared {
         self.wait_until(lock, hint, |engine| engine.protocol.take(key))
     }
 
-    /// Spins until the direct receive is over. It becomes a posted receive if it takes longer.
+    /// Spins until the direct receive is complete. It becomes a posted receive if it takes longer.
     #[inline]
     pub(crate) fn wait_direct(
         &self,
@@ -247,8 +247,8 @@ impl Shared {
         }
     }
 
-    /// Calls `ready`, and once more after a poll if it returns `None`. `key`: a request that it
-    /// asks for.
+    /// Calls `ready`, and once more after a poll if it returns `None`. `key` is a request on which
+    /// it depends.
     pub(crate) fn attempt<R>(
         &self,
         key: Option<u64>,
@@ -278,7 +278,7 @@ impl Shared {
         }
     }
 
-    /// Polls the engine until `ready` returns a value. `None`: the deadline has passed.
+    /// Polls the engine until `ready` returns a value. Returns `None` when the deadline has passed.
     #[inline]
     pub(crate) fn wait_before<'a, R>(
         &'a self,
@@ -305,7 +305,7 @@ impl Shared {
                     Step::Sleep => lock = self.sleep(lock, deadline),
                 }
             }
-            // Without an event, another thread may have ended it.
+            // Without an event, another thread may have completed it.
             if let Some(result) = ready(&mut lock) {
                 return Some(result);
             }
@@ -335,10 +335,10 @@ impl Shared {
         }
     }
 
-    /// Wakes the threads that wait, so that they ask for what they wait for.
+    /// Wakes the waiting threads, so that they check their requests.
     pub(crate) fn wake_all(&self) {
         let mut lock = self.lock();
-        // As if a request had ended.
+        // Looks like a completed request to them.
         lock.protocol.ended += 1;
     }
 
@@ -381,11 +381,11 @@ impl Shared {
         lock
     }
 
-    /// Sleeps until another thread has ended a request or the sleeper has returned.
+    /// Sleeps until another thread has completed a request or the sleeper has returned.
     fn follow<'a>(&'a self, mut lock: Lock<'a>) -> Lock<'a> {
         lock.inner.followers += 1;
         lock.inner.others = true;
-        // Read while the engine is locked, so a later change is noticed.
+        // Read while the engine is locked, so a later change is detected.
         let before = *self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         drop(lock);
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -460,7 +460,7 @@ struct Idle {
     step: Step,
 }
 
-/// Returns how long waiting threads spin.
+/// Returns the time for which waiting threads spin.
 fn spin_time(config: &Config) -> Duration {
     // Respects the affinity mask and the quota of the control group.
     let available = || std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,5 +1,5 @@
-//! Slab with generations: places are reused under a new key each time, so a stale key is never
-//! taken for a newer one. Does not allocate once grown.
+//! Slab with generations: slots are reused under a new key each time, so a stale key never matches
+//! a newer value. Does not allocate once grown.
 
 use std::ops::{Index, IndexMut};
 
@@ -9,24 +9,24 @@ struct Place<T> {
     value: Option<T>,
 }
 
-/// Values by key: place in the low half, generation in the high half. Key 0 is never used.
+/// Values by key: slot in the low half, generation in the high half. Key 0 is never used.
 ///
-/// Keys from outside are looked up by [`get`](Slab::get). Indexing is for keys whose value must be
-/// there, and panics otherwise.
+/// Look up untrusted keys by [`get`](Slab::get). Indexing is for keys whose value must exist, and
+/// panics otherwise.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     places: Vec<Place<T>>,
     free: Vec<u32>,
 }
 
-/// Returns the place of a key.
+/// Returns the slot of a key.
 #[inline]
 pub(crate) fn place_of(key: u64) -> u32 {
     key as u32
 }
 
 impl<T> Slab<T> {
-    /// Makes a slab that does not allocate for this many values.
+    /// Creates a slab that does not allocate for this many values.
     pub(crate) fn with_capacity(capacity: usize) -> Slab<T> {
         Slab {
             places: Vec::with_capacity(capacity),
@@ -68,7 +68,7 @@ impl<T> Slab<T> {
         (place.generation == (key >> 32) as u32).then_some(value)
     }
 
-    /// Returns the key of the value in a place.
+    /// Returns the key of the value in a slot.
     #[inline]
     pub(crate) fn key_at(&self, at: u32) -> Option<u64> {
         let place = self.places.get(at as usize)?;
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "no value has the key")]
-    fn a_key_without_a_value_is_noticed() {
+    fn a_key_without_a_value_panics() {
         let _ = Slab::<u8>::with_capacity(1)[1];
     }
 }

@@ -18,20 +18,20 @@ const MIN_UNEXPECTED: usize = 64 << 10;
 
 /// Bytes for each rank in the exchange of [`P2p::start_agreed`](crate::P2p::start_agreed).
 ///
-/// They have four bits for each address of the process that reports, from the first one on: 0, or 1
-/// plus the place of the other process's address that its transport reaches.
+/// They have four bits for each address of the reporting process, from the first one on: 0, or 1
+/// plus the index of the other process's address that its transport reaches.
 pub const REACH_BYTES: usize = 8;
 /// Maximum number of addresses of a process in that exchange.
 const MAX_REACH: u8 = 15;
 
-/// Exchange of what processes reach: see [`crate::P2p::start_agreed`].
+/// Exchange of reachability: see [`crate::P2p::start_agreed`].
 pub(crate) type Agree<'a> = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a>;
 
 /// A transport that reaches a peer.
 struct Offer {
     transport: TransportId,
     info: PeerInfo,
-    /// Places of the two addresses among those of this process, and of the peer.
+    /// Indices of the two addresses among those of this process, and of the peer.
     own_address: u8,
     peer_address: u8,
 }
@@ -40,12 +40,12 @@ struct Offer {
 #[derive(Default)]
 pub(crate) struct Reached {
     offers: Vec<Offer>,
-    /// One for each transport, in order.
+    /// Reports of the transports, in order.
     pub(crate) reports: Vec<PathReport>,
 }
 
 impl Reached {
-    /// Encodes what this process reaches, see [`REACH_BYTES`].
+    /// Encodes the addresses that this process reaches, see [`REACH_BYTES`].
     fn encode(&self) -> [u8; REACH_BYTES] {
         let fits = |offer: &&Offer| offer.own_address.max(offer.peer_address) < MAX_REACH;
         let bits = |offer: &Offer| u64::from(offer.peer_address + 1) << (4 * offer.own_address);
@@ -57,7 +57,7 @@ impl Reached {
             .to_le_bytes()
     }
 
-    /// Removes the offers that the peer did not report for the same pair of transports.
+    /// Removes the offers for which the peer did not report this pair of transports.
     fn keep_agreed(&mut self, theirs: Option<&[u8; REACH_BYTES]>) {
         let theirs = u64::from_le_bytes(theirs.copied().unwrap_or_default());
         let reports = &mut self.reports;
@@ -137,7 +137,7 @@ pub(crate) fn check(
     }
 }
 
-/// Reaches all peers and chooses their rails.
+/// Connects to all peers and chooses their rails.
 fn connect(
     own: PeerId,
     size: u32,
@@ -203,8 +203,8 @@ pub(crate) fn reasons(reports: &[PathReport]) -> String {
 
 /// Tries each transport with the peer's addresses of its kind until it reaches one.
 ///
-/// Both sides try the pairs in the same order, that of the lower rank's transports first, and so
-/// find the same pairs, provided that reachability is mutual.
+/// Both sides try the pairs in one order, that of the lower rank's transports first, and so find
+/// equal pairs, provided that reachability is mutual.
 pub(crate) fn reach(
     transports: &mut Transports,
     peer: Rank,
@@ -267,7 +267,7 @@ pub(crate) fn reach(
     reached
 }
 
-/// Adds a peer to a transport, and checks what this layer relies on.
+/// Adds a peer to a transport, and checks the figures on which this layer relies.
 fn add_peer(
     transports: &mut Transports,
     id: TransportId,
@@ -282,13 +282,13 @@ fn add_peer(
     let info = transports[id].btl.add_peer(peer, &address.address)?;
     if info.max_send < 1024 + btl::MAX_HEADER.max(wire::MAX_HEADER) {
         return Err(Unreachable {
-            reason: format!("takes messages of {} bytes only", info.max_send),
+            reason: format!("accepts messages of {} bytes only", info.max_send),
         });
     }
     Ok(info)
 }
 
-/// Returns the place of a transport's address among those of [`crate::P2p::addresses`]; `None` if
+/// Returns the index of a transport's address among those of [`crate::P2p::addresses`]; `None` if
 /// it has none.
 fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
     let has_address = |id: &TransportId| !transports[*id].btl.address().is_empty();
@@ -305,7 +305,7 @@ fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
 pub(crate) fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail> {
     let Reached { offers, reports } = reached;
     let mut chosen: Vec<&Offer> = offers.iter().collect();
-    // Both sides break ties by the same rule.
+    // Both sides must break ties by one rule.
     chosen.sort_by_key(|offer| {
         let places = (offer.own_address, offer.peer_address);
         let order = (places.0.min(places.1), places.0.max(places.1));

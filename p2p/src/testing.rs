@@ -1,4 +1,4 @@
-//! Random numbers for tests of this crate, also for those in `tests/`.
+//! Random numbers for the unit and integration tests of this crate.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 /// Random numbers from a seed (splitmix64).

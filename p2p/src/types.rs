@@ -6,7 +6,7 @@ use btl::{Btl, PeerInfo, Rank};
 
 use crate::config::Config;
 
-/// Address of one transport. The job's bootstrap gives it to every peer.
+/// Address of one transport. The job's bootstrap passes it to every peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportAddress {
     /// [`Btl::name`].
@@ -18,9 +18,9 @@ pub struct TransportAddress {
 /// Parameters of [`P2p::start`](crate::P2p::start).
 #[derive(Debug)]
 pub struct Setup {
-    /// The own rank in the job.
+    /// Rank of this process in the job.
     pub rank: Rank,
-    /// Ranks of the job.
+    /// Number of ranks in the job.
     pub size: u32,
     /// The transports, in no particular order. Messages to the own rank need none.
     pub transports: Vec<Box<dyn Btl>>,
@@ -58,13 +58,13 @@ impl From<i32> for Tag {
     }
 }
 
-/// Returns a tag as ranks have it. Larger ones occur between endpoints only.
+/// Returns a tag in the form of ranks. Larger ones occur between endpoints only.
 #[inline]
 pub(crate) fn narrow(tag: u64) -> i32 {
     tag as i32
 }
 
-/// Description of a message that was received or probed. For sends: the own rank, the tag, the
+/// Description of a message that was received or probed. For sends: the own rank, the tag, and the
 /// length sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -76,7 +76,7 @@ pub struct Status {
     pub length: usize,
 }
 
-/// Id of a request. It has a generation, so a stale id is never taken for a newer one.
+/// Id of a request. It includes a generation, so a stale id never matches a newer request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) u64);
 
@@ -86,7 +86,8 @@ impl RequestId {
         self.0
     }
 
-    /// Makes an id from such a number. Calls report a wrong one as an error.
+    /// Creates an id from a number of [`to_bits`](RequestId::to_bits). Calls report an invalid one
+    /// as an error.
     pub fn from_bits(bits: u64) -> RequestId {
         RequestId(bits)
     }
@@ -115,9 +116,9 @@ pub struct Stats {
     pub fragments_sent: u64,
     /// Messages that arrived before their receive.
     pub unexpected: u64,
-    /// Number of such messages that wait now.
+    /// Number of unexpected messages that wait now.
     pub unexpected_now: usize,
-    /// Memory that they use now, in bytes, with an allowance for bookkeeping.
+    /// Memory used by unexpected messages now, in bytes, with an allowance for bookkeeping.
     pub unexpected_bytes: usize,
     /// Maximum of `unexpected_bytes`.
     pub unexpected_peak: usize,
@@ -140,7 +141,7 @@ pub struct Stats {
 /// Result of one transport for one peer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathReport {
-    /// The peer's rank in the job.
+    /// Rank of the peer in the job.
     pub peer: Rank,
     /// [`Btl::name`]; `self` for the own rank.
     pub transport: String,
@@ -148,7 +149,7 @@ pub struct PathReport {
     pub used: bool,
     /// Figures of the transport, if it reaches the peer.
     pub path: Option<PeerInfo>,
-    /// Why it is used or not.
+    /// Reason why it is used or not.
     pub reason: String,
 }
 
@@ -183,11 +184,11 @@ impl fmt::Display for PathReport {
 /// Traffic of one of several rails to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RailReport {
-    /// The peer's rank in the job.
+    /// Rank of the peer in the job.
     pub peer: Rank,
     /// [`Btl::name`].
     pub transport: String,
-    /// [`PeerInfo::reason`]: which interface, among other things.
+    /// [`PeerInfo::reason`], which names the interface among other things.
     pub reason: String,
     /// Declared bandwidth, in MB/s (10^6 bytes per second). Long messages are striped in
     /// proportion.

@@ -38,7 +38,7 @@ pub(crate) const MAX_REASON: usize = 256;
 /// Maximum length of a message, in bytes: what one buffer can hold.
 const MAX_LENGTH: u64 = isize::MAX as u64;
 
-/// The fields that `Eager` and `Rts` share.
+/// The fields shared by `Eager` and `Rts`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sequenced {
     /// Bit 0: the sender requests credit.
@@ -49,7 +49,7 @@ pub struct Sequenced {
     pub context: u32,
     /// Tag; between ranks at most 2^31 − 1.
     pub tag: u64,
-    /// Number for the receiver, which takes no part in matching; between ranks `None`.
+    /// Number passed to the receiver, which takes no part in matching; `None` between ranks.
     pub data: Option<u64>,
 }
 
@@ -64,13 +64,13 @@ impl Sequenced {
 /// A header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// Eager message; the body is the message. With a request number: synchronous, the sender waits
-    /// for `Fin`.
+    /// Eager message; the body is the message. With a request number it is synchronous: the sender
+    /// waits for `Fin`.
     Eager(Sequenced, Option<u64>),
     /// Request to send a message of this length; the second number is the sender's request. The
-    /// body is a key to `get` the message by, or empty.
+    /// body is a key for a `get` of the message, or empty.
     Rts(Sequenced, u64, u64),
-    /// Clear to send: the receiver wants the first `length` bytes of `request`.
+    /// Clear to send: the receiver requests the first `length` bytes of `request`.
     Cts {
         /// The sender's request.
         request: u64,
@@ -78,7 +78,7 @@ pub enum Header {
         target: u64,
         /// Number of bytes, 1 or more.
         length: u64,
-        /// The body is a key to `put` to. Otherwise the bytes are sent as fragments.
+        /// The body is a key for `put`. Otherwise the bytes are sent as fragments.
         put: bool,
     },
     /// Part of a message; the body belongs at `offset` of `target`.
@@ -88,7 +88,7 @@ pub enum Header {
         /// Offset in the message, in bytes.
         offset: u64,
     },
-    /// The request of the addressee is over.
+    /// The request of the addressee is complete.
     Fin {
         /// The addressee's request.
         request: u64,
@@ -104,10 +104,10 @@ pub enum Header {
     },
     /// The receiver is late, or no longer late.
     Skew {
-        /// It is late.
+        /// The receiver is late.
         late: bool,
     },
-    /// The sender of this header has closed the peer. The body says why.
+    /// The sender of this header has closed the peer. The body contains the reason.
     Bye,
 }
 

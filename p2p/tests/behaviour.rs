@@ -16,11 +16,11 @@ use p2p::{
     Tuning,
 };
 
-/// The least limit there is: eight windows for the one peer.
+/// The minimum limit: eight windows for the one peer.
 const LIMIT: usize = 8 << 20;
 
 #[test]
-fn a_flood_without_receives_is_held_back_and_comes_in_order_later() {
+fn a_flood_without_receives_is_held_back_and_arrives_in_order() {
     for length in [8usize, 3000] {
         let config = Config {
             unexpected_bytes: 64 << 10,
@@ -50,7 +50,7 @@ fn a_flood_without_receives_is_held_back_and_comes_in_order_later() {
             let start = Instant::now();
             while !receive.is_over().unwrap() {
                 layers[0].progress();
-                assert!(start.elapsed() < HANG, "message {n} does not come");
+                assert!(start.elapsed() < HANG, "message {n} does not arrive");
             }
             receives.push(receive);
         }
@@ -62,7 +62,7 @@ fn a_flood_without_receives_is_held_back_and_comes_in_order_later() {
         for send in sends {
             send.wait().0.unwrap();
         }
-        // It is over: the next one is sent at once again.
+        // Afterwards the next message is sent at once again.
         let (before, now) = (layers[0].stats().eager_sent, layers[1].stats());
         assert_eq!((now.unexpected_now, now.unexpected_bytes), (0, 0));
         sender.send(&[1; 3000], 1, 1).unwrap();
@@ -99,7 +99,7 @@ fn one_flooding_peer_does_not_starve_another() {
 }
 
 #[test]
-fn a_late_receiver_says_so_and_says_when_that_is_over() {
+fn a_late_receiver_reports_lateness_and_its_end() {
     let config = Config {
         tuning: Tuning {
             skew_queue: 4,
@@ -129,7 +129,7 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
             assert!(start.elapsed() < HANG);
         }
     };
-    // Not late: announced, and over only when received.
+    // Not late: sent by rendezvous, and complete only when received.
     let first = medium();
     (0..50).for_each(|_| poll());
     assert!(!first.is_over().unwrap());
@@ -137,7 +137,11 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
     // Late: the queue is long, and stays so.
     let waiting: Vec<_> = (0..20).map(|_| medium()).collect();
     (0..50).for_each(|_| poll());
-    assert_eq!(layers[1].stats().skew_on, 0, "long, but not for long");
+    assert_eq!(
+        layers[1].stats().skew_on,
+        0,
+        "long, but not for long enough"
+    );
     std::thread::sleep(Duration::from_millis(6));
     receive();
     (0..50).for_each(|_| poll());
@@ -145,13 +149,13 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
         (layers[1].stats().skew_on, layers[0].stats().skewed_peers),
         (1, 1)
     );
-    // Now a medium message frees its sender at once.
+    // Now a medium message completes at once for its sender.
     let next = medium();
     (0..50).for_each(|_| poll());
     assert!(next.is_over().unwrap());
     (0..20).for_each(|_| receive());
     assert!(waiting.iter().all(|send| send.is_over().unwrap()));
-    // Caught up, for a while.
+    // The receiver has caught up, for a while.
     let start = Instant::now();
     while layers[1].stats().skew_off == 0 {
         poll();
@@ -160,7 +164,7 @@ fn a_late_receiver_says_so_and_says_when_that_is_over() {
     (0..50).for_each(|_| poll());
     let last = medium();
     (0..50).for_each(|_| poll());
-    assert!(!last.is_over().unwrap(), "announced again");
+    assert!(!last.is_over().unwrap(), "sent by rendezvous again");
     receive();
     let off = Config {
         skew: false,
@@ -208,7 +212,7 @@ impl Tx for Refusing {
             return Err(SendError::Unsupported);
         }
         self.good -= 1;
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.get(peer, local, length, key, offset, token) }
     }
     unsafe fn put(
@@ -224,7 +228,7 @@ impl Tx for Refusing {
             return Err(SendError::BadKey);
         }
         self.good -= 1;
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.put(peer, local, length, key, offset, token) }
     }
 }
@@ -257,7 +261,7 @@ impl Btl for Refusing {
         if !self.register {
             return Err(RegisterError::Refused("no memory may be locked".into()));
         }
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.register(memory, length) }
     }
     fn deregister(&mut self, handle: u64) {
@@ -272,7 +276,7 @@ impl Btl for Refusing {
 }
 
 #[test]
-fn what_a_transport_refuses_goes_in_fragments() {
+fn refused_operations_fall_back_to_fragments() {
     for get in [true, false] {
         for pending in [true, false] {
             for (good, register) in [(0, true), (1, true), (2, true), (9, false)] {
@@ -313,7 +317,7 @@ fn what_a_transport_refuses_goes_in_fragments() {
                 });
                 assert_eq!(stats[1].by_fragments, 1, "get {get}, {good} good ones");
                 let fallbacks = stats[0].fallbacks + stats[1].fallbacks;
-                // A memory that cannot be registered for a get is never offered.
+                // Memory that cannot be registered for a get is never offered.
                 assert_eq!(
                     fallbacks,
                     u64::from(register || !get),
@@ -350,7 +354,7 @@ fn several_threads_use_one_layer() {
 
 #[test]
 fn sleepers_are_woken_by_messages_and_by_other_threads() {
-    // Straight to sleep.
+    // Sleeps at once.
     let config = Config {
         spin: Some(Duration::ZERO),
         ..config(2)
@@ -359,8 +363,8 @@ fn sleepers_are_woken_by_messages_and_by_other_threads() {
         let other = 1 - comm.rank();
         std::thread::scope(|threads| {
             let first = comm.clone();
-            // Waits for what only the second thread's message brings: both sleep, one as follower
-            // of the other.
+            // Waits for a message that only the second thread sends: both sleep, one as follower of
+            // the other.
             threads.spawn(move || first.recv(&mut [0; 8], first.rank(), 5).unwrap());
             let second = comm.clone();
             threads.spawn(move || {
@@ -456,7 +460,7 @@ fn transports_are_chosen_with_a_reason() {
 }
 
 #[test]
-fn a_job_that_cannot_be_says_why() {
+fn a_job_that_cannot_start_reports_the_reason() {
     let setup = |size| Setup {
         rank: 0,
         size,
@@ -471,7 +475,7 @@ fn a_job_that_cannot_be_says_why() {
             reason: "the launcher is gone".into()
         }
     );
-    // Others may still look at them, so the caller says how long they live.
+    // Others may still access the transports, so the caller determines their lifetime.
     assert_eq!(
         error
             .transports

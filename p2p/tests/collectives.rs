@@ -1,4 +1,4 @@
-//! Every collective operation with every number of ranks, against what it is defined as.
+//! Every collective operation with every number of ranks, compared with its definition.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn data(rank: usize, length: usize) -> Vec<i64> {
     (0..length).map(|at| value(rank, at)).collect()
 }
 
-/// Runs on this number of ranks, over messages of all kinds.
+/// Runs `f` on this number of ranks, with every protocol.
 fn on_all_sizes(
     what: &'static str,
     f: impl Fn(&Comm, usize, usize) + Send + Sync + Clone + 'static,
@@ -130,7 +130,7 @@ fn multiply(left: &[u32], right: &mut [u32]) {
 }
 
 #[test]
-fn an_operation_that_does_not_commute_is_applied_in_the_order_of_ranks() {
+fn a_noncommutative_operation_is_applied_in_the_order_of_ranks() {
     on_all_sizes("matrices", |comm, rank, size| {
         for matrices in [0, 1, 3, 9000] {
             let mine = |rank: usize| -> Vec<u32> {
@@ -164,7 +164,7 @@ fn an_operation_that_does_not_commute_is_applied_in_the_order_of_ranks() {
 }
 
 #[test]
-fn sums_of_floats_have_the_same_bits_on_all_ranks_and_every_time() {
+fn sums_of_floats_have_equal_bits_on_all_ranks_and_in_all_runs() {
     on_all_sizes("floats", |comm, rank, size| {
         for length in [3, 20_000] {
             let mut bits = Vec::new();
@@ -225,7 +225,7 @@ fn gather_scatter_allgather_alltoall() {
 fn different_lengths_and_places() {
     on_all_sizes("places", |comm, rank, size| {
         for scale in [1usize, 900] {
-            // Rank r has r parts, in the opposite order, with a gap of one value behind each.
+            // Rank r has r parts, in reverse order, each followed by a gap of one value.
             let count = |r: usize| r * scale;
             let mut places = vec![Block::default(); size];
             let mut end = 0;
@@ -284,7 +284,7 @@ fn different_lengths_and_places() {
 }
 
 #[test]
-fn wrong_arguments_are_said_before_anything_is_sent() {
+fn invalid_arguments_are_refused_before_anything_is_sent() {
     run(2, Limits::default(), &config(2), "arguments", |_, comm| {
         let invalid = |result: Result<(), Error>| {
             assert!(
@@ -319,7 +319,7 @@ fn wrong_arguments_are_said_before_anything_is_sent() {
             comm.bcast(&mut [0], 2),
             Err(Error::InvalidRank { rank: 2, size: 2 })
         );
-        // The ranks disagree: noticed where too much or too little comes.
+        // The ranks disagree, which is detected where too much or too little arrives.
         let mut data = vec![0u8; 4 + comm.rank() as usize];
         let result = comm.bcast(&mut data, 0);
         assert_eq!(result.is_err(), comm.rank() == 1);
@@ -327,7 +327,7 @@ fn wrong_arguments_are_said_before_anything_is_sent() {
 }
 
 #[test]
-fn communicators_do_not_hear_each_other() {
+fn communicators_do_not_receive_each_others_messages() {
     run(
         6,
         Limits::default(),
@@ -349,7 +349,7 @@ fn communicators_do_not_hear_each_other() {
             let mut sum = [rank];
             half.allreduce(&mut sum, Op::Sum).unwrap();
             assert_eq!(sum, [if rank % 2 == 0 { 6 } else { 9 }]);
-            // The same envelope in three contexts: each receive gets its own.
+            // Equal envelopes in three contexts: each receive gets the message of its own.
             let (to, from) = ((rank + 1) % 6, (rank + 5) % 6);
             for (n, comm) in [&comm, &copy].into_iter().enumerate() {
                 comm.send(&[n as u8], to, 1).unwrap();
@@ -366,7 +366,7 @@ fn communicators_do_not_hear_each_other() {
             assert_eq!((byte, status.source), ([1], from));
             comm.recv(&mut byte, from, 1).unwrap();
             assert_eq!(byte, [0]);
-            // Any-source receives of the program never see what collectives send.
+            // Any-source receives of the program never match messages of collectives.
             let mut buffer = [0; 4];
             comm.scope(|s| {
                 let any = s.irecv(&mut buffer, Source::Any, Tag::Any)?;
@@ -380,8 +380,8 @@ fn communicators_do_not_hear_each_other() {
                 Ok(())
             })
             .unwrap();
-            // Many, to see that numbers go on being free; a message for one that is gone is thrown
-            // away.
+            // Many, to check that numbers stay available; a message for a freed communicator is
+            // discarded.
             for _ in 0..20 {
                 let one = copy.dup().unwrap();
                 one.barrier().unwrap();

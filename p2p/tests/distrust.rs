@@ -1,5 +1,5 @@
-//! Memory that a peer was given, answers to no request, data that does not fit, transports
-//! that work one way.
+//! Memory lent to a peer, answers to unknown requests, data that does not fit, transports that work
+//! in one direction only.
 
 mod common;
 
@@ -22,14 +22,14 @@ use p2p::{Error, P2p, REACH_BYTES, Setup, Tag, TransportAddress};
 #[derive(Debug)]
 struct Odd {
     inner: Box<dyn Btl>,
-    /// `drop_peer` says that the peer is out of reach.
+    /// Result of `drop_peer`: the peer is out of reach.
     quiet: Arc<AtomicBool>,
-    /// Number of calls.
+    /// Number of calls of `drop_peer`.
     asked: Arc<AtomicU32>,
-    /// Envelope that filled receives report.
+    /// Envelope reported by filled receives.
     lie: Option<Envelope>,
-    /// It reaches no peer.
-    deaf: bool,
+    /// The transport reaches no peer.
+    unreachable: bool,
 }
 
 fn odd(inner: Box<dyn Btl>) -> Odd {
@@ -38,7 +38,7 @@ fn odd(inner: Box<dyn Btl>) -> Odd {
         quiet: Arc::new(AtomicBool::new(true)),
         asked: Arc::default(),
         lie: None,
-        deaf: false,
+        unreachable: false,
     }
 }
 
@@ -80,7 +80,7 @@ impl Tx for Odd {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.put(peer, local, length, key, offset, token) }
     }
 }
@@ -93,7 +93,7 @@ impl PostedReceives for Odd {
         local: *const u8,
         length: usize,
     ) -> Result<PostedDelivery, SendError> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.send_to_posted(peer, envelope, local, length) }
     }
 
@@ -102,7 +102,7 @@ impl PostedReceives for Odd {
     }
 
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.post(receive) }
     }
 }
@@ -124,7 +124,7 @@ impl Btl for Odd {
         self.inner.address()
     }
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
-        if self.deaf {
+        if self.unreachable {
             return Err(Unreachable {
                 reason: "no memory may be locked".into(),
             });
@@ -135,7 +135,7 @@ impl Btl for Odd {
         self.inner.progress(&mut Lying(events, self.lie))
     }
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.register(memory, length) }
     }
     fn deregister(&mut self, handle: u64) {
@@ -154,7 +154,7 @@ impl Btl for Odd {
     }
 }
 
-/// The messages that a bare transport hears.
+/// The messages received by a bare transport.
 #[derive(Default)]
 struct Heard(Vec<(Vec<u8>, Vec<u8>)>);
 
@@ -166,7 +166,7 @@ impl Events for Heard {
     fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
 }
 
-/// Rank 0 is a layer, rank 1 a bare transport.
+/// Starts rank 0 as a layer and rank 1 as a bare transport.
 fn with_bare(limits: Limits) -> (P2p, Box<dyn Btl>, Arc<AtomicBool>, Arc<AtomicU32>) {
     let [inner, mut bare] = <[_; 2]>::try_from(loopback::job(2, limits)).unwrap();
     let card = |btl: &dyn Btl| TransportAddress {
@@ -200,7 +200,7 @@ fn until(layer: &P2p, what: &str, mut over: impl FnMut() -> bool) {
 }
 
 #[test]
-fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
+fn memory_is_returned_once_the_peer_cannot_write_it() {
     let (layer, mut bare, quiet, asked) = with_bare(Limits {
         get: false,
         posted_receives: false,
@@ -218,7 +218,7 @@ fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
     bare.send(0, Header::Rts(envelope, 100_000, 77).encode().bytes(), &[])
         .unwrap();
     let mut heard = Heard::default();
-    until(&layer, "the invitation to put", || {
+    until(&layer, "the CTS for a put", || {
         bare.progress(&mut heard);
         !heard.0.is_empty()
     });
@@ -228,7 +228,7 @@ fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
     ));
     quiet.store(false, Ordering::Relaxed);
     bare.send(0, b"nonsense", &[]).unwrap();
-    until(&layer, "the end of what needs no memory", || {
+    until(&layer, "the end of requests without lent memory", || {
         bystander.is_over().unwrap()
     });
     let before = asked.load(Ordering::Relaxed);
@@ -256,12 +256,12 @@ fn memory_that_a_peer_may_write_is_given_back_when_it_cannot_any_more() {
 }
 
 #[test]
-fn answers_for_a_peer_that_takes_none_are_bounded() {
+fn answers_for_a_peer_that_reads_none_are_bounded() {
     let (layer, mut bare, ..) = with_bare(Limits::default());
     let begin = Instant::now();
     let mut sent = 0u32;
     let mut buffer = [0; 1];
-    // It knows what credit it is given without reading it, and wants every message confirmed.
+    // It knows its credit without reading it, and requests confirmation of every message.
     while layer.stats().failed_peers == 0 {
         let flags = if sent % 1024 == 1023 { 1 } else { 0 };
         let envelope = Sequenced {
@@ -285,11 +285,11 @@ fn answers_for_a_peer_that_takes_none_are_bounded() {
     }
     let error = layer.world().recv(&mut buffer, 1, 1).unwrap_err();
     assert!(error.to_string().contains("answers"), "{error}");
-    assert!(sent > 8192 * 4, "{sent}: more than any peer needs");
+    assert!(sent > 8192 * 4, "{sent} answers, more than any peer needs");
 }
 
 #[test]
-fn a_filling_that_does_not_fit_its_receive_closes_its_sender_out() {
+fn a_fill_that_does_not_match_its_receive_fails_its_sender() {
     let right = Envelope { context: 0, tag: 5 };
     let wrong = [
         Envelope { tag: 6, ..right },
@@ -359,7 +359,7 @@ fn a_filling_that_does_not_fit_its_receive_closes_its_sender_out() {
     }
 }
 
-/// Rank 1 cannot use the better one of two transports; rank 0 could.
+/// Starts ranks of which rank 1 cannot use the better one of two transports, while rank 0 could.
 fn one_way(agreed: bool) -> [P2p; 2] {
     let [better, worse] = [9, 1].map(|exclusivity| {
         let name = if exclusivity == 9 { "better" } else { "worse" };
@@ -380,7 +380,7 @@ fn one_way(agreed: bool) -> [P2p; 2] {
             .zip(0..)
             .map(|((mut better, mut worse), rank)| {
                 let better = Odd {
-                    deaf: rank == 1,
+                    unreachable: rank == 1,
                     ..odd(better.remove(0))
                 };
                 let transports: Vec<Box<dyn Btl>> = vec![Box::new(better), worse.remove(0)];
@@ -424,7 +424,7 @@ fn one_way(agreed: bool) -> [P2p; 2] {
 }
 
 #[test]
-fn what_works_one_way_only_is_not_used() {
+fn a_transport_that_works_in_one_direction_is_not_used() {
     let layers = one_way(true);
     for (rank, layer) in layers.iter().enumerate() {
         let paths = layer.paths();
@@ -452,7 +452,7 @@ fn what_works_one_way_only_is_not_used() {
     });
     send.wait().0.unwrap();
     assert_eq!(receive.wait().0.unwrap().length, 10);
-    // Alone, the one side uses what the other does not listen to.
+    // Without agreement, one side uses a transport on which the other does not receive.
     let layers = one_way(false);
     assert!(
         layers[0]

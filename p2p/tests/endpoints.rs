@@ -25,8 +25,8 @@ type Book = Arc<Mutex<HashMap<u64, Vec<u8>>>>;
 struct Open {
     inner: LoopbackBtl,
     book: Book,
-    /// Figures of all ranks of the loopback, which are added at once: it would keep the messages of
-    /// others, and would not say that there are any.
+    /// Figures of all ranks of the loopback, which are added at once: otherwise it would keep the
+    /// messages of others without reporting them.
     infos: HashMap<Rank, PeerInfo>,
     /// Ranks of the loopback by number.
     ranks: Vec<Option<Rank>>,
@@ -78,7 +78,7 @@ impl PendingPeers for Open {
     }
 }
 
-/// Events of the loopback before they are translated.
+/// Events of the loopback before their ranks are translated.
 #[derive(Default)]
 struct Heard {
     messages: Vec<(Rank, Vec<u8>, Vec<u8>)>,
@@ -116,7 +116,7 @@ impl Btl for Open {
         match rank {
             Some(rank) => self.enter(peer, rank),
             None => Err(Unreachable {
-                reason: "not in the book".into(),
+                reason: "unknown address".into(),
             }),
         }
     }
@@ -217,7 +217,7 @@ fn reports(of: &[Endpoint], count: usize) -> Vec<Completion> {
 }
 
 fn receive(at: &Endpoint, buffer: &mut [u8], from: &Pattern, cookie: u64) {
-    // SAFETY: the tests keep their buffers until all is reported.
+    // SAFETY: the tests keep their buffers until all requests are reported.
     unsafe { at.recv(buffer.as_mut_ptr(), buffer.len(), from, cookie) }.unwrap();
 }
 
@@ -249,7 +249,7 @@ fn strangers_are_admitted_and_answered() {
     );
     assert_eq!((got[1].tag, got[1].length), (u64::MAX, 300_000));
     assert_eq!((short, buffer), ([7; 5], long));
-    // The stranger has a number, by which it is answered, and the same when it is added.
+    // The stranger has a number, by which it is answered, and keeps it when it is added.
     let from = got[0].peer.unwrap();
     assert_eq!(b.identity_of(from), Some(100));
     assert_eq!(b.add_peer(100, a.addresses()).unwrap(), from);
@@ -300,15 +300,15 @@ fn masks_and_contexts_select_messages() {
 }
 
 #[test]
-fn a_dead_peer_fails_what_names_it_only() {
+fn a_dead_peer_fails_only_requests_that_name_it() {
     let (all, killer) = endpoints(3);
     let (a, b) = (&all[0], &all[1]);
     let to_b = a.add_peer(101, b.addresses()).unwrap();
-    let nowhere = a.add_peer(555, b.addresses()[..0].to_vec()).unwrap();
+    let unreachable = a.add_peer(555, b.addresses()[..0].to_vec()).unwrap();
     let failed = |sent: Result<Sent, Error>| matches!(sent, Err(Error::PeerFailed { .. }));
     // SAFETY: as in `receive`.
     assert!(failed(unsafe {
-        a.send([1].as_ptr(), 1, &target(nowhere, 1), 1)
+        a.send([1].as_ptr(), 1, &target(unreachable, 1), 1)
     }));
     // SAFETY: as in `receive`.
     unsafe { a.send([1].as_ptr(), 1, &target(to_b, 1), 2) }.unwrap();
@@ -322,7 +322,7 @@ fn a_dead_peer_fails_what_names_it_only() {
     let later = Instant::now() + Duration::from_millis(50);
     let over = || false;
     assert!(!a.wait(Some(later), |one| assert_ne!(one.cookie, 4), over));
-    // The third may still come.
+    // The third may still send.
     let c = &all[2];
     let to_a = c.add_peer(100, a.addresses()).unwrap();
     // SAFETY: as in `receive`.

@@ -1,5 +1,5 @@
-//! Peers that die, leave, or send invalid messages: their requests end with an error, others go
-//! on.
+//! Peers that die, leave, or send invalid messages: their requests end with an error, others
+//! continue.
 
 mod common;
 
@@ -61,7 +61,7 @@ fn death(seed: u64) {
         let at = random.below(if dead { 2 } else { 3 });
         let (other, tag) = (random.below(3), random.below(2));
         let length = *random.pick(&lengths);
-        // The longest, so that what is left of rank 2 is never truncated.
+        // Room for the longest message, so that remaining messages of rank 2 are never truncated.
         let longest = *lengths.iter().max().unwrap();
         let request = match random.below(5) {
             0 | 1 => comms[at]
@@ -80,7 +80,7 @@ fn death(seed: u64) {
         };
         match request {
             Ok(request) if at != 2 => requests.push(request),
-            // Those of the dead one itself are of no interest.
+            // Requests of the dead rank itself do not matter.
             Ok(_) => {}
             Err(error) => assert!(other == 2 && dead, "seed {seed} ({name}): {error}"),
         }
@@ -92,7 +92,7 @@ fn death(seed: u64) {
     until(&alive, &format!("seed {seed} ({name})"), || {
         alive.iter().all(|layer| layer.stats().failed_peers == 1)
     });
-    // Named or meant, they are over: nothing waits for the dead.
+    // Requests that name the dead rank, or could be served by it, are complete.
     for (peer, request) in &requests {
         if *peer == Some(2) {
             assert!(request.is_over().unwrap(), "seed {seed} ({name})");
@@ -113,7 +113,7 @@ fn death(seed: u64) {
             Err(Error::PeerFailed { peer: 2, .. })
         ));
     }
-    // Ranks 0 and 1 go on: a message each way, past everything that is still open.
+    // Ranks 0 and 1 continue: a message each way, past all open requests.
     let outs: Vec<OwnedRequest> = (0..2)
         .map(|at| {
             comms[at]
@@ -128,11 +128,15 @@ fn death(seed: u64) {
                 .unwrap()
         })
         .collect();
-    until(&alive, &format!("seed {seed} ({name}): the others"), || {
-        outs.iter()
-            .chain(&ins)
-            .all(|request| request.is_over().unwrap())
-    });
+    until(
+        &alive,
+        &format!("seed {seed} ({name}): the remaining ranks"),
+        || {
+            outs.iter()
+                .chain(&ins)
+                .all(|request| request.is_over().unwrap())
+        },
+    );
     for (at, request) in ins.into_iter().enumerate() {
         let (result, buffer) = request.wait();
         assert_eq!(result.unwrap().length, 30_000);
@@ -190,7 +194,9 @@ fn leaving_in_order_does_not_end_waits_for_others() {
         .irecv_owned(vec![0; 4], Source::Any, Tag::Any)
         .unwrap();
     layers[1].clone().finalize().unwrap();
-    until(&[&layers[0]], "all gone", || any.is_over().unwrap());
+    until(&[&layers[0]], "the end of all peers", || {
+        any.is_over().unwrap()
+    });
     assert!(matches!(any.wait().0, Err(Error::PeerFailed { .. })));
     assert!(matches!(
         layers[0].world().recv(&mut [], Source::Any, 1),
@@ -216,7 +222,7 @@ impl Events for Heard {
     fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
 }
 
-/// Ranks 0 and 1 are as they should be, rank 2 is a bare transport that sends what it likes.
+/// Ranks 0 and 1 are regular layers, rank 2 is a bare transport that sends arbitrary messages.
 struct Hostile {
     layers: Vec<P2p>,
     bare: Box<dyn Btl>,
@@ -271,8 +277,8 @@ impl Hostile {
         panic!("no room for a hostile message");
     }
 
-    /// Rank 0 closes rank 2 with a reason and goes on with rank 1.
-    fn expect_closed_out(mut self, what: &str) {
+    /// Checks that rank 0 closes rank 2 with a reason and continues with rank 1.
+    fn expect_closed(mut self, what: &str) {
         let receive = self.layers[0].world().irecv_owned(vec![0; 9], 2, 12345);
         let layer = &self.layers[0];
         until(&[layer], what, || layer.stats().failed_peers == 1);
@@ -382,7 +388,7 @@ fn every_malformed_header_closes_its_sender_only() {
             vec![],
         ),
         (
-            "done with a body",
+            "FIN with a body",
             Header::Fin {
                 request: 1,
                 written: false,
@@ -406,7 +412,7 @@ fn every_malformed_header_closes_its_sender_only() {
             vec![],
         ),
         (
-            "accept without key",
+            "CTS without key",
             Header::Cts {
                 request: 1,
                 target: 1,
@@ -455,16 +461,16 @@ fn every_malformed_header_closes_its_sender_only() {
     for (what, header, body) in bad {
         let mut hostile = Hostile::new();
         hostile.send(&header, &body);
-        hostile.expect_closed_out(what);
+        hostile.expect_closed(what);
     }
 }
 
 #[test]
-fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
+fn a_peer_that_answers_an_rts_wrongly_is_closed() {
     type Answer = fn(u64) -> Header;
     let wrong: [(&str, Answer, usize); 5] = [
         (
-            "more than there is",
+            "more than the message",
             |request| Header::Cts {
                 request,
                 target: 1,
@@ -484,7 +490,7 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
             0,
         ),
         (
-            "an older one",
+            "an older request",
             |request| Header::Fin {
                 request: request ^ 1 << 40,
                 written: false,
@@ -492,7 +498,7 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
             0,
         ),
         (
-            "done of the wrong side",
+            "FIN of the wrong side",
             |request| Header::Fin {
                 request,
                 written: true,
@@ -526,12 +532,12 @@ fn one_that_answers_wrongly_to_an_announcement_expect_closed_out() {
         let layer = hostile.layers[0].clone();
         until(&[&layer], what, || send.is_over().unwrap());
         assert!(failed(&send.wait().0, 2), "{what}");
-        hostile.expect_closed_out(what);
+        hostile.expect_closed(what);
     }
 }
 
 #[test]
-fn fragments_that_do_not_fit_close_their_sender_out_and_write_nowhere() {
+fn fragments_that_do_not_fit_close_their_sender_and_write_nothing() {
     let wrong: [(&str, u64, usize); 4] = [
         ("beyond the end", 90, 11),
         ("far beyond", u64::MAX >> 1, 1),
@@ -569,12 +575,12 @@ fn fragments_that_do_not_fit_close_their_sender_out_and_write_nowhere() {
         let (result, buffer) = receive.wait();
         assert!(failed(&result, 2), "{what}");
         assert_eq!(buffer[100..], [0xee; 20], "{what}");
-        hostile.expect_closed_out(what);
+        hostile.expect_closed(what);
     }
 }
 
 #[test]
-fn one_that_sends_without_credit_is_closed_out_before_memory_is_full() {
+fn a_peer_that_sends_without_credit_is_closed_before_memory_is_full() {
     let mut hostile = Hostile::new();
     let mut sequence = 0u16;
     let mut bytes = 0;
@@ -592,11 +598,11 @@ fn one_that_sends_without_credit_is_closed_out_before_memory_is_full() {
         hostile.layers[0].stats().unexpected_peak <= 2 << 20,
         "two windows"
     );
-    hostile.expect_closed_out("without credit");
+    hostile.expect_closed("without credit");
 }
 
 #[test]
-fn one_that_is_told_good_bye_knows() {
+fn the_reason_of_a_bye_is_reported() {
     let mut hostile = Hostile::new();
     hostile.send(Header::Bye.encode().bytes(), "you \u{7} lie".as_bytes());
     until(&[&hostile.layers[0]], "bye", || {
@@ -613,7 +619,7 @@ fn a_blocked_call_ends_when_its_peer_dies() {
     let victim = Arc::new(Mutex::new(Some(killer)));
     common::each(layers, "blocked", move |_, comm| {
         if comm.rank() == 1 {
-            // Rank 0 waits by then, most probably; if not, it learns at once.
+            // Most probably rank 0 waits by then; if not, it fails at once.
             std::thread::sleep(Duration::from_millis(50));
             victim.lock().unwrap().take().unwrap().kill(1);
             return;
@@ -630,7 +636,7 @@ fn a_blocked_call_ends_when_its_peer_dies() {
     });
 }
 
-/// Ranks with two transports each, and what kills ranks on the first and on the second.
+/// Returns ranks with two transports each, and the killers of the first and of the second.
 fn two_transports(size: u32, exclusivity: [u32; 2]) -> (Vec<P2p>, [loopback::Killer; 2]) {
     let [first, second] = exclusivity.map(|exclusivity| {
         loopbacks(
@@ -675,7 +681,7 @@ fn a_transport_that_is_not_used_for_a_peer_may_lose_it() {
 }
 
 #[test]
-fn a_peer_that_leaves_is_heard_to_the_end_on_all_rails() {
+fn messages_of_a_peer_that_leaves_arrive_on_all_rails() {
     for length in [10, 5_000, 70_000] {
         let (layers, _) = two_transports(2, [1, 1]);
         let [near, far] = <[P2p; 2]>::try_from(layers).unwrap();
@@ -683,7 +689,7 @@ fn a_peer_that_leaves_is_heard_to_the_end_on_all_rails() {
             .map(|i| near.world().isend_owned(pattern(length, i), 1, 1).unwrap())
             .collect();
         let receiver = std::thread::spawn(move || {
-            // It looks again only when the other has left, if that goes without its help.
+            // It polls again only when the other has left, if that does not need its help.
             std::thread::sleep(Duration::from_millis(20));
             for i in 0..12 {
                 let (result, bytes) = far

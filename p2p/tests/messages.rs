@@ -26,13 +26,13 @@ fn lengths(limits: &Limits) -> Vec<usize> {
 }
 
 #[test]
-fn every_length_by_every_way_sent_first_or_received_first() {
+fn every_length_by_every_protocol_sent_first_or_received_first() {
     for (name, limits) in all_limits() {
         let stats = run(2, limits, &config(2), name, move |layer, comm| {
             for (round, length) in lengths(&limits).into_iter().enumerate() {
                 let salt = round + 1;
                 if comm.rank() == 0 {
-                    // Odd rounds: the receive is there first.
+                    // In odd rounds the receive is posted first.
                     if round % 2 == 1 {
                         comm.recv(&mut [0; 0], 1, TAG + 1).unwrap();
                     }
@@ -127,7 +127,7 @@ fn messages_do_not_overtake_whatever_their_length() {
 }
 
 #[test]
-fn truncation_hurts_one_request_alone() {
+fn truncation_fails_one_request_only() {
     for (name, limits) in all_limits() {
         run(2, limits, &config(2), name, move |_, comm| {
             for length in [1usize, 100, 5000, 100_000] {
@@ -151,14 +151,14 @@ fn truncation_hurts_one_request_alone() {
                         );
                         assert!(
                             buffer == pattern(length, salt)[..room],
-                            "{name}: the beginning is there"
+                            "{name}: the beginning arrived"
                         );
                     }
                     let mut buffer = vec![0; length];
                     assert_eq!(comm.recv(&mut buffer, 0, TAG).unwrap().length, length);
                     assert!(
                         buffer == pattern(length, 3),
-                        "{name}: the next one is whole"
+                        "{name}: the next message is complete"
                     );
                 }
             }
@@ -188,7 +188,7 @@ fn probes_see_and_take() {
                     assert_eq!(comm.iprobe(0, 77).unwrap(), None);
                     let first = comm.mprobe(0, Tag::Any).unwrap();
                     assert_eq!(first.status().tag, 0, "{name}: the oldest");
-                    // Taken: no other receive gets it.
+                    // Taken, so no other receive gets it.
                     assert_eq!(
                         comm.improbe(0, 0).unwrap().map(|message| message.status()),
                         None
@@ -198,7 +198,7 @@ fn probes_see_and_take() {
                     assert!(buffer == pattern(length, 1));
                     assert_eq!(first.recv(&mut buffer).unwrap().length, length);
                     assert!(buffer == pattern(length, 0), "{name}");
-                    // Dropped is received, for the sender.
+                    // For the sender, a dropped message counts as received.
                     drop(comm.mprobe(0, 2).unwrap());
                     let (result, buffer) = comm
                         .mprobe(0, 3)
@@ -222,7 +222,7 @@ fn probes_see_and_take() {
 }
 
 #[test]
-fn every_rank_with_every_rank() {
+fn every_rank_exchanges_with_every_rank() {
     for (name, limits) in all_limits() {
         run(4, limits, &config(4), name, move |_, comm| {
             for length in [0usize, 40, 20_000, 90_000] {
@@ -280,7 +280,7 @@ fn to_itself_before_a_receive_is_posted() {
 }
 
 #[test]
-fn what_callers_do_wrong_is_said() {
+fn errors_of_callers_are_reported() {
     run(2, Limits::default(), &config(2), "errors", |layer, comm| {
         let mut buffer = [0; 4];
         assert_eq!(
@@ -300,13 +300,13 @@ fn what_callers_do_wrong_is_said() {
             comm.probe(9, 0),
             Err(Error::InvalidRank { rank: 9, size: 2 })
         );
-        // SAFETY: the buffer outlives the requests, which are over when it goes.
+        // SAFETY: the buffer outlives the requests, which are complete when it is dropped.
         let receive =
             unsafe { comm.irecv_raw(buffer.as_mut_ptr(), 4, Source::Any, Tag::Is(70)) }.unwrap();
         assert_eq!(layer.test(receive), Ok(None));
         assert_eq!(layer.is_over(receive), Ok(false));
         assert_eq!(layer.cancel(receive), Ok(true));
-        assert_eq!(layer.cancel(receive), Ok(false), "it is over");
+        assert_eq!(layer.cancel(receive), Ok(false), "it is complete");
         assert_eq!(layer.wait(receive), Err(Error::Cancelled));
         assert_eq!(layer.wait(receive), Err(Error::UnknownRequest));
         assert_eq!(layer.test(receive), Err(Error::UnknownRequest));
@@ -319,7 +319,7 @@ fn what_callers_do_wrong_is_said() {
             layer.wait(p2p::RequestId::from_bits(u64::MAX)),
             Err(Error::UnknownRequest)
         );
-        // SAFETY: a receive that nothing fits is never written; it ends with the layer.
+        // SAFETY: a receive that no message matches is never written; it ends with the layer.
         let freed =
             unsafe { comm.irecv_raw(buffer.as_mut_ptr(), 4, Source::Any, Tag::Is(71)) }.unwrap();
         layer.free(freed).unwrap();
@@ -344,7 +344,7 @@ fn what_callers_do_wrong_is_said() {
 }
 
 #[test]
-fn leaving_a_scope_by_an_error_or_a_panic_takes_the_buffers_back() {
+fn leaving_a_scope_by_an_error_or_a_panic_cancels_its_requests() {
     run(2, Limits::default(), &config(2), "scope", |_, comm| {
         let mut buffer = vec![0u8; 100];
         let result: Result<(), Error> = comm.scope(|s| {
@@ -360,7 +360,7 @@ fn leaving_a_scope_by_an_error_or_a_panic_takes_the_buffers_back() {
         }));
         assert!(caught.is_err());
         buffer.fill(1);
-        // Both receives are gone: this one is the first that fits.
+        // Both receives are cancelled, so this one is the first that matches.
         let other = 1 - comm.rank();
         let mut small = [0; 1];
         comm.sendrecv(&[7], other, 80, &mut small, other, 80)
@@ -422,7 +422,7 @@ fn waiting_for_several() {
 }
 
 #[test]
-fn after_finalize_everything_says_closed() {
+fn after_finalize_every_call_returns_closed() {
     run(
         2,
         Limits::default(),

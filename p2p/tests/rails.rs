@@ -1,4 +1,4 @@
-//! Several transports to one peer: what each carries, and what a failure of one means.
+//! Several transports to one peer: the traffic of each, and the effect of a failure of one.
 
 mod common;
 
@@ -147,9 +147,9 @@ fn a_failed_rail_ends_long_transfers() {
     });
 }
 
-/// Transports of one name on the same networks, in another order on the other node, and one more.
+/// Transports of one name on equal networks, in another order on the other node, and one more.
 #[test]
-fn transports_of_a_kind_are_paired_by_what_they_reach() {
+fn transports_of_a_kind_are_paired_by_reachability() {
     let mut networks: Vec<_> = (0..3)
         .map(|_| loopbacks(2, Limits::default().plain()).0)
         .collect();

@@ -15,7 +15,7 @@ use btl_conformance::loopback::{self, Limits};
 use common::{Random, each, start};
 use p2p::{Comm, Config, Error, OwnedRequest, P2p, Source, Status, Tag, Tuning};
 
-/// A send under way or over.
+/// A send in progress or complete.
 struct Sent {
     from: usize,
     to: usize,
@@ -25,7 +25,7 @@ struct Sent {
     request: Option<OwnedRequest>,
 }
 
-/// A receive: when it was posted (or its message taken by a probe), and what it got.
+/// A receive: when it was posted (or its message taken by a probe), and the message it received.
 struct Receive {
     at: usize,
     context: usize,
@@ -41,17 +41,17 @@ struct World {
     seed: u64,
     random: Random,
     layers: Vec<P2p>,
-    /// By context, by rank.
+    /// Communicators by context, then by rank.
     comms: Vec<Vec<Comm>>,
     lengths: Vec<usize>,
-    /// Receives come before their messages.
-    shown: bool,
+    /// Receives are posted before their messages are sent.
+    published: bool,
     sent: Vec<Sent>,
     receives: Vec<Receive>,
     step: u64,
 }
 
-/// First bytes of every message that has room for it: its number.
+/// Returns the body of a message, which starts with its number if there is room.
 fn body(number: usize, length: usize) -> Vec<u8> {
     let mut body = common::pattern(length, number);
     let id = (number as u32).to_le_bytes();
@@ -69,15 +69,15 @@ fn limits(random: &mut Random) -> Limits {
     limits
 }
 
-/// A job of some ranks; some reach each other by two transports at once, and some of those lose one
-/// of them.
+/// Creates a job of some ranks; some reach each other by two transports at once, and some of those
+/// lose one of them.
 fn job(seed: u64, random: &mut Random) -> (Vec<P2p>, Limits) {
     let size = 2 + random.below(3) as u32;
     let mut limits = limits(random);
-    // Some with long messages and many receives: those can be shown to the senders.
-    let shown = random.chance(30);
-    limits.posted_receives |= shown;
-    let rails = if random.chance(30) && !shown {
+    // Some with long messages and many receives, which can be published to the senders.
+    let published = random.chance(30);
+    limits.posted_receives |= published;
+    let rails = if random.chance(30) && !published {
         2 + random.below(2)
     } else {
         1
@@ -128,8 +128,8 @@ impl World {
         let worlds: Vec<Comm> = layers.iter().map(P2p::world).collect();
         let mut comms = vec![worlds];
         if random.chance(20) {
-            // A rank that is ready still polls: a transport may need it to send the last message
-            // out.
+            // A rank that has finished still polls, because a transport may need it to send the
+            // last message.
             let ready = Arc::new(AtomicUsize::new(0));
             let all = layers.len();
             comms.push(each(
@@ -161,8 +161,8 @@ impl World {
             ]);
         }
         lengths.push(limits.max_send * 3 + 5);
-        let shown = limits.posted_receives && random.chance(60);
-        if shown {
+        let published = limits.posted_receives && random.chance(60);
+        if published {
             lengths.retain(|length| *length > limits.one_sided_from);
         }
         World {
@@ -171,7 +171,7 @@ impl World {
             layers,
             comms,
             lengths,
-            shown,
+            published,
             sent: vec![],
             receives: vec![],
             step: 0,
@@ -219,7 +219,7 @@ impl World {
             self.random.below(self.layers.len()),
             self.random.below(self.layers.len()),
         );
-        let any = if self.shown { 10 } else { 40 };
+        let any = if self.published { 10 } else { 40 };
         let source = if self.random.chance(any) {
             Source::Any
         } else {
@@ -231,12 +231,13 @@ impl World {
             Tag::Is(self.random.below(3))
         };
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
-        let room = if self.random.chance(if self.shown { 95 } else { 70 }) {
+        let room = if self.random.chance(if self.published { 95 } else { 70 }) {
             longest
         } else {
             *self.random.pick(&self.lengths)
         };
-        // Room for the number, at least: else two of the same length could not be distinguished.
+        // Room for at least the number, otherwise two messages of equal length could not be
+        // distinguished.
         let room = room.max(4);
         let context = self.random.below(self.comms.len());
         if self.random.chance(15) {
@@ -277,12 +278,12 @@ impl World {
         if cancelled {
             let (result, _) = self.receives[number].request.take().unwrap().wait();
             assert_eq!(result, Err(Error::Cancelled), "seed {}", self.seed);
-            // As if it had never been.
+            // As if it had never been posted.
             self.receives.remove(number);
         }
     }
 
-    /// Takes what is over, and looks at what came.
+    /// Takes the results of completed requests, and checks them.
     fn collect(&mut self) {
         for number in 0..self.sent.len() {
             let over = self.sent[number]
@@ -306,8 +307,8 @@ impl World {
         }
     }
 
-    /// Which message it is. Short ones have only a part of their number: the oldest that it can be,
-    /// which the rules then check.
+    /// Returns the number of the received message. Short messages contain only a part of their
+    /// number: the oldest candidate is returned, which the rules then check.
     fn identify(&self, number: usize, result: &Result<Status, Error>, buffer: &[u8]) -> usize {
         let receive = &self.receives[number];
         let (source, tag, length) = match result {
@@ -342,7 +343,7 @@ impl World {
             let id = u32::from_le_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]) as usize;
             assert!(
                 id < self.sent.len() && fits(id),
-                "seed {}: message {id} came to receive {number}",
+                "seed {}: message {id} arrived in receive {number}",
                 self.seed
             );
             id
@@ -359,7 +360,7 @@ impl World {
         };
         assert!(
             buffer[..there] == body(found, length)[..there],
-            "seed {}: message {found} is spoilt",
+            "seed {}: message {found} is corrupted",
             self.seed
         );
         found
@@ -378,7 +379,7 @@ impl World {
         self.layers[rank].progress();
     }
 
-    /// Receives all that is left, with room for everything.
+    /// Receives all remaining messages, with room for everything.
     fn finish(&mut self) {
         let longest = self.lengths.iter().copied().max().unwrap_or(0);
         for _ in 0..200 {
@@ -424,23 +425,23 @@ impl World {
             .iter()
             .filter(|sent| sent.request.is_some())
             .count();
-        panic!("seed {}: {open} sends do not end", self.seed);
+        panic!("seed {}: {open} sends do not complete", self.seed);
     }
 
-    /// Every message was received once, by a receive that fits, and none was overtaken.
+    /// Checks that every message was received once, by a matching receive, and none was overtaken.
     fn check(&self) {
         let mut by: Vec<Option<&Receive>> = self.sent.iter().map(|_| None).collect();
         for receive in &self.receives {
-            let got = receive.got.expect("all receives are over");
+            let got = receive.got.expect("all receives are complete");
             assert!(
                 by[got].replace(receive).is_none(),
-                "seed {}: message {got} came twice",
+                "seed {}: message {got} was received twice",
                 self.seed
             );
             let sent = &self.sent[got];
             assert!(
                 takes(receive, sent),
-                "seed {}: message {got} does not fit",
+                "seed {}: message {got} does not match its receive",
                 self.seed
             );
         }
@@ -452,8 +453,8 @@ impl World {
                     continue;
                 }
                 let (a, b) = (by[first].expect("received"), by[second].expect("received"));
-                // The younger one's receive would have taken the older, which therefore had its own
-                // before.
+                // The receive of the younger one would have matched the older, which therefore was
+                // received before.
                 let wrong = takes(b, older) && a.posted > b.posted;
                 assert!(
                     !wrong,
@@ -493,7 +494,7 @@ fn run(seed: u64) -> p2p::Stats {
         world.step += 1;
         match world.random.below(100) {
             0..15 => world.send(),
-            15..30 if !world.shown => world.send(),
+            15..30 if !world.published => world.send(),
             15..58 => world.any_receive(),
             58..63 => world.cancel(),
             63..66 => world.collect(),
@@ -520,7 +521,7 @@ fn random_traffic_keeps_the_rules() {
     let seeds = number("ESP_P2P_SEEDS").unwrap_or(1500);
     let mut all = p2p::Stats::default();
     for seed in 0..seeds {
-        // Captured, and shown when the test fails in whatever way.
+        // Captured, and published when the test fails in whatever way.
         println!("ESP_P2P_SEED={seed}");
         let stats = run(seed);
         all.by_get += stats.by_get;
@@ -542,6 +543,6 @@ fn random_traffic_keeps_the_rules() {
     ];
     assert!(
         ways.iter().all(|way| *way > seeds / 50),
-        "a way was hardly taken: {all:?}"
+        "a protocol was hardly used: {all:?}"
     );
 }

@@ -94,7 +94,7 @@ fn block(case: &str, comm: &Comm, armed: &AtomicBool) {
     };
 }
 
-/// Runs one case: what a child process does.
+/// Runs one case, in the child process.
 fn child(case: &str) {
     let (mut transports, _killer) = common::loopbacks(2, Limits::default());
     let armed = Arc::new(AtomicBool::new(false));
@@ -105,7 +105,7 @@ fn child(case: &str) {
     }));
     let layers = common::start(transports, &common::config(2));
     if case == "mprobe" {
-        // Announced, so that receiving it has to wait.
+        // Sent by rendezvous, so that its receive has to wait.
         let body: &'static [u8] = vec![7; 1 << 20].leak();
         // SAFETY: the body is never freed.
         let id = unsafe { layers[1].world().isend_raw(body.as_ptr(), body.len(), 0, 0) };
@@ -114,7 +114,7 @@ fn child(case: &str) {
     let world = layers[0].world();
     let unwound = catch_unwind(AssertUnwindSafe(|| block(case, &world, &armed))).is_err();
     println!("survived, unwound: {unwound}");
-    // Nothing that unwound may run on: the frames that the requests name are gone.
+    // Nothing may run after unwinding: the stack frames that the requests name are gone.
     std::process::exit(0);
 }
 
@@ -147,7 +147,7 @@ fn a_panic_while_memory_is_lent_aborts() {
     }
 }
 
-/// Without a request the panic is the caller's to catch.
+/// Without a request the caller can catch the panic.
 #[test]
 fn a_panic_while_nothing_is_lent_unwinds() {
     let (mut transports, _killer) = common::loopbacks(2, Limits::default());

@@ -1,5 +1,5 @@
-//! The address of a process, by which peers find its memory and check that they found the right
-//! one. Untrusted.
+//! The address of a process, by which peers find its memory and check that it is the right one.
+//! Untrusted.
 
 use crate::process::NodeView;
 
@@ -21,13 +21,13 @@ pub(crate) struct ShmAddress {
     pub(crate) data: u32,
     pub(crate) claims: u32,
     pub(crate) bell: u32,
-    /// Number that is also in its shared and private memory: a peer that reads it there has found
-    /// the right process.
+    /// Number that is also in the process's shared and private memory: a peer that reads it there
+    /// has found the right process.
     pub(crate) nonce: [u64; 2],
-    /// Place in its private memory for the probe of cross-memory attach, followed by eight bytes
-    /// that may be written. 0: cross-memory attach is off.
+    /// Address in the process's private memory for the probe of cross-memory attach, followed by
+    /// eight bytes that may be written. 0: cross-memory attach is off.
     pub(crate) probe: u64,
-    /// Its global fences do not reach others, so its peers execute their own
+    /// The process's global fences do not reach other processes, so its peers execute their own
     /// (`shmem::Fence::Full`).
     pub(crate) no_heavy_fence: bool,
 }
@@ -38,10 +38,10 @@ pub(crate) enum AddressError {
     #[error("the address is not one of this transport")]
     Foreign,
     #[error(
-        "the address is of version {0}, this program speaks version {VERSION}: use one build in the whole job"
+        "the address is of version {0}, this program speaks version {VERSION}: use one build throughout the job"
     )]
     Version(u64),
-    #[error("the address is cut off or damaged")]
+    #[error("the address is truncated or malformed")]
     Damaged,
 }
 
@@ -133,8 +133,8 @@ impl ShmAddress {
     }
 }
 
-/// Returns the FNV-1a hash: tells jobs apart and detects damage. It is no protection against
-/// forgery, which gains nothing: a process that may open our files may do anything to us.
+/// Returns the FNV-1a hash, which distinguishes jobs and detects damage. It does not prevent
+/// forgery, which would gain nothing: a process that may open our files may do anything to us.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_survives_encoding() {
+    fn an_address_round_trips() {
         let bytes = address().encode();
         assert!(bytes.len() <= btl::MAX_ADDRESS);
         assert_eq!(ShmAddress::decode(&bytes), Ok(address()));

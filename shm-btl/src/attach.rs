@@ -15,7 +15,7 @@ use crate::process::{NodeView, start_time, yama_scope};
 use shmem::sync::{AtomicU64, Ordering};
 use shmem::{Access, Bytes, LINE, Shared, SharedFile, SharedSlice};
 
-/// A peer's memory and descriptors.
+/// Memory and descriptors of a peer.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) common: Shared<Common>,
@@ -85,7 +85,7 @@ pub(crate) fn attach(
         .ok()
         .and_then(Pid::from_raw)
         .ok_or("the address has an invalid process id")?;
-    // Hold the process first, then check its identity: what is true now stays true of this
+    // Open the process first, then check its identity: what holds now stays true of this
     // descriptor.
     let pidfd =
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
@@ -125,7 +125,7 @@ pub(crate) fn attach(
     for about in [&common.about.0, &Shared::<About>::new(&claims, 0)] {
         let nonce = about.nonce.each_ref();
         if nonce.map(|word| word.load(Ordering::Acquire)) != address.nonce {
-            return Err("its memory is another process's: the nonce differs".into());
+            return Err("the memory belongs to another process: the nonce differs".into());
         }
     }
     if has_ended(&pidfd) {
@@ -181,13 +181,11 @@ pub(crate) fn probe(address: &ShmAddress, node: &NodeView, one_copy: bool) -> Re
         return Err("configured".into());
     }
     if address.probe == 0 {
-        return Err("configured so by the peer, or its system has no cross-memory attach".into());
+        return Err("disabled by the peer, or its system has no cross-memory attach".into());
     }
     match Probe::try_on(address.pid, address.probe, address.nonce) {
         Ok(true) => Ok(()),
-        Ok(false) => {
-            Err("cross-memory attach reads something else than the address announces".into())
-        }
+        Ok(false) => Err("cross-memory attach reads other bytes than the address announces".into()),
         Err(error) => Err(format!(
             "cross-memory attach failed: {}",
             advice(error, address, node)
@@ -218,7 +216,7 @@ fn advice(error: CmaError, address: &ShmAddress, node: &NodeView) -> String {
     text.into()
 }
 
-/// Allows processes other than its parents to reach this one, which Yama wants to be asked for.
+/// Allows processes other than its parents to access this one, which Yama requires to be requested.
 pub(crate) fn allow_others() -> io::Result<()> {
     if yama_scope() == Some(1) {
         rustix::process::set_ptracer(rustix::process::PTracer::Any)?;

@@ -6,8 +6,8 @@ use std::io;
 /// Why a copy ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CmaError {
-    /// The process is gone.
-    #[error("the process is gone")]
+    /// The process has ended.
+    #[error("the process has ended")]
     Gone,
     /// An address is not mapped, on this side or the other.
     #[error("an address is not mapped")]
@@ -16,12 +16,12 @@ pub(crate) enum CmaError {
     /// calls.
     #[error("the system does not allow it (error {0})")]
     Refused(i32),
-    /// Another error, which may pass.
+    /// Another error, possibly temporary.
     #[error("error {0}")]
     Other(i32),
 }
 
-/// process_vm_readv(2) or process_vm_writev(2).
+/// Signature of process_vm_readv(2) and process_vm_writev(2).
 type Call = unsafe extern "C" fn(
     libc::pid_t,
     *const libc::iovec,
@@ -42,7 +42,7 @@ pub(crate) unsafe fn read(
     remote: u64,
     length: usize,
 ) -> Result<(), CmaError> {
-    // SAFETY: as promised to us.
+    // SAFETY: guaranteed by the caller.
     unsafe { copy(libc::process_vm_readv, pid, local, remote, length) }
 }
 
@@ -56,7 +56,7 @@ pub(crate) unsafe fn write(
     remote: u64,
     length: usize,
 ) -> Result<(), CmaError> {
-    // SAFETY: as promised to us; this call only reads `local`.
+    // SAFETY: guaranteed by the caller; this call only reads `local`.
     unsafe {
         copy(
             libc::process_vm_writev,
@@ -111,7 +111,7 @@ unsafe fn copy(
     Ok(())
 }
 
-/// Private memory that peers read and write to find out whether they can.
+/// Private memory that peers read and write to test cross-memory attach.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Probe {
@@ -171,8 +171,8 @@ mod tests {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
         let page = shmem::page_size();
         let (prot, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
-        // SAFETY: no address is asked for; the second page is unmapped at once, the first one with
-        // the process.
+        // SAFETY: a new mapping at any address; the second page is unmapped at once, the first one
+        // with the process.
         let at = unsafe {
             let base =
                 mmap_anonymous(core::ptr::null_mut(), 2 * page, prot, flags).expect("memory");

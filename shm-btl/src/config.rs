@@ -1,4 +1,4 @@
-//! Configuration of a transport, and the errors of making one.
+//! Configuration of a transport, and the errors of creating one.
 
 use std::io;
 
@@ -16,8 +16,8 @@ pub struct ShmConfig {
     pub job: String,
     /// Sizes from which a message is copied once.
     pub thresholds: Thresholds,
-    /// Long messages are copied once, by the kernel, where the system allows it. Otherwise always
-    /// twice, through shared memory: neither side uses cross-memory attach.
+    /// Long messages are copied once, by the kernel, where the system allows it. If false, they are
+    /// copied twice, through shared memory, and neither side uses cross-memory attach.
     pub one_copy: bool,
 }
 
@@ -46,13 +46,13 @@ impl ShmConfig {
     }
 }
 
-/// Error of making a transport.
+/// Error of creating a transport.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmError {
     /// A field of [`ShmConfig`] is out of its range.
     #[error("configuration: {0}")]
     Config(&'static str),
-    /// The system refused something.
+    /// A system call was refused.
     #[error("{what}: {error}")]
     System {
         /// Operation that failed.

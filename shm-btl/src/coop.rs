@@ -1,7 +1,7 @@
-//! Cooperative copy: both processes of one long message copy it at the same time. The receiver
-//! reads from the front, the sender writes from the back, in chunks, until they meet. One side
-//! alone reaches little more than half of the memory bandwidth, because the system call looks up
-//! page after page. A side that does not come copies nothing, and is not waited for.
+//! Cooperative copy: both processes of one long message copy it concurrently. The receiver reads
+//! from the front, the sender writes from the back, in chunks, until they meet. One side alone
+//! reaches little more than half of the memory bandwidth, because the system call looks up page
+//! after page. A side that is absent copies nothing, and is not waited for.
 //!
 //! ```text
 //! receiver                                  sender
@@ -13,19 +13,19 @@
 //!     yes: contested, waits                    yes: takes the claim back, ends
 //! ```
 //!
-//! Each word has one writer, which claims first and looks then: with the fences between, of two
-//! that claim the last chunk at the same time at least one sees the other. The sender then takes
-//! its claim back; the receiver waits for the outcome, and copies the chunk if the claim was taken
-//! back. So no chunk is copied twice or left out. Nothing is written after the receiver has found
-//! the message complete: it has then claimed all that the sender has not done, which a later claim
-//! of the sender sees, or opened the next offer in that word, which has another id.
+//! Each word has one writer, which claims first and checks then: with the fences between, of two
+//! sides that claim the last chunk concurrently at least one sees the other. The sender then
+//! withdraws its claim; the receiver waits for the outcome, and copies the chunk if the claim was
+//! withdrawn. So no chunk is copied twice or omitted. Nothing is written after the receiver has
+//! found the message complete: it has then claimed everything that the sender has not done, which a
+//! later claim of the sender sees, or opened the next offer in that word, which has another id.
 //!
-//! There is a ring of [`PLACES`] such words, so that the next message can begin while the last
+//! There is a ring of [`PLACES`] such words, so that the next message can start while the last
 //! chunk of one is still being written.
 //!
 //! # Corruption
-//! The words say *which* chunks of an agreed range are copied, never where. Corruption affects the
-//! receiver's own buffer only; a corrupt sender could have sent those bytes anyway.
+//! The words select *which* chunks of an agreed range are copied, never their address. Corruption
+//! affects the receiver's own buffer only; a corrupt sender could have sent those bytes anyway.
 
 use crate::Corruption;
 use shmem::sync::{AtomicU64, Ordering, fence};
@@ -53,9 +53,9 @@ fn share_word(id: u32, claimed: u32, done: u32) -> u64 {
 pub(crate) enum Next {
     /// Copy this chunk.
     Copy(u32),
-    /// Look again later: the sender is copying the last chunks.
+    /// Check again later: the sender is copying the last chunks.
     Wait,
-    /// All is copied, or (after [`Offer::stop`]) the sender writes nothing more.
+    /// All chunks are copied, or (after [`Offer::stop`]) the sender writes nothing more.
     Over,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Offer {
     chunks: u32,
     /// Number of chunks claimed from the front.
     front: u32,
-    /// True if the sender may have the last one claimed.
+    /// True if the sender may have claimed the last chunk claimed.
     contested: bool,
 }
 
@@ -74,7 +74,7 @@ impl Offer {
     /// Opens an offer of this many chunks, 1 to [`MOST`], under an id that is the next one of its
     /// word.
     pub(crate) fn open(mine: &AtomicU64, id: u32, chunks: u32) -> Offer {
-        // SYNC POINT claim: what the sender does for the id before in this word, it does no more.
+        // SYNC POINT claim: the sender does nothing more for the previous id in this word.
         mine.store(offer_word(id, 0), Ordering::Release);
         Offer {
             id,
@@ -88,9 +88,9 @@ impl Offer {
         self.id
     }
 
-    /// Returns the number of chunks that the sender has claimed and done.
+    /// Returns the number of chunks that the sender has claimed and completed.
     fn share(&self, theirs: &AtomicU64) -> Result<(u32, u32), Corruption> {
-        // SYNC POINT claim: what it says it has done is in memory.
+        // SYNC POINT claim: the chunks counted as done are in memory.
         let word = theirs.load(Ordering::Acquire);
         if word >> 32 != u64::from(self.id) {
             return Ok((0, 0));
@@ -105,8 +105,8 @@ impl Offer {
         Ok((claimed.into(), done.into()))
     }
 
-    /// Returns what the sender has settled: all is copied, or it copies the rest. `None`: there is
-    /// a chunk for the receiver.
+    /// Returns the next step if the sender determines it: all is copied, or it copies the rest.
+    /// `None`: there is a chunk for the receiver.
     fn settled(&self, theirs: &AtomicU64) -> Result<Option<Next>, Corruption> {
         let (claimed, done) = self.share(theirs)?;
         let missing = self.chunks - self.front + u32::from(self.contested);
@@ -127,7 +127,7 @@ impl Offer {
             return Ok(next);
         }
         if self.contested {
-            // The other side claimed it first, and has taken that back.
+            // The other side claimed it first, and has withdrawn the claim.
             self.contested = false;
             return Ok(Next::Copy(self.front - 1));
         }
@@ -143,7 +143,7 @@ impl Offer {
         Ok(Next::Wait)
     }
 
-    /// Forbids both sides to copy further chunks. [`Offer::stopped`] says when the sender has
+    /// Forbids both sides to copy further chunks. [`Offer::stopped`] returns whether the sender has
     /// stopped.
     pub(crate) fn stop(&mut self, mine: &AtomicU64) {
         mine.store(offer_word(self.id, self.chunks), Ordering::Relaxed);
@@ -163,9 +163,9 @@ impl Offer {
     }
 }
 
-/// Copies chunks from the back on the sender's side, `most` of them at most. `done` is what earlier
-/// calls for this offer returned. `copy` copies one chunk, or returns false to leave it to the
-/// receiver. Returns the number of chunks done, and whether there may be more to do.
+/// Copies chunks from the back on the sender's side, at most `most` of them. `done` is the number
+/// returned by earlier calls for this offer. `copy` copies one chunk, or returns false to leave it
+/// to the receiver. Returns the number of chunks done, and whether there may be more to do.
 pub(crate) fn help(
     (id, chunks): (u32, u32),
     (mut done, most): (u32, u32),
@@ -183,7 +183,7 @@ pub(crate) fn help(
         if done == end {
             return (done, true);
         }
-        // SYNC POINT claim: this, too, says what was done.
+        // SYNC POINT claim: also publishes the chunks done.
         mine.store(share_word(id, done + 1, done), Ordering::Release);
         fence(Ordering::SeqCst);
         if !is_free(done + 1) || !copy(chunks - 1 - done) {
@@ -192,7 +192,7 @@ pub(crate) fn help(
             break;
         }
         done += 1;
-        // SYNC POINT claim: what was copied is there when this is seen.
+        // SYNC POINT claim: the copied chunk is in memory when this is seen.
         mine.store(share_word(id, done, done), Ordering::Release);
     }
     (done, false)
@@ -240,12 +240,12 @@ mod tests {
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
-        let never = |_| panic!("nothing is left");
+        let never = |_| panic!("no chunk is left");
         assert_eq!(
             help((4, 6), (done, 2), &sender, &receiver, never),
             (4, false)
         );
-        // The next one in this word is no business of it.
+        // The next offer in this word is unrelated.
         Offer::open(&receiver, 5, 6);
         assert_eq!(
             help((4, 6), (done, 2), &sender, &receiver, never),
@@ -267,7 +267,7 @@ mod tests {
                 assert_eq!(
                     offer.next(&receiver, &sender),
                     Ok(Next::Wait),
-                    "the last one is at work"
+                    "the sender copies the last chunk"
                 );
                 assert!(offer.waits(&sender));
             }
@@ -294,7 +294,7 @@ mod tests {
         let mut offer = Offer::open(&receiver, 9, 2);
         assert_eq!(
             help((1, 2), ALL, &sender, &receiver, |_| panic!(
-                "that one is over"
+                "that offer is complete"
             )),
             (0, false)
         );
@@ -309,7 +309,7 @@ mod tests {
         let (helped, _) = help((1, 4), ALL, &sender, &receiver, |chunk| {
             assert_eq!(chunk, 3);
             offer.stop(&receiver);
-            assert!(!offer.stopped(&sender), "it is at work");
+            assert!(!offer.stopped(&sender), "the sender is copying");
             true
         });
         assert_eq!(helped, 1);

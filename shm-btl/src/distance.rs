@@ -2,30 +2,30 @@
 //! written.
 //!
 //! Cores that share a cache transfer a line in 20–60 ns, others in 80 ns and more. The topology
-//! does not say which: processes move, and a virtual machine's processors move under them. From a
-//! far core it is several times slower to fetch modified lines out of the writer's cache than to
+//! does not show which: processes move, and the processors of a virtual machine move as well. From
+//! a far core it is several times slower to fetch modified lines out of the writer's cache than to
 //! read memory, so long messages are then written past the caches
 //! ([`Bytes::store_uncached`](shmem::Bytes::store_uncached)). Without that, two copies of 64 KiB
-//! fell from 60 to 16 Gbit/s whenever a virtual machine's two processors were far apart.
+//! dropped from 60 to 16 Gbit/s whenever a virtual machine's two processors were far apart.
 
 use std::time::{Duration, Instant};
 
 use shmem::cache::wait_for_loads;
 
-/// Latency up to which a line has come from a near core. Measured: cores 80 to 105 ns apart are
-/// 1.7 times as fast through the caches, cores 110 ns and more apart are twice as fast past them.
+/// Maximum latency of a line from a near core. Measured: cores 80 to 105 ns apart are 1.7 times as
+/// fast through the caches, cores 110 ns and more apart are twice as fast past them.
 const NEAR: Duration = Duration::from_nanos(107);
 
-/// One line of this many is timed: reading the clock three times costs as much as copying 2 KiB.
+/// Number of lines per timed one: reading the clock three times costs as much as copying 2 KiB.
 const EVERY: u8 = 8;
 
 /// The latest measurements of one peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Distance {
-    /// One bit for each of the last eight lines: 1 if it was slow. Single ones are slow because of
-    /// interrupts.
+    /// One bit for each of the last eight timed lines: 1 if it was slow. Single lines are slow
+    /// because of interrupts.
     slow: u8,
-    /// Lines since one was timed.
+    /// Number of lines since the last timed one.
     passed: u8,
 }
 
@@ -39,7 +39,7 @@ impl Distance {
         }
     }
 
-    /// Returns true if the next line is to be timed.
+    /// Returns true if the next line should be timed.
     pub(crate) fn is_due(&mut self) -> bool {
         self.passed = (self.passed + 1) % EVERY;
         self.passed == 0
@@ -83,8 +83,8 @@ mod tests {
     }
 
     #[test]
-    fn distance_follows_most_lines_and_not_single_ones() {
-        assert!(!after(&[]).is_far(), "near until shown otherwise");
+    fn distance_follows_the_majority_of_lines() {
+        assert!(!after(&[]).is_far(), "near until measured otherwise");
         assert!(!after(&[110; 4]).is_far());
         assert!(
             !after(&[105; 8]).is_far(),
@@ -98,8 +98,8 @@ mod tests {
         assert!(after(&[110, 110, 110, 110, 110, 110, 110, 30, 110]).is_far());
         let mut moved = [110; 14];
         moved[8..].fill(35);
-        assert!(after(&moved[..10]).is_far(), "two are not enough");
-        assert!(!after(&moved).is_far(), "it has moved");
+        assert!(after(&moved[..10]).is_far(), "two lines are not enough");
+        assert!(!after(&moved).is_far(), "the peer has moved");
     }
 
     #[test]

@@ -42,14 +42,14 @@ pub(crate) struct Apart<T>(pub(crate) T);
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct About {
-    /// As in the owner's address.
+    /// Copy of the nonce in the owner's address.
     pub(crate) nonce: [AtomicU64; 2],
-    /// 1 after the owner has closed. It writes nothing any more, whatever its other words say.
+    /// 1 after the owner has closed. It writes nothing any more, whatever its other words contain.
     pub(crate) left: AtomicU64,
 }
 
-/// A receive that senders may fill, written by its owner. Valid while the claim word of its place
-/// says "posted".
+/// A receive that senders may fill, written by its owner. Valid while the claim word of its entry
+/// is "posted".
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct PostLine {
@@ -62,7 +62,7 @@ pub(crate) struct PostLine {
     pub(crate) any_tag: AtomicU64,
     /// Rank of the sender, plus one; 0: any.
     pub(crate) source: AtomicU64,
-    /// The owner's name for the receive, returned when it is filled.
+    /// The owner's identifier of the receive, returned when it is filled.
     pub(crate) id: AtomicU64,
 }
 
@@ -92,8 +92,8 @@ pub(crate) const PUTTING: u64 = u64::MAX;
 /// Value of [`Writing::end`] once the owner has added the rank, so that it has mapped the rank's
 /// memory; 0 before.
 pub(crate) const END_OPEN: u64 = 1;
-/// Value of [`Writing::end`] once the owner has given the rank up. The rank then begins no copy
-/// into the owner's memory.
+/// Value of [`Writing::end`] once the owner has ended the connection to the rank. The rank then
+/// starts no copy into the owner's memory.
 pub(crate) const END_BROKEN: u64 = 2;
 /// Value of [`Writing::end`] if the owner could not reach the rank, which should use another
 /// transport.
@@ -141,11 +141,11 @@ const COMMON_BYTES: usize = 2 * PAGE;
 #[cfg(not(loom))]
 const HALF: usize = PAGE / 2;
 
-/// Bytes of body that fit into a chunk with every header. A caller that cuts long messages into
+/// Bytes of body that fit into a chunk with every header. A caller that splits long messages into
 /// bodies of this length keeps their alignment.
 #[cfg(not(loom))]
 const CHUNK: usize = 32 << 10;
-/// Distance of two chunks: the body and, if it is a long one, the header in a line of its own.
+/// Distance of two chunks: the body, and a long header in a separate line.
 #[cfg(not(loom))]
 pub(crate) const CHUNK_STRIDE: usize = (CHUNK + 2 * LINE).next_multiple_of(PAGE);
 /// Length of the longest message, in bytes.
@@ -157,7 +157,7 @@ pub(crate) const LONGEST: usize = CHUNK + btl::MAX_HEADER;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     size: usize,
-    /// Number of slots of a pair, a power of two: the messages under way.
+    /// Number of slots of a pair, a power of two: the maximum number of messages in flight.
     pub(crate) slots: usize,
     /// Bytes of a pair's ring for messages of medium length, a power of two.
     pub(crate) ring: usize,
@@ -179,7 +179,7 @@ impl Layout {
             size,
             slots,
             ring,
-            // Address space only: a chunk becomes memory when it is used.
+            // Address space only: a chunk uses memory once it is written.
             chunks: (size * 64).clamp(128, 512).max(size * 2).min(65_536),
         }
     }

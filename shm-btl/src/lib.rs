@@ -1,5 +1,5 @@
-//! The byte transport between processes of one node: [`btl::Btl`] over shared memory, and one copy
-//! by cross-memory attach.
+//! Transport between processes of one node: [`btl::Btl`] over shared memory, with one copy by
+//! cross-memory attach.
 //!
 //! ```no_run
 //! use btl::{Btl, Tx};
@@ -18,10 +18,10 @@
 //!
 //! # Long messages
 //! From the threshold of the CPUs' cache relation on ([`Thresholds`]), a message is copied once, by
-//! the kernel (a `get`); from 48 KiB on the sender copies a part of it at the same time. Below the
+//! the kernel (a `get`); from 48 KiB on the sender concurrently copies a part of it. Below the
 //! threshold, or where the system allows no cross-memory attach, it is copied twice, through chunks
-//! of shared memory. A receiver that is late is not waited for: up to the longest message of this
-//! transport, the sender may copy to a chunk and go on (`eager_skewed`).
+//! of shared memory. The sender does not wait for a late receiver: up to the longest message of
+//! this transport, it may copy to a chunk and continue (`eager_skewed`).
 //!
 //! # Trust
 //! A process writes only its own data file; others map it read-only. A value that a peer wrote is

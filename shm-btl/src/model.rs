@@ -2,12 +2,12 @@
 //! steps, with every value that the memory model lets a load return. Run them with
 //! `RUSTFLAGS="--cfg loom" cargo test -p shm-btl --lib --target-dir target/loom loom`.
 //!
-//! The models are sharp: leaving out or weakening an ordering, the fence, or a comparison of the
-//! real code makes one of them fail, with two exceptions: Release and Acquire of a claim word when
-//! it is posted. A sender has those of `posted` before; they are for a word that is posted again.
+//! The models are sharp: omitting or weakening an ordering, the fence, or a comparison of the real
+//! code makes one of them fail, with two exceptions: Release and Acquire of a claim word when it is
+//! posted. A sender has those of `posted` before; they matter for a word that is posted again.
 //!
 //! The light fence is a full one here, because the model cannot express what `membarrier(2)` does
-//! to the other side. Loom runs read-modify-writes, such as those that claim, in program order.
+//! to the other side. Loom executes read-modify-writes, such as claims, in program order.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use crate::posted::{PostedQueue, claim, confirms, encode, end_copy};
 use shmem::sync::{AtomicU64, Ordering, fence};
 use shmem::{Bytes, Fence, PeerSleep, Shared, SharedSlice, SleepEpoch};
 
-/// Runs one model and reports its executions. `preemptions` bounds the switches away from a thread
-/// that could continue.
+/// Runs one model and prints the number of executions. `preemptions` bounds the switches away from
+/// a thread that could continue.
 fn check(name: &str, preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -158,14 +158,14 @@ fn loom_a_slot_is_whole_when_it_is_seen() {
         }
         assert!(
             consumer.poll().expect("an honest sender").is_none(),
-            "no message twice"
+            "no message is delivered twice"
         );
         sender.join().expect("the sender");
     });
 }
 
 #[test]
-fn loom_both_slots_of_a_pair_are_there_when_the_first_is() {
+fn loom_both_slots_of_a_pair_are_visible_with_the_first() {
     check(
         "fifo: two pairs and a short message through four slots",
         2,
@@ -191,7 +191,7 @@ fn loom_both_slots_of_a_pair_are_there_when_the_first_is() {
 }
 
 #[test]
-fn loom_ring_bytes_are_there_with_their_slot_and_stay_until_consumed() {
+fn loom_ring_bytes_are_visible_with_their_slot_until_consumed() {
     check(
         "fifo: four messages through a ring of four bytes",
         2,
@@ -223,7 +223,7 @@ fn loom_ring_bytes_are_there_with_their_slot_and_stay_until_consumed() {
 }
 
 #[test]
-fn loom_a_chunk_is_used_again_only_when_it_was_read() {
+fn loom_a_chunk_is_reused_only_after_it_was_read() {
     check("pool: three messages through one chunk", 3, || {
         let (mut producer, mut consumer, mut pool) = queue(2, 1);
         let sender = thread::spawn(move || {
@@ -231,8 +231,8 @@ fn loom_a_chunk_is_used_again_only_when_it_was_read() {
                 free_slot(&mut producer);
                 loop {
                     producer.refresh().expect("an honest receiver");
-                    while let Some(chunk) = producer.take_back(false) {
-                        pool.give_back(chunk);
+                    while let Some(chunk) = producer.next_returned(false) {
+                        pool.put_back(chunk);
                     }
                     if let Some((chunk, bytes)) = pool.take() {
                         producer.push_chunk(chunk, bytes, &[i], &[i + 50]);
@@ -266,8 +266,8 @@ impl Sides {
             common: common(),
             claims: Arc::new((0..POST_PLACES).map(|_| zero()).collect()),
         };
-        let board = PostedQueue::new(sides.common.clone(), sides.claims.clone());
-        (sides, board)
+        let posts = PostedQueue::new(sides.common.clone(), sides.claims.clone());
+        (sides, posts)
     }
 }
 
@@ -286,7 +286,8 @@ fn envelope(context: u32, tag: i32) -> u64 {
     encode(Envelope { context, tag })
 }
 
-/// Lets rank `me` claim a receive for a message of this tag; returns the address it would write to.
+/// Lets rank `me` claim a receive for a message of this tag; returns the address to which it would
+/// write.
 fn fill(me: u32, tag: i32, sides: &Sides, mine: &PairHead, theirs: &PairHead) -> Option<u64> {
     let claimed = claim(
         me,
@@ -304,23 +305,23 @@ fn fill(me: u32, tag: i32, sides: &Sides, mine: &PairHead, theirs: &PairHead) ->
 #[test]
 fn loom_a_receive_is_taken_once_or_withdrawn() {
     check(
-        "board: two senders and the owner want one receive of any source",
+        "posted: two senders and the owner contend for one receive of any source",
         3,
         || {
-            let (sides, mut board) = Sides::new();
-            let id = board.post(&wanted(None, None, 7)).expect("a place");
+            let (sides, mut posts) = Sides::new();
+            let id = posts.post(&wanted(None, None, 7)).expect("a place");
             let senders = [1, 2].map(|me| {
                 let sides = sides.clone();
                 thread::spawn(move || {
                     let (mine, theirs) = (pair_head(), pair_head());
                     fill(me, 3, &sides, &mine, &theirs).map(|address| {
                         assert_eq!(address, 7);
-                        assert!(confirms(&mine, id), "until it has reported");
+                        assert!(confirms(&mine, id), "confirmed until it has reported");
                     })
                 })
             });
             // An honest claimant confirms its claim.
-            let back = board.withdraw(id, |_, _| true).expect("it is on the board");
+            let back = posts.withdraw(id, |_, _| true).expect("it is posted");
             let taken = senders.map(|sender| sender.join().expect("a sender").is_some());
             let winners = taken.iter().filter(|claimed| **claimed).count() + usize::from(back);
             assert_eq!(winners, 1, "taken {taken:?}, withdrawn {back}");
@@ -331,10 +332,10 @@ fn loom_a_receive_is_taken_once_or_withdrawn() {
 #[test]
 fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
     check(
-        "board: a sender looks while two receives are posted and one is posted again",
+        "posted: a sender searches while two receives are posted and one is posted again",
         3,
         || {
-            let (sides, mut board) = Sides::new();
+            let (sides, mut posts) = Sides::new();
             let s = sides.clone();
             let sender = thread::spawn(move || {
                 let (mine, theirs) = (pair_head(), pair_head());
@@ -343,11 +344,11 @@ fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
                 let second = first.and_then(|_| fill(1, 3, &s, &mine, &theirs));
                 (first, second)
             });
-            // The first place is used twice: the second receive there is another one.
-            let id = board.post(&wanted(Some(1), Some(3), 10)).expect("a place");
-            let back = board.withdraw(id, |_, _| true).expect("it is on the board");
-            board.post(&wanted(None, None, 20)).expect("a place");
-            board.post(&wanted(Some(1), Some(3), 30)).expect("a place");
+            // The first entry is used twice: the second receive there is another one.
+            let id = posts.post(&wanted(Some(1), Some(3), 10)).expect("a place");
+            let back = posts.withdraw(id, |_, _| true).expect("it is posted");
+            posts.post(&wanted(None, None, 20)).expect("a place");
+            posts.post(&wanted(Some(1), Some(3), 30)).expect("a place");
             let (first, second) = sender.join().expect("the sender");
             // A younger receive follows the older ones that stay.
             let order: &[u64] = if back { &[20, 30] } else { &[10, 20, 30] };
@@ -361,12 +362,12 @@ fn loom_the_oldest_receive_is_taken_while_others_are_posted() {
 #[test]
 fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
     check(
-        "board: an ordinary message, then one into a posted receive",
+        "posted: an ordinary message, then one into a posted receive",
         3,
         || {
             let (mut producer, mut consumer, _) = queue(2, 0);
-            let (sides, mut board) = Sides::new();
-            let id = board.post(&wanted(None, Some(3), 5)).expect("a place");
+            let (sides, mut posts) = Sides::new();
+            let id = posts.post(&wanted(None, Some(3), 5)).expect("a place");
             let s = sides.clone();
             let sender = thread::spawn(move || {
                 producer.push_inline(&[1], &[]);
@@ -386,14 +387,14 @@ fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
             };
             consumer.take_short(word).expect("an honest sender");
             assert_eq!(
-                board.withdraw(id, |_, _| true),
+                posts.withdraw(id, |_, _| true),
                 Some(true),
-                "no younger message can have taken it"
+                "no younger message can have claimed it"
             );
             consumer.done();
             assert!(
                 !sender.join().expect("the sender"),
-                "the receive was the first message's"
+                "the receive belonged to the first message"
             );
         },
     );
@@ -401,15 +402,15 @@ fn loom_a_message_does_not_overtake_one_that_was_not_seen() {
 
 #[test]
 fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
-    check("board: seen, then posted", 3, || {
+    check("posted: seen, then posted", 3, || {
         let (mut producer, mut consumer, _) = queue(2, 0);
-        let (sides, mut board) = Sides::new();
+        let (sides, mut posts) = Sides::new();
         let s = sides.clone();
         let sender = thread::spawn(move || {
             producer.push_inline(&[1], &[]);
             let (mine, theirs) = (pair_head(), pair_head());
-            // Finding the receive without finding the message seen is the order of posting turned
-            // round.
+            // Finding the receive without the message counted as seen would reverse the order of
+            // posting.
             let posted = s.common.posted.0.load(Ordering::Acquire) > 0;
             let seen = producer.all_seen().expect("an honest receiver");
             assert!(seen || !posted, "posted after it was seen");
@@ -418,46 +419,50 @@ fn loom_a_receive_posted_after_a_message_was_seen_is_found_with_it() {
             }
         });
         next(&mut consumer);
-        board.post(&wanted(None, Some(3), 9)).expect("a place");
+        posts.post(&wanted(None, Some(3), 9)).expect("a place");
         sender.join().expect("the sender");
     });
 }
 
 #[test]
 fn loom_a_report_is_in_the_queue_once_the_claim_is_not_confirmed() {
-    check("board: the owner asks whether a claim is real", 3, || {
-        let (mut producer, consumer, _) = queue(2, 0);
-        let (sides, mut board) = Sides::new();
-        board.post(&wanted(None, None, 5)).expect("a place");
-        let mine = pair_head();
-        let words = mine.clone();
-        let owner = thread::spawn(move || {
-            for _ in 0..2 {
-                let at_work = |_: Option<u32>, id| {
-                    confirms(&words, id) || !matches!(consumer.poll(), Ok(None))
-                };
-                assert!(board.lost_claim(at_work).is_none());
-            }
-        });
-        let theirs = pair_head();
-        let view = (&*sides.common, &*theirs, sides.claims.as_slice());
-        let claimed = claim(0, envelope(1, 3), &mine, view).expect("posted");
-        producer.push_filled(claimed.id, 5, envelope(1, 3));
-        end_copy(&mine);
-        owner.join().expect("the owner");
-        // A receive that was posted again could be claimed again.
-        assert_eq!(
-            claim(1, envelope(1, 3), &mine, view),
-            None,
-            "an honest claim was undone"
-        );
-    });
+    check(
+        "posted: the owner checks whether a claim is real",
+        3,
+        || {
+            let (mut producer, consumer, _) = queue(2, 0);
+            let (sides, mut posts) = Sides::new();
+            posts.post(&wanted(None, None, 5)).expect("a place");
+            let mine = pair_head();
+            let words = mine.clone();
+            let owner = thread::spawn(move || {
+                for _ in 0..2 {
+                    let at_work = |_: Option<u32>, id| {
+                        confirms(&words, id) || !matches!(consumer.poll(), Ok(None))
+                    };
+                    assert!(posts.lost_claim(at_work).is_none());
+                }
+            });
+            let theirs = pair_head();
+            let view = (&*sides.common, &*theirs, sides.claims.as_slice());
+            let claimed = claim(0, envelope(1, 3), &mine, view).expect("posted");
+            producer.push_filled(claimed.id, 5, envelope(1, 3));
+            end_copy(&mine);
+            owner.join().expect("the owner");
+            // A receive that was posted again could be claimed again.
+            assert_eq!(
+                claim(1, envelope(1, 3), &mine, view),
+                None,
+                "an honest claim was revoked"
+            );
+        },
+    );
 }
 
 /// Two messages of `chunks` chunks, one after the other through one word, each copied by both
 /// sides: every chunk by one of them, and none after the receiver's program has the buffer. The
-/// checker reports a chunk that both write, or that is written and read at once. The sender cannot
-/// copy chunk `fails`.
+/// checker reports a chunk that both write, or that is written and read concurrently. The sender
+/// cannot copy chunk `fails`.
 fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
     check(name, preemptions, move || {
         let (offers, shares) = (Arc::new(zero()), Arc::new(zero()));
@@ -507,7 +512,7 @@ fn loom_both_sides_copy_and_each_chunk_is_copied_once() {
 }
 
 #[test]
-fn loom_the_receiver_copies_what_the_sender_cannot() {
+fn loom_the_receiver_copies_chunks_that_the_sender_cannot() {
     both_copy("share: the sender fails at the last chunk", 2, 3, Some(1));
     both_copy("share: the sender fails at the first chunk", 2, 3, Some(0));
 }
@@ -547,7 +552,7 @@ struct Pipe {
 
 #[test]
 fn loom_no_wake_up_is_lost() {
-    check("sleep: a message against lying down", 3, || {
+    check("sleep: a message while falling asleep", 3, || {
         let (mut producer, mut consumer, _) = queue(2, 0);
         let common = common();
         let pipe = Arc::new(Pipe::default());

@@ -5,20 +5,20 @@ use std::collections::VecDeque;
 
 use shmem::Bytes;
 
-/// Number of chunks that are used in rotation: together as long as a second-level cache. A chunk
-/// that is used again at once is still in the cache of the core that has read it, and each line has
-/// to be fetched from there while that core reads the next chunk. Windows of 64 KiB were 1.3 ×
-/// faster with rotation (docs/performance.md).
-const TURN: u32 = if cfg!(loom) { 2 } else { 16 };
+/// Number of chunks that are used in rotation: together as large as a second-level cache. A chunk
+/// that is reused at once is still in the cache of the core that has read it, and each line has to
+/// be fetched from there while that core reads the next chunk. Windows of 64 KiB were 1.3 × faster
+/// with rotation (docs/performance.md).
+const ROTATION: u32 = if cfg!(loom) { 2 } else { 16 };
 
 /// The free chunks.
 #[derive(Debug)]
 pub(crate) struct Pool {
     chunks: Vec<Bytes>,
-    /// Free chunks of the first [`TURN`]; the one freed first is used next.
-    turn: VecDeque<u32>,
-    /// The other free chunks, used when those are out; the one freed last is used next, so that no
-    /// more become memory than are in use at a time.
+    /// Free chunks of the first [`ROTATION`]; the one freed first is used next.
+    rotation: VecDeque<u32>,
+    /// The other free chunks, used when those are exhausted. The last freed one is used next, so
+    /// that the number of chunks that occupy memory does not exceed those in use at a time.
     rest: Vec<u32>,
 }
 
@@ -26,8 +26,8 @@ impl Pool {
     pub(crate) fn new(chunks: Vec<Bytes>) -> Self {
         let all = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         Pool {
-            turn: (0..all.min(TURN)).collect(),
-            rest: (TURN..all).rev().collect(),
+            rotation: (0..all.min(ROTATION)).collect(),
+            rest: (ROTATION..all).rev().collect(),
             chunks,
         }
     }
@@ -35,16 +35,16 @@ impl Pool {
     /// Takes a chunk to fill.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<(u32, &Bytes)> {
-        let chunk = self.turn.pop_front().or_else(|| self.rest.pop())?;
+        let chunk = self.rotation.pop_front().or_else(|| self.rest.pop())?;
         Some((chunk, self.chunks.get(chunk as usize)?))
     }
 
     /// Returns a chunk that was taken.
     #[inline]
-    pub(crate) fn give_back(&mut self, chunk: u32) {
-        debug_assert!(!self.turn.contains(&chunk) && !self.rest.contains(&chunk));
-        if chunk < TURN {
-            self.turn.push_back(chunk);
+    pub(crate) fn put_back(&mut self, chunk: u32) {
+        debug_assert!(!self.rotation.contains(&chunk) && !self.rest.contains(&chunk));
+        if chunk < ROTATION {
+            self.rotation.push_back(chunk);
         } else {
             self.rest.push(chunk);
         }
@@ -58,7 +58,7 @@ impl Pool {
     /// Returns the number of free chunks.
     #[cfg(all(test, loom))]
     pub(crate) fn free(&self) -> usize {
-        self.turn.len() + self.rest.len()
+        self.rotation.len() + self.rest.len()
     }
 }
 
@@ -82,8 +82,8 @@ mod tests {
         let mut pool = pool(20);
         for round in 0..40 {
             let chunk = take(&mut pool);
-            assert_eq!(chunk, Some(round % 16), "one at a time");
-            pool.give_back(round % 16);
+            assert_eq!(chunk, Some(round % 16), "one chunk in use at a time");
+            pool.put_back(round % 16);
         }
         let out: Vec<_> = (0..20).map_while(|_| take(&mut pool)).collect();
         assert_eq!(
@@ -94,7 +94,7 @@ mod tests {
         );
         assert_eq!(take(&mut pool), None);
         for chunk in [18, 16, 15, 3] {
-            pool.give_back(chunk);
+            pool.put_back(chunk);
         }
         let out: Vec<_> = (0..4).map_while(|_| take(&mut pool)).collect();
         assert_eq!(out, [15, 3, 16, 18]);

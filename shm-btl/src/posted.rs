@@ -4,10 +4,10 @@
 //! # Difference to the paper
 //! LiMIC keeps request queues and completion queues in the kernel, behind one lock each (section
 //! 4.4). Here a process could be stopped or killed while it holds a lock. So there is none: a
-//! sender claims the place of a receive by one compare-and-swap on its *claim word*, copies without
+//! sender claims the entry of a receive by one compare-and-swap on its *claim word*, copies without
 //! holding anything, and completes by a message in its own queue to the receiver (`FILLED`), which
-//! is ordered and wakes already. A process that stops in the middle delays only the receive it has
-//! claimed.
+//! is ordered and wakes the receiver. A process that stops in the middle delays only the receive it
+//! has claimed.
 //!
 //! # The claim word
 //! ```text
@@ -53,7 +53,7 @@ const TAKEN: u64 = 2 << 62;
 const STATE: u64 = 3 << 62;
 /// Number of ranks that a claim word can name.
 pub(crate) const MAX_RANKS: u32 = 1 << 20;
-/// Bits of a post's id that are its place; the others are its number.
+/// Number of bits of a post's id that hold its entry; the others hold its number.
 const PLACE_BITS: u32 = POST_PLACES.next_power_of_two().trailing_zeros();
 
 fn id_of(number: u64, place: usize) -> u64 {
@@ -65,7 +65,7 @@ fn id_of(number: u64, place: usize) -> u64 {
 pub(crate) struct Record {
     pub(crate) source: Option<u32>,
     pub(crate) token: u64,
-    /// Withdrawing it failed: the owner's program waits for the event.
+    /// Withdrawing it failed, so the owner's program waits for the event.
     promised: bool,
     number: u64,
     place: usize,
@@ -83,11 +83,11 @@ pub(crate) struct PostedQueue {
     common: Shared<Common>,
     claims: SharedSlice<AtomicU64>,
     posted: u64,
-    /// By place.
+    /// Receives by entry.
     records: [Option<Record>; POST_PLACES],
 }
 
-/// Meaning of a claim word that is not as it was posted.
+/// Meaning of a claim word that has changed since it was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
     /// This rank has taken the receive.
@@ -107,9 +107,9 @@ impl PostedQueue {
         }
     }
 
-    /// Posts a receive and returns its id, or `None` if there is no place.
+    /// Posts a receive and returns its id, or `None` if there is no free entry.
     pub(crate) fn post(&mut self, wanted: &PostedReceive) -> Option<u64> {
-        // A place is free when it has no record; what its word says is not asked.
+        // An entry is free when it has no record, whatever its word contains.
         let place = self.records.iter().position(Option::is_none)?;
         let number = self.posted & NUMBER;
         let id = id_of(number, place);
@@ -160,7 +160,7 @@ impl PostedQueue {
         Self::place(id) < POST_PLACES && self.posted > 0 && back <= NUMBER / 2
     }
 
-    /// Removes a receive, whatever its claim word says.
+    /// Removes a receive, whatever its claim word contains.
     fn remove(&mut self, record: Record) -> Record {
         // SYNC POINT claim: after this no swap succeeds any more.
         self.claims[record.place].swap(0, Ordering::AcqRel);
@@ -168,9 +168,9 @@ impl PostedQueue {
         record
     }
 
-    /// Withdraws a receive. Returns `None` for an unknown id, `Some(true)` if the receive is the
-    /// caller's again, and `Some(false)` if a sender has taken it. `confirms` says whether this
-    /// rank (or with `None` any rank) is filling this receive.
+    /// Withdraws a receive. Returns `None` for an unknown id, `Some(true)` if the receive belongs
+    /// to the caller again, and `Some(false)` if a sender has taken it. `confirms` returns whether
+    /// this rank (or with `None` any rank) is filling this receive.
     pub(crate) fn withdraw(
         &mut self,
         id: u64,
@@ -187,7 +187,8 @@ impl PostedQueue {
         ) {
             Ok(_) => true,
             Err(found) => match self.judge(&record, found) {
-                // Its `FILLED` may be in the queue already. If it is not, `lost_claim` finds out.
+                // Its `FILLED` may already be in the queue. If it is not, `lost_claim` detects
+                // that.
                 Claim::By(_) => false,
                 Claim::Void => !confirms(None, id),
             },
@@ -220,9 +221,9 @@ impl PostedQueue {
         (word != POSTED | record.number).then(|| self.judge(record, word))
     }
 
-    /// Handles the message of rank `by` that it has filled a receive, and removes that. Returns an
-    /// error if `by` cannot have filled it, and `Ok(None)` if the receive is gone, which happens to
-    /// honest processes only by corruption of a claim word.
+    /// Handles the message of rank `by` that it has filled a receive, and removes the receive.
+    /// Returns an error if `by` cannot have filled it, and `Ok(None)` if the receive is gone, which
+    /// happens to honest processes only by corruption of a claim word.
     pub(crate) fn filled(
         &mut self,
         id: u64,
@@ -247,8 +248,8 @@ impl PostedQueue {
         }
     }
 
-    /// Removes and returns a receive that rank `dead` has taken and will not fill. To be called
-    /// until it returns `None`.
+    /// Removes and returns a receive that rank `dead` has taken and will not fill. Call it until it
+    /// returns `None`.
     pub(crate) fn taken_by_dead(
         &mut self,
         dead: u32,
@@ -263,10 +264,10 @@ impl PostedQueue {
         Some(self.remove(record))
     }
 
-    /// Undoes claims that no rank confirms: posts the receive again or, if the program waits for it
-    /// already, removes and returns it. To be called until it returns `None`. `at_work` says
+    /// Undoes claims that no rank confirms: posts the receive again or, if the program already
+    /// waits for it, removes and returns it. Call it until it returns `None`. `at_work` returns
     /// whether this rank (or with `None` any rank) confirms the claim, or may have sent `FILLED` in
-    /// a message not read yet.
+    /// a message that is not read yet.
     pub(crate) fn lost_claim(
         &mut self,
         at_work: impl Fn(Option<u32>, u64) -> bool,
@@ -345,7 +346,7 @@ pub(crate) struct Claimed {
 }
 
 /// Claims the oldest posted receive of a peer that the message matches, if there is one. The caller
-/// has found that the peer has consumed all earlier messages.
+/// has checked that the peer has consumed all earlier messages.
 ///
 /// `mine` is the process's own words for the peer (`copying` is set when a receive was claimed,
 /// until [`end_copy`]); `theirs` is the peer's words for this process.
@@ -357,7 +358,7 @@ pub(crate) fn claim(
 ) -> Option<Claimed> {
     // SYNC POINT posted
     let posted = common.posted.0.load(Ordering::Acquire);
-    // An honest owner gives each place once at most; a corrupt one must not keep us here.
+    // An honest owner uses each entry at most once; a corrupt one must not keep us here.
     for _ in 0..POST_PLACES {
         let mut best: Option<(usize, u64, u64)> = None;
         for (place, (claim, line)) in claims.iter().zip(&common.posts).enumerate() {
@@ -399,8 +400,8 @@ pub(crate) fn claim(
     None
 }
 
-/// Returns true if the owner of these words has given this process up. To be called after `copying`
-/// was set: the owner reads that after giving up.
+/// Returns true if the owner of these words has ended the connection to this process. Call it after
+/// `copying` was set: the owner reads that after ending the connection.
 pub(crate) fn is_revoked(theirs: &PairHead) -> bool {
     // SYNC POINT revoke
     fence(Ordering::SeqCst);

@@ -7,7 +7,7 @@ use rustix::fs::{CWD, StatxFlags};
 
 use crate::address::sum;
 
-/// The kernel and namespaces of a process, by which two processes find out that they share a node.
+/// The kernel and namespaces of a process, which show whether two processes share a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeView {
     /// Hash of the id of this boot of this kernel.
@@ -21,7 +21,7 @@ pub(crate) struct NodeView {
 }
 
 impl NodeView {
-    /// Returns those of the calling process.
+    /// Returns the view of the calling process.
     pub(crate) fn own() -> io::Result<NodeView> {
         Ok(NodeView {
             boot: sum(&fs::read("/proc/sys/kernel/random/boot_id")?),
@@ -39,7 +39,7 @@ fn inode(path: &str) -> io::Result<u64> {
     Ok(found?)
 }
 
-/// Field of the start time, from the state on.
+/// Index of the start time, counted from the state.
 const START: usize = 19;
 
 /// Returns the start time of a process in clock ticks since boot; together with the process id it
@@ -57,7 +57,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     matches!(field(&stat, 0), Some("T" | "t"))
 }
 
-/// Returns a field of `/proc/PID/stat`. They are counted from the command's closing bracket,
+/// Returns a field of `/proc/PID/stat`. Fields are counted from the command's closing bracket,
 /// because the command may contain any character; 0 is the state.
 fn field(stat: &[u8], index: usize) -> Option<&str> {
     let rest = stat.iter().rposition(|b| *b == b')')? + 1;

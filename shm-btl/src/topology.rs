@@ -1,21 +1,21 @@
-//! Which CPUs share a cache or a socket, from sysfs, the relation of two processes by the CPUs they
-//! may run on, and the sizes from which one copy is faster than two (hybrid paper, section 4.1).
+//! Caches and sockets that CPUs share, from sysfs; the relation of two processes by the CPUs they
+//! may run on; and the sizes from which one copy is faster than two (hybrid paper, section 4.1).
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Nearest thing that the CPUs of two processes share, in the worst case.
+/// Closest resource that the CPUs of two processes share, in the worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Relation {
     /// A cache of the second level or further out.
     SharedCache,
-    /// A socket, no cache.
+    /// A socket, but no cache.
     SameSocket,
     /// Memory only.
     OtherSocket,
-    /// The system does not say.
+    /// Not known to the system.
     Unknown,
 }
 
@@ -30,8 +30,8 @@ impl fmt::Display for Relation {
     }
 }
 
-/// Bytes from which on a message is copied once by the kernel instead of twice through shared
-/// memory. Below, the system call costs more than the second copy.
+/// Length from which a message is copied once by the kernel instead of twice through shared memory.
+/// Below it, the system call costs more than the second copy.
 ///
 /// The defaults lie far above the paper's: a call with its page look-ups costs one to two
 /// microseconds, and its copy reaches half the bandwidth with today's mitigations, while two copies
@@ -39,11 +39,11 @@ impl fmt::Display for Relation {
 /// the values of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    /// For CPUs that share a cache (second level or further out).
+    /// Threshold for CPUs that share a cache (second level or higher).
     pub shared_cache: usize,
-    /// For CPUs of one socket without a shared cache.
+    /// Threshold for CPUs of one socket without a shared cache.
     pub same_socket: usize,
-    /// For CPUs of two sockets.
+    /// Threshold for CPUs of two sockets.
     pub other_socket: usize,
 }
 
@@ -92,7 +92,7 @@ impl Default for Topology {
     }
 }
 
-/// Maximum number of a CPU; a larger one is an error in the file.
+/// Highest valid CPU number; a file with a larger one is malformed.
 const MAX_CPU: u32 = 65_535;
 
 impl Topology {
@@ -105,7 +105,7 @@ impl Topology {
         let both: CpuSet = one.union(other).copied().collect();
         let all: Vec<Cpu> = both.iter().map(|cpu| self.cpu(*cpu)).collect();
         let (cache, package) = (&all[0].cache, all[0].package);
-        // One CPU shares everything with itself, whatever the files say.
+        // A CPU shares everything with itself, whatever the files contain.
         if both.len() == 1 || cache.as_ref().is_some_and(|cache| both.is_subset(cache)) {
             Relation::SharedCache
         } else if all.iter().any(|cpu| cpu.package.is_none()) {
@@ -140,7 +140,7 @@ impl Topology {
         let package = read(&dir.join("topology/physical_package_id"));
         Cpu {
             cache: largest_cache(&dir.join("cache"), cpu),
-            // -1: the firmware does not say.
+            // -1 means that the firmware does not report it.
             package: package.and_then(|id| id.parse().ok()).filter(|id| *id >= 0),
         }
     }
@@ -187,8 +187,7 @@ fn parse_list(text: &str) -> Option<CpuSet> {
     Some(set)
 }
 
-/// Returns the CPUs that the calling thread (`None`) or a process may run on; empty if the system
-/// does not say.
+/// Returns the CPUs that the calling thread (`None`) or a process may run on; empty if unknown.
 #[must_use]
 pub fn allowed(pid: Option<u32>) -> CpuSet {
     let of = pid.map(|pid| {
@@ -332,13 +331,9 @@ mod tests {
     }
 
     #[test]
-    fn damaged_and_missing_files_are_unknown_and_no_panic() {
+    fn malformed_and_missing_files_give_an_unknown_topology() {
         let fake = Fake::new("damaged");
-        assert_eq!(
-            fake.relation(&[0], &[1]),
-            Relation::Unknown,
-            "nothing there"
-        );
+        assert_eq!(fake.relation(&[0], &[1]), Relation::Unknown, "no files");
         fake.cpu(0, -1, "0-99999999999", None)
             .cpu(1, 0, "0-", None)
             .cpu(2, 0, "5-2", None)
@@ -346,7 +341,7 @@ mod tests {
         assert_eq!(
             fake.relation(&[0], &[1]),
             Relation::Unknown,
-            "the firmware does not say"
+            "not reported by the firmware"
         );
         assert_eq!(
             fake.relation(&[1], &[2]),

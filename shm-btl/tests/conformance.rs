@@ -1,4 +1,4 @@
-//! The suite of the contract, with one process for each rank: two copies and one copy.
+//! The conformance suite with one process for each rank, with two copies and with one.
 
 use btl::Btl;
 use btl_conformance::suite::{self, Place, ProcessHarness};

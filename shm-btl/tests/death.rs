@@ -1,5 +1,5 @@
-//! Processes that are killed at any point leave nothing, and the others learn of it. One test only:
-//! it counts what its own process has mapped.
+//! Processes killed at any point leave nothing behind, and the others detect it. There is only one
+//! test, because it counts the mappings of its process.
 
 mod common;
 
@@ -10,7 +10,7 @@ use btl::{Btl, Envelope, PeerError, PostedReceive, PostedReceives, Tx};
 use common::{PATIENCE, Random, Seen, job, join, mappings, role, until};
 use shm_btl::ShmBtl;
 
-/// Sends everything to all peers, and posts receives for all, until rank `victim` fails.
+/// Sends to all peers and posts receives for all, until rank `victim` fails.
 fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
     let mut seen = Seen {
         forget: true,
@@ -35,7 +35,7 @@ fn busy(mut btl: ShmBtl, size: u32, rank: u32) {
             length: 50_000,
             token: 0,
         };
-        // SAFETY: the buffer lives longer than the transport; what is in it does not matter.
+        // SAFETY: the buffer lives longer than the transport; its content does not matter.
         let _ = unsafe { btl.post(&receive) };
         btl.progress(&mut seen);
     }
@@ -94,7 +94,7 @@ fn a_killed_process_leaves_nothing_and_the_others_continue() {
         assert_eq!(
             own,
             (1, 1 + 3),
-            "own data; own claims and those of all three, itself included"
+            "own data; own claims and those of all three ranks"
         );
         let begin = Instant::now();
         let alive = Duration::from_micros(random.below(15_000));
@@ -108,24 +108,33 @@ fn a_killed_process_leaves_nothing_and_the_others_continue() {
         }
         processes[0].child.kill().expect("running");
         let killed = Instant::now();
-        // The other one learns of it, too, and leaves in order, perhaps before we have read all
-        // that the dead one has sent.
-        let news = |seen: &Seen, rank| seen.failed.iter().find(|(peer, _)| *peer == rank).cloned();
-        until("the news", || {
+        // The remaining rank detects it as well, and leaves in order, perhaps before we have read
+        // everything that the dead one sent.
+        let failure =
+            |seen: &Seen, rank| seen.failed.iter().find(|(peer, _)| *peer == rank).cloned();
+        until("the failures", || {
             btl.progress(&mut seen);
-            news(&seen, 1).is_some()
+            failure(&seen, 1).is_some()
         });
         slowest = slowest.max(killed.elapsed());
         assert_eq!(processes[1].wait_for("learned"), "1");
-        until("the other one's leaving", || {
+        until("the orderly end of the other rank", || {
             btl.progress(&mut seen);
-            news(&seen, 2).is_some()
+            failure(&seen, 2).is_some()
         });
-        assert_eq!(news(&seen, 1), Some((1, PeerError::Died)), "round {round}");
-        assert_eq!(news(&seen, 2), Some((2, PeerError::Left)), "round {round}");
+        assert_eq!(
+            failure(&seen, 1),
+            Some((1, PeerError::Died)),
+            "round {round}"
+        );
+        assert_eq!(
+            failure(&seen, 2),
+            Some((2, PeerError::Left)),
+            "round {round}"
+        );
         assert_eq!(seen.failed.len(), 2, "once each");
-        // Nothing of either is mapped or open here any more: own data written and read, claims
-        // likewise.
+        // Nothing of either is mapped or open here any more; own data is mapped for writing and
+        // reading, and so are claims.
         assert_eq!(
             (
                 mappings("shm-btl", "rw").len(),

@@ -47,7 +47,7 @@ fn corrupt(mut btl: ShmBtl, seed: u64, (data, claims): (bool, bool)) -> ! {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         for _ in 0..random.below(20) {
-            // Honest messages among it, so that laps and counts move.
+            // Valid messages in between, so that laps and counts change.
             let body = vec![7; random.below(3000) as usize];
             let _ = btl.send(random.below(2) as u32, &[1; 16], &[IoSlice::new(&body)]);
         }
@@ -84,7 +84,7 @@ fn write(memory: &File, random: &mut Random, address: u64) {
         3 => old ^ 1 << random.below(64),
         4 => 1 << 48 | 3 << 40 | random.below(1 << 20),
         5 => old.wrapping_sub(1),
-        // Claims: posted or taken, a rank, and a number that may be right.
+        // Claims: posted or taken, a rank, and a number that may be valid.
         6 => (1 + random.below(3)) << 62 | random.below(4) << 42 | random.below(300),
         _ => {
             (1 + random.below(3)) << 48
@@ -98,7 +98,7 @@ fn write(memory: &File, random: &mut Random, address: u64) {
         .expect("own memory");
 }
 
-/// Exchanges a message each way at every step between two honest ranks in this process, beside a
+/// Exchanges a message each way at every step between two honest ranks in this process, next to a
 /// hostile one.
 fn exchange(ranks: &mut [ShmBtl], seen: &mut [Seen; 2], round: u64) {
     let body: Vec<u8> = (0..round * 97 % 5000).map(|i| (i * round) as u8).collect();
@@ -125,7 +125,7 @@ fn exchange(ranks: &mut [ShmBtl], seen: &mut [Seen; 2], round: u64) {
             );
             true
         });
-        // The hostile one's messages.
+        // Messages of the hostile rank.
         seen[to].messages.clear();
     }
 }
@@ -179,7 +179,7 @@ fn hostile(test: &'static str, what: (bool, bool), must_end: bool) {
     }
     assert!(
         !must_end || violations > 0,
-        "the nonsense was never noticed"
+        "the corruption was not detected"
     );
 }
 
@@ -251,7 +251,7 @@ fn receives_end_whatever_is_written_into_their_claims() {
         ranks[1].progress(&mut seen[1]);
         let had = seen[0].received.iter().any(|(got, ..)| *got == token);
         if !had && ranks[0].withdraw(post) == Withdrawn::Taken {
-            until("the receive's end", || {
+            until("the end of the receive", || {
                 ranks[0].progress(&mut seen[0]);
                 seen[0].received.iter().any(|(got, ..)| *got == token)
             });

@@ -1,4 +1,4 @@
-//! Processes in other namespaces: refused with a reason, on both sides.
+//! Processes in other namespaces are refused with a reason, on both sides.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn transport(rank: u32) -> ShmBtl {
     ShmBtl::new(ShmConfig::new(rank, 2, JOB)).expect("shared memory")
 }
 
-/// Acts as rank 1 in the namespaces: prints what it thinks of rank 0, and its address.
+/// Runs as rank 1 in the namespaces: prints its result for rank 0, and its address.
 fn rank_one() {
     let mut btl = transport(1);
     let address = common::unhex(&std::env::var(ADDRESS).expect("an address"));
@@ -25,12 +25,12 @@ fn rank_one() {
         Err(error) => error.reason,
     };
     println!("\nreason {reason}\naddress {}", common::hex(&btl.address()));
-    // Stays until rank 0 has seen enough.
+    // Stays until rank 0 has finished.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Returns what each rank says of the other: rank 1 of rank 0, and rank 0 of rank 1; `None` if such
-/// namespaces cannot be made here.
+/// Returns the results of rank 1 for rank 0 and of rank 0 for rank 1; `None` if such namespaces
+/// cannot be created here.
 fn both(test: &str, unshare: &[&str]) -> Option<(String, String)> {
     if std::env::var_os(ADDRESS).is_some() {
         rank_one();
@@ -99,8 +99,8 @@ fn another_pid_namespace_is_refused() {
     );
 }
 
-/// Processes outside cannot be reached from inside a user namespace, but reach those inside: both
-/// must refuse.
+/// Processes outside cannot be reached from inside a user namespace, but can reach those inside, so
+/// both must refuse.
 #[test]
 fn a_user_namespace_is_refused_by_both_sides() {
     let test = "a_user_namespace_is_refused_by_both_sides";

@@ -18,7 +18,7 @@ fn a_stopped_process_blocks_no_call() {
         println!("\nstopping");
         let own = rustix::process::getpid();
         rustix::process::kill_process(own, rustix::process::Signal::STOP).expect("our own process");
-        // This thread may run on for a moment.
+        // This thread may continue for a moment.
         thread::sleep(PATIENCE);
         return;
     }
@@ -47,7 +47,7 @@ fn a_stopped_process_blocks_no_call() {
         ranks[1].progress(&mut seen[1]);
         seen[1].messages.len() == 2000
     });
-    assert!(busy, "the stopped one's queue is full");
+    assert!(busy, "the queue of the stopped rank is full");
     assert!(seen.iter().all(|seen| seen.failed.is_empty()));
     let order: Vec<u32> = seen[1]
         .messages

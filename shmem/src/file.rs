@@ -15,8 +15,8 @@ const FIXED_LENGTH: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// A memory file of a length that never changes. It has no name in any file system: it is gone with
-/// the last descriptor and mapping of it.
+/// A memory file of fixed length. It has no name in any file system, and is freed with its last
+/// descriptor and mapping.
 #[derive(Debug)]
 pub struct SharedFile<F = OwnedFd> {
     fd: F,

@@ -44,10 +44,10 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps ranges of a file, one behind the other.
+    /// Maps ranges of a file contiguously.
     ///
     /// # Safety
-    /// The ranges are inside of the file, and stay so as long as the mapping lives.
+    /// The ranges lie within the file for as long as the mapping lives.
     pub(crate) unsafe fn of_file(
         fd: BorrowedFd<'_>,
         parts: &[(usize, usize)],

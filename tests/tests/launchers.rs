@@ -395,7 +395,7 @@ fn an_abort_ends_the_job() {
         let finished = launcher.run(&lab, 2, &[&example("boot", "whoami"), "abort"], &[]);
         assert_eq!(finished.code, Some(7), "{finished:?}");
         assert!(
-            !finished.err.contains("nobody ended this process"),
+            !finished.err.contains("the abort did not end this process"),
             "{finished:?}"
         );
     }

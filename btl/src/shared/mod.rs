@@ -152,7 +152,8 @@ impl<T: Tx, I: QueuedSend> SharedTransport<T, I> {
     ///
     /// # Errors
     /// [`SendError::Busy`] if it must wait: there is no room, older items wait, or another call
-    /// uses the transport. [`SendError::Closed`] if there is none. Otherwise see [`Tx::send`].
+    /// uses the transport. [`SendError::Closed`] if the transport was removed. Otherwise see
+    /// [`Tx::send`].
     #[inline]
     pub fn send(&self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         // Looked at by the owner: an item that was being sent may be back in its queue only now.

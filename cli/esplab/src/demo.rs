@@ -116,14 +116,14 @@ fn transfer(lab: &Lab, target: &str) -> Result<Value, Failure> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut recv = recv.spawn().doing("esplab recv")?;
-    let mut said = BufReader::new(
+    let mut output = BufReader::new(
         recv.stdout
             .take()
             .ok_or_else(|| Failure::new("a pipe is missing"))?,
     )
     .lines();
     // Its first line confirms that it listens.
-    let waits = said.next().transpose().doing("esplab recv")?;
+    let waits = output.next().transpose().doing("esplab recv")?;
     let result = (|| {
         if waits.is_none() {
             return Err(Failure::new("esplab recv did not start"));
@@ -136,7 +136,7 @@ fn transfer(lab: &Lab, target: &str) -> Result<Value, Failure> {
             transfer = Some(serde_json::from_str(line).doing("esplab send")?);
             Ok(())
         })?;
-        for line in said.map_while(Result::ok) {
+        for line in output.map_while(Result::ok) {
             out::line(format_args!("   {line}"))?;
         }
         transfer.ok_or_else(|| Failure::new("esplab send ended without a result"))

@@ -6,7 +6,7 @@ use super::Name;
 
 use cli::out::{self, Failure, Verdict};
 
-/// End a lab, with what runs in its nodes
+/// End a lab, and all processes in its nodes
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]
@@ -16,7 +16,7 @@ pub(super) struct Flags {
 pub(super) fn run(flags: Flags) -> Result<Verdict, Failure> {
     let name = flags.name.resolve();
     let mut left = lab::down(&name)?;
-    // Run in a node, this process ends now.
+    // If it runs in a node, this process ends now.
     left.retain(|process| u32::try_from(process.pid) != Ok(std::process::id()));
     if !left.is_empty() {
         let pids: Vec<String> = left.iter().map(|process| process.pid.to_string()).collect();

@@ -2,10 +2,10 @@
 //! mpirun` only.
 //!
 //! A launcher's helpers on other nodes are not its children, and processes of a job do not notice
-//! that their nodes have gone. So the guard adopts all descendants of the launcher, and ends them
-//! when the launcher or `esplab mpirun` has ended, in whatever way. It has a process group of its
-//! own, because `timeout` and terminals send signals to groups. If the guard is killed, `esplab
-//! mpirun` adopts the processes and ends them. If both are, the job ends with the lab.
+//! that their nodes are gone. So the guard adopts all descendants of the launcher, and ends them
+//! when the launcher or `esplab mpirun` ends for any reason. It has a separate process group,
+//! because `timeout` and terminals send signals to groups. If the guard is killed, `esplab mpirun`
+//! adopts the processes and ends them. If both are, the job ends with the lab.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -28,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Time limit for the launcher's helpers on other nodes to end after it.
 const HELPERS: Duration = Duration::from_secs(1);
 /// Time limit for a launcher that has received the terminal's signal itself: a second signal would
-/// have it end without its cleanup.
+/// make it end without its cleanup.
 const TERMINAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
@@ -57,14 +57,14 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let mut launcher = command.spawn().doing("starting mpirun")?;
     let status = guard(&mut launcher, flags.creator);
     lab::end_descendants(HELPERS);
-    // What the launcher could not remove.
+    // Removes files that the launcher left.
     let _ = std::fs::remove_dir_all(&flags.scratch);
     Ok(Verdict::Code(code(status.doing("waiting for mpirun")?)))
 }
 
-/// Waits for the end of the launcher; ends it after that of the creator, or by request.
+/// Waits for the end of the launcher; ends it when its creator has ended, or on request.
 fn guard(launcher: &mut Child, creator: ProcessRef) -> io::Result<ExitStatus> {
-    // Blocked from now on: the launcher must not inherit that.
+    // Blocked from now on, but the launcher must not inherit that.
     let request = Signals::block(&[Signal::TERM.as_raw()])?;
     if let Some(ended) = process(launcher)? {
         let is_over = match creator.open() {
@@ -83,7 +83,7 @@ fn guard(launcher: &mut Child, creator: ProcessRef) -> io::Result<ExitStatus> {
     launcher.wait()
 }
 
-/// Runs a launcher under a guard. Returns the exit code: the launcher's, or as of a shell after a
+/// Runs a launcher under a guard. Returns the launcher's exit code, or that of a shell after a
 /// signal. SIGINT and SIGTERM end the job first.
 pub(super) fn launch(launcher: &[OsString], scratch: &Path) -> Result<u8, Failure> {
     lab::adopt_descendants().doing("adopting processes")?;
@@ -100,7 +100,7 @@ pub(super) fn launch(launcher: &[OsString], scratch: &Path) -> Result<u8, Failur
     command.arg("--").args(launcher);
     let mut guard = command.spawn().doing("starting mpirun")?;
     let result = watch(&mut guard, has_terminal);
-    // The guard leaves none, unless it was killed.
+    // The guard leaves no process behind, unless it was killed.
     lab::end_descendants(Duration::ZERO);
     result.doing("waiting for mpirun")
 }
@@ -135,7 +135,7 @@ fn send(child: &Child, signal: Signal) {
     let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
-/// Returns the exit code, that of a shell for a process ended by a signal.
+/// Returns the exit code, or that of a shell for a process ended by a signal.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.unwrap_or_else(|| status.signal().map_or(1, of_signal))

@@ -1,4 +1,4 @@
-//! Commands that the lab, `esplab mpirun` and the benchmarks start in processes of their own.
+//! Commands that the lab, `esplab mpirun` and the benchmarks start in separate processes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -71,7 +71,7 @@ enum AnyTask {
 pub(super) struct Rank {
     /// Name of the contender
     #[arg(long = "as", value_parser = contender)]
-    who: Contender,
+    contender: Contender,
     /// Core of each rank
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
@@ -96,7 +96,9 @@ fn parse_task(text: &str) -> Result<AnyTask, String> {
 }
 
 fn contender(name: &str) -> Result<Contender, String> {
-    let found = Contender::OURS.into_iter().find(|who| who.name() == name);
+    let found = Contender::OURS
+        .into_iter()
+        .find(|contender| contender.name() == name);
     found.ok_or_else(|| format!("unknown contender `{name}`"))
 }
 
@@ -137,7 +139,7 @@ pub(super) fn worker(flags: &Worker) -> Result<Verdict, Failure> {
 }
 
 pub(super) fn rank(flags: &Rank) -> Result<Verdict, Failure> {
-    // A benchmark that is killed leaves no ranks behind.
+    // A killed benchmark must leave no ranks behind.
     set_parent_process_death_signal(Some(Signal::KILL)).doing("rank")?;
     let rank = std::env::var("ESP_JOB_RANK")
         .ok()
@@ -145,13 +147,13 @@ pub(super) fn rank(flags: &Rank) -> Result<Verdict, Failure> {
     if let Some(core) = rank.and_then(|rank| flags.cores.get(rank)) {
         lab::pin(&[*core])?;
     }
-    if flags.who == Contender::Transport {
+    if flags.contender == Contender::Transport {
         let (mut transport, rank) = join::bare()?;
         let mut bare = Bare::new(&mut transport, rank);
         ours::serve(rank, &flags.socket, |work| bare.run(work))?;
     } else {
         let cores: BTreeSet<_> = flags.cores.iter().collect();
-        let job = join::job(flags.who, cores.len())?;
+        let job = join::job(flags.contender, cores.len())?;
         let world = job.world();
         ours::serve(world.rank(), &flags.socket, |work| {
             ours::run(&world, work).map_err(|e| e.to_string())
@@ -163,7 +165,7 @@ pub(super) fn rank(flags: &Rank) -> Result<Verdict, Failure> {
                 job.p2p().stats()
             ));
         }
-        // A peer may have left already: nothing is sent any more.
+        // A peer may have left already; nothing more is sent.
         let _ = job.finalize();
     }
     Ok(Verdict::Done)

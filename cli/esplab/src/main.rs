@@ -68,7 +68,8 @@ struct Name {
 }
 
 impl Name {
-    /// Returns the given name, else that of the lab that the command runs in, else the default.
+    /// Returns the given name, otherwise that of the lab in which the command runs, otherwise the
+    /// default.
     fn resolve(self) -> String {
         self.name
             .or_else(|| std::env::var("ESPLAB").ok().filter(|name| !name.is_empty()))
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn rsh_takes_options_of_ssh_as_they_come() {
+    fn rsh_accepts_options_of_ssh() {
         let line = "esplab rsh --name x -x node1 orted -mca ess env";
         let flags = Flags::try_parse_from(line.split(' ')).map(|f| f.command);
         assert!(matches!(&flags, Ok(Command::Rsh(_))), "{flags:?}");
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_arguments_are_refused() {
         for line in [
             "esplab",
             "esplab up",

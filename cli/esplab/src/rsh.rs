@@ -41,7 +41,7 @@ fn plan(words: &[OsString]) -> Result<(usize, OsString), LabError> {
         let Some(option) = word.to_str().and_then(|w| w.strip_prefix('-')) else {
             break word;
         };
-        // `-l user` has a second word, `-luser` and `-x` have none.
+        // `-l user` has a separate value, `-luser` and `-x` have none.
         if option.len() == 1 && WITH_VALUE.contains(option) {
             words.next();
         }

@@ -202,7 +202,7 @@ fn receive(
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
     if header[..8] != MAGIC {
         return Err(Failure::new(
-            "the peer does not send a checked transfer (is it `esplab send` of the same version?)",
+            "the peer does not send a checked transfer (is it `esplab send` of this version?)",
         ));
     }
     let (bytes, seed) = (word(8), word(16));
@@ -227,13 +227,13 @@ fn receive(
     Ok((bytes, right))
 }
 
-/// Returns the part of the chunk for the bytes that are left.
+/// Returns the part of the chunk for the remaining bytes.
 fn part(chunk: &mut [u8], left: u64) -> &mut [u8] {
     let len = usize::try_from(left).unwrap_or(usize::MAX).min(chunk.len());
     &mut chunk[..len]
 }
 
-/// The pattern from position `at`, which is a multiple of 8: words of SplitMix64.
+/// Fills a part with the pattern from position `at`, a multiple of 8: words of SplitMix64.
 fn fill(part: &mut [u8], seed: u64, at: u64) {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut state = seed.wrapping_add((at / 8).wrapping_mul(STEP));
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
 
-    /// A transfer over loopback in which `spoil` may change what the sender writes.
+    /// Runs a transfer over loopback in which `spoil` may change the sender's bytes.
     fn transfer(
         bytes: u64,
         spoil: impl Fn(&mut Vec<u8>) + Send + Sync,
@@ -263,7 +263,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let mut whole = Recorder::default();
-                // The recorder has no answer to give.
+                // The recorder does not answer, so an error is expected.
                 let _ = send(&mut whole, bytes, 7, |_| ());
                 spoil(&mut whole.0);
                 sender
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_bit_is_found_where_it_is() -> Result<(), Failure> {
+    fn one_wrong_bit_is_located() -> Result<(), Failure> {
         for wrong in [0, 1, 131_071, 131_072, 300_000] {
             let received = transfer(400_000, |all| all[HEADER + wrong] ^= 0x10)?;
             assert_eq!(received, (400_000, wrong as u64));

@@ -78,8 +78,8 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     Ok(Verdict::Done)
 }
 
-/// Returns the table `[shm]` for thresholds with their reasons; relations that the machine does not
-/// have keep their default.
+/// Returns the table `[shm]` for thresholds with their reasons; missing relations keep their
+/// default.
 fn text(measured: &[(Relation, (usize, String))]) -> String {
     let mut text = String::from(
         "# Written by `esplab tune`: messages of this many bytes and more are copied once, by the\n\
@@ -102,12 +102,12 @@ fn text(measured: &[(Relation, (usize, String))]) -> String {
     text
 }
 
-/// Returns the threshold between two CPUs, and its reason. Measures with two pinned threads; the
-/// kernel copies between threads of one process as it does between processes. Takes two seconds;
-/// `quick`: half a second.
+/// Returns the threshold between two CPUs, and its reason. Measures with two pinned threads,
+/// because the kernel copies between threads of one process as it does between processes. Takes two
+/// seconds, or half a second with `quick`.
 ///
 /// # Errors
-/// In words: no shared memory, or a thread that could not be pinned.
+/// There is no shared memory, or a thread could not be pinned; the text says which.
 fn measure(quick: bool, cpus: (u32, u32)) -> Result<(usize, String), String> {
     // Two copies at every length, and one copy at every length.
     let ([two, other_two], _) = layers(&format!("two {cpus:?}"), usize::MAX)?;
@@ -116,8 +116,8 @@ fn measure(quick: bool, cpus: (u32, u32)) -> Result<(usize, String), String> {
         return Ok((NEVER, format!("never: {}", why.replace('\n', " "))));
     }
     let gains = thread::scope(|scope| {
-        // Both ends do the same work in the same order. One that fails drops its layers, which
-        // fails the other.
+        // Both ends do equal work in one order. One that fails drops its layers, which fails the
+        // other.
         let first = scope.spawn(|| measure_end(quick, cpus.0, [two, one]));
         let second = scope.spawn(|| measure_end(quick, cpus.1, [other_two, other_one]));
         let ended = |_| "a measuring thread ended".to_owned();
@@ -130,8 +130,8 @@ fn measure(quick: bool, cpus: (u32, u32)) -> Result<(usize, String), String> {
     })
 }
 
-/// Returns the size from which on one copy is faster. `gains`: sizes, ascending, and how many times
-/// as fast one copy is.
+/// Returns the size from which on one copy is faster. `gains` are ascending sizes with the speed-up
+/// of one copy.
 fn threshold(gains: &[(usize, f64)]) -> Option<usize> {
     let faster = gains.iter().rev().take_while(|(_, gain)| *gain > 1.0);
     faster.last().map(|(size, _)| *size)

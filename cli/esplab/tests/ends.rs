@@ -1,4 +1,4 @@
-//! What runs in a node ends with the lab, however the lab ends.
+//! Processes in a node end with the lab, however the lab ends.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::{Downer, TestResult, esplab, esplab_ends, programs, skip, unique, wa
 use lab::{Lab, LabError, ProcessRef, State};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Prints its process id and that of a process which has left its session, and runs for ever.
+/// Prints its process id and that of a process that has left its session, and runs for ever.
 /// Neither ends by SIGTERM.
 const STUBBORN: &str = "trap '' TERM INT HUP
     setsid sh -c 'echo $$ > $0.new; mv $0.new $0; while :; do sleep 0.1; done' $1 &
@@ -22,7 +22,7 @@ struct Stubborn {
 }
 
 impl Stubborn {
-    /// Runs them in a node.
+    /// Starts them in a node.
     fn start(lab: &str, node: usize) -> Result<Stubborn, Box<dyn std::error::Error>> {
         let file = std::env::temp_dir().join(unique("stubborn"));
         let child = Command::new(programs().join("esplab"))
@@ -65,7 +65,7 @@ fn kill(process: ProcessRef) {
     let _ = Pid::from_raw(process.pid).map(|pid| kill_process(pid, Signal::KILL));
 }
 
-/// Makes a lab of two nodes that stays; `None` (and SKIPPED) where namespaces are not allowed.
+/// Creates a lab of two nodes that is kept; `None` (and SKIPPED) where namespaces are not allowed.
 fn up(name: &str) -> Option<State> {
     let output = esplab(&["up", "--name", name, "--no-daemon", "--nodes", "2"]);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -78,7 +78,7 @@ fn up(name: &str) -> Option<State> {
 }
 
 #[test]
-fn down_ends_what_runs_in_the_nodes() -> TestResult {
+fn down_ends_the_processes_of_the_nodes() -> TestResult {
     let name = unique("down");
     let _downer = Downer(name.clone());
     if up(&name).is_none() {
@@ -109,7 +109,7 @@ fn down_within_a_node_spares_its_callers() -> TestResult {
 }
 
 #[test]
-fn a_killed_holder_ends_what_runs_in_its_node() -> TestResult {
+fn a_killed_holder_ends_the_processes_of_its_node() -> TestResult {
     let name = unique("holder");
     let _downer = Downer(name.clone());
     let Some(state) = up(&name) else {
@@ -118,7 +118,7 @@ fn a_killed_holder_ends_what_runs_in_its_node() -> TestResult {
     let programs = [Stubborn::start(&name, 0)?, Stubborn::start(&name, 1)?];
     kill(state.nodes[1].holder);
     wait_until("the processes have ended", || !programs[1].are_alive());
-    assert!(programs[0].are_alive(), "the other node goes on");
+    assert!(programs[0].are_alive(), "the other node continues");
     kill(state.switch.ok_or("a switch")?);
     wait_until("the processes have ended", || !programs[0].are_alive());
     Ok(())
@@ -126,7 +126,7 @@ fn a_killed_holder_ends_what_runs_in_its_node() -> TestResult {
 
 /// A lab that was not kept ends with its creator.
 #[test]
-fn a_dropped_lab_ends_what_runs_in_its_nodes() -> TestResult {
+fn a_dropped_lab_ends_the_processes_of_its_nodes() -> TestResult {
     let options = common::bare(2);
     let lab = match Lab::create(&options) {
         Err(LabError::Forbidden(why)) => {

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use common::{TestResult, esplab, esplab_ends, programs, unique};
 use serde_json::Value;
 
-/// Serializes the tests: benchmarks that run side by side would compete for cores.
+/// Serializes the tests: concurrent benchmarks would compete for cores.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -32,7 +32,8 @@ fn rows(name: &str) -> Result<Vec<Value>, Box<dyn std::error::Error>> {
     Ok(rows)
 }
 
-/// Checks that a row has a figure or the reason for none; only peers and compilers may be missing.
+/// Checks that a row has a figure or a reason for its absence; only peers and compilers may be
+/// missing.
 fn sane(row: &Value) {
     let positive = |field: &str| row[field].as_f64().is_some_and(|v| v > 0.0);
     let path = row["path"].as_str().unwrap_or_default();
@@ -233,7 +234,7 @@ impl Drop for Folder {
 }
 
 #[test]
-fn tune_writes_what_jobs_read() -> TestResult {
+fn tune_writes_the_file_that_jobs_read() -> TestResult {
     let _alone = alone();
     let folder = Folder(std::env::temp_dir().join(unique("tune")));
     let shm = folder.0.join("deep/er/tune.toml");

@@ -1,4 +1,4 @@
-//! The virtual cluster: `esplab up`, `exec`, `list`, `down`, and what the wire does.
+//! The virtual cluster: `esplab up`, `exec`, `list`, `down`, and the behaviour of the wire.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{Downer, TestResult, bare, esplab, esplab_ends, programs, skip, uniq
 use lab::{Lab, LabError, Node, ProcessRef, State};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// All processes that keep a lab alive.
+/// Returns all processes that keep a lab alive.
 fn holders(state: &State) -> Vec<ProcessRef> {
     state
         .nodes
@@ -22,7 +22,7 @@ fn holders(state: &State) -> Vec<ProcessRef> {
         .collect()
 }
 
-/// `esplab up` for tests; false (and SKIPPED) where namespaces are not allowed.
+/// Runs `esplab up`; returns false (and SKIPPED) where namespaces are not allowed.
 fn up(name: &str, more: &[&str]) -> bool {
     let output = esplab(&[&["up", "--name", name, "--no-daemon"], more].concat());
     let text = String::from_utf8_lossy(&output.stderr);
@@ -34,7 +34,7 @@ fn up(name: &str, more: &[&str]) -> bool {
     true
 }
 
-/// The machine's own interfaces.
+/// Returns the machine's own interfaces.
 fn own_interfaces() -> Vec<String> {
     let entries = fs::read_dir("/sys/class/net")
         .into_iter()
@@ -96,8 +96,8 @@ fn life_of_a_lab() -> TestResult {
     );
     assert!(env.starts_with(&format!("{name} 2 ")), "{env}");
     assert!(env.contains("/here/esp.sock\n"), "{env}");
-    // The path is the same in all nodes and means another folder in each, also by way of what
-    // launchers use for ssh.
+    // The path is equal in all nodes and refers to another folder in each, also when entered by the
+    // program that launchers use for ssh.
     let lab_dir = exec(&["0", "--", "sh", "-c", "dirname $ESP_ETHERS"], 0);
     let folder = |node: usize| {
         let path = format!("{}/node{node}", lab_dir.trim());
@@ -124,7 +124,7 @@ fn life_of_a_lab() -> TestResult {
         "{env}"
     );
 
-    // Exit codes are the command's; from inside a node the others can be reached by their number
+    // Exit codes are those of the command. From inside a node the others can be reached by number
     // alone.
     exec(&["0", "--", "sh", "-c", "exit 7"], 7);
     assert!(exec(&["0", "--", "esplab", "exec", "2", "ip", "address"], 0).contains("10.99.0.3/24"));
@@ -142,7 +142,7 @@ fn life_of_a_lab() -> TestResult {
         (&"up".into(), &3.into(), &9000.into())
     );
 
-    // A second lab of the name is refused in one line and changes nothing.
+    // A second lab with this name is refused in one line and changes nothing.
     let again = esplab(&["up", "--name", &name, "--nodes", "2", "--no-daemon"]);
     assert_eq!(again.status.code(), Some(2));
     let text = String::from_utf8_lossy(&again.stderr);
@@ -183,7 +183,7 @@ fn output_into_a_closed_pipe_is_no_error() -> TestResult {
     Ok(())
 }
 
-/// Kills `esplab up` in the midst of its work.
+/// Kills `esplab up` during its work.
 fn killed_up_leaves_nothing(signal: Signal) -> TestResult {
     let name = unique("kill");
     let _downer = Downer(name.clone());
@@ -194,7 +194,7 @@ fn killed_up_leaves_nothing(signal: Signal) -> TestResult {
         .stderr(Stdio::piped())
         .spawn()?;
     let mut half = None;
-    wait_until("the lab is half made", || {
+    wait_until("the lab is partly created", || {
         half = lab::open(&name).ok().filter(|state| state.nodes.len() > 2);
         half.is_some() || child.try_wait().is_ok_and(|ended| ended.is_some())
     });
@@ -233,7 +233,7 @@ fn up_interrupted_at_the_terminal() -> TestResult {
 }
 
 #[test]
-fn remains_of_a_dead_lab_give_way() -> TestResult {
+fn remains_of_a_dead_lab_are_replaced() -> TestResult {
     let name = unique("dead");
     let _downer = Downer(name.clone());
     if !up(&name, &["--nodes", "1"]) {
@@ -304,12 +304,12 @@ fn a_daemon_that_cannot_start_is_reported_with_its_log() -> TestResult {
     let name = options.name.ok_or("it was named")?;
     assert!(
         matches!(lab::open(&name), Err(LabError::NotFound { .. })),
-        "nothing is left"
+        "no lab is left"
     );
     Ok(())
 }
 
-/// A UDP socket in each of two nodes; the first is connected to the second.
+/// Creates a UDP socket in each of two nodes; the first is connected to the second.
 fn udp_pair(lab: &Lab) -> Result<(UdpSocket, UdpSocket), Box<dyn std::error::Error>> {
     let receiver = lab.run_in(1, || UdpSocket::bind((Node(1).ip(), 7000)))??;
     let sender = lab.run_in(0, || UdpSocket::bind((Node(0).ip(), 0)))??;
@@ -318,7 +318,7 @@ fn udp_pair(lab: &Lab) -> Result<(UdpSocket, UdpSocket), Box<dyn std::error::Err
     Ok((sender, receiver))
 }
 
-/// Frames an interface of a node has received.
+/// Returns the number of frames that an interface of a node has received.
 fn received_frames(lab: &Lab, node: usize) -> Result<u64, Box<dyn std::error::Error>> {
     let output = lab.run(node, "ip", ["-json", "-statistics", "link", "show", "eth0"])?;
     let links: serde_json::Value = serde_json::from_slice(&output.stdout)?;
@@ -345,7 +345,7 @@ fn the_wire_is_silent_and_carries_whole_jumbo_frames() -> TestResult {
 }
 
 #[test]
-fn loss_is_as_asked() -> TestResult {
+fn loss_is_as_configured() -> TestResult {
     let mut options = bare(2);
     options.wire.loss_ppm = 50_000;
     let Some(lab) = common::lab(&options) else {
@@ -367,7 +367,7 @@ fn loss_is_as_asked() -> TestResult {
         take(&mut arrived)?;
     }
     let lost = lab.frames_lost()?;
-    // 5 % of 20000 with six standard deviations (31) to each side.
+    // 5 % of 20000, with six standard deviations (31) on each side.
     assert!((800..1200).contains(&lost), "{lost} lost");
     wait_until("the rest has arrived", || {
         take(&mut arrived).is_ok() && arrived + lost >= count
@@ -450,7 +450,7 @@ fn a_lab_needs_no_privilege() -> TestResult {
     let name = unique("rootless");
     let state_dir = dir.join("state");
     let root = rustix::process::geteuid().is_root();
-    let nobody = [
+    let unprivileged = [
         "--reuid",
         "65534",
         "--regid",
@@ -475,7 +475,7 @@ fn a_lab_needs_no_privilege() -> TestResult {
             Command::new("env")
         };
         command
-            .args(nobody.iter().filter(|_| root))
+            .args(unprivileged.iter().filter(|_| root))
             .arg(&program)
             .args(args);
         command
@@ -497,7 +497,7 @@ fn a_lab_needs_no_privilege() -> TestResult {
         "1gbit",
     ])?;
     let text = String::from_utf8_lossy(&made.stderr).into_owned();
-    if text.contains("does not let user") {
+    if text.contains("is not allowed to make a network namespace") {
         assert!(
             text.contains("run as root"),
             "the error says what to do: {text}"
@@ -532,7 +532,7 @@ fn a_lab_needs_no_privilege() -> TestResult {
     let checked = checks();
     let ended = run(&["down", "--name", &name])?;
     assert!(ended.status.success(), "{ended:?}");
-    assert_eq!(fs::read_dir(&state_dir)?.count(), 0, "nothing is left");
+    assert_eq!(fs::read_dir(&state_dir)?.count(), 0, "no file is left");
     fs::remove_dir_all(&dir)?;
     checked
 }

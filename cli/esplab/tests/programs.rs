@@ -1,4 +1,4 @@
-//! The programs on real nodes: esping, espstat, transfers, the tour, a benchmark.
+//! The programs on real nodes: esping, espstat, transfers, the demo, a benchmark.
 
 mod common;
 
@@ -10,7 +10,7 @@ use lab::{Lab, LabError, LabOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Nodes with daemons; `None` (and SKIPPED) where namespaces are not allowed.
+/// Creates nodes with daemons; `None` (and SKIPPED) where namespaces are not allowed.
 fn lab(nodes: usize, change: impl FnOnce(&mut LabOptions)) -> Option<Lab> {
     let mut options = LabOptions {
         programs: Some(programs()),
@@ -30,7 +30,7 @@ fn lab(nodes: usize, change: impl FnOnce(&mut LabOptions)) -> Option<Lab> {
     }
 }
 
-/// Runs a program in node 0 and expects this exit code; gives its output as JSON, line by line.
+/// Runs a program in node 0 and expects this exit code; returns its output as JSON, line by line.
 #[track_caller]
 fn json(lab: &Lab, program: &str, args: &[&str], code: i32) -> Vec<Value> {
     let output = lab.run(0, program, args).expect("the node can be entered");
@@ -48,7 +48,7 @@ fn json(lab: &Lab, program: &str, args: &[&str], code: i32) -> Vec<Value> {
         .collect()
 }
 
-/// The one line of a program that could not run.
+/// Returns the one line of a program that could not run.
 #[track_caller]
 fn refusal(output: &Output) -> String {
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -252,8 +252,11 @@ fn a_transfer_under_loss_arrives_intact_and_is_seen_by_espstat() -> TestResult {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
-    let mut said = BufReader::new(recv.stdout.take().ok_or("no pipe")?).lines();
-    assert_eq!(said.next().ok_or("it ended")??, "waiting at port 7000");
+    let mut output_lines = BufReader::new(recv.stdout.take().ok_or("no pipe")?).lines();
+    assert_eq!(
+        output_lines.next().ok_or("it ended")??,
+        "waiting at port 7000"
+    );
     let listening = lab.run(1, "espstat", ["--json"])?;
     assert!(
         String::from_utf8(listening.stdout)?
@@ -271,7 +274,7 @@ fn a_transfer_under_loss_arrives_intact_and_is_seen_by_espstat() -> TestResult {
         (&sent[0]["bytes"], &sent[0]["intact"]),
         (&(16 << 20).into(), &true.into())
     );
-    let last = said.next().ok_or("it ended")??;
+    let last = output_lines.next().ok_or("it ended")??;
     assert!(
         last.contains("16.00 MiB received from node0") && last.contains("content verified"),
         "{last}"

@@ -1,4 +1,4 @@
-//! EDP echo: is a node there, how far, how large may frames be.
+//! EDP echo: reachability, round-trip times and the largest frame.
 
 fn main() -> std::process::ExitCode {
     cli::esping::main()

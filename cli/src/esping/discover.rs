@@ -10,8 +10,8 @@ use super::wire::{Answer, Wire};
 use crate::out::{Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 
-/// Longest wait on one interface while others are polled, too.
-const LOOK: Duration = Duration::from_millis(1);
+/// Maximum wait on one interface while others are polled, too.
+const POLL: Duration = Duration::from_millis(1);
 
 /// Sends `requests` requests on every wire and prints each node once.
 pub(super) fn run(
@@ -48,7 +48,7 @@ pub(super) fn run(
     })
 }
 
-/// Receives answers for this long. `asked`: time of the last request on each wire.
+/// Receives answers for this long. `asked` contains the time of the last request on each wire.
 fn listen(
     wires: &mut [impl Wire],
     asked: &[u64],
@@ -67,7 +67,7 @@ fn listen(
             }
             over = false;
             let Some(arrival) = wire
-                .hear(LOOK.min(Duration::from_nanos(left)))
+                .receive(POLL.min(Duration::from_nanos(left)))
                 .doing("receiving")?
             else {
                 continue;
@@ -145,11 +145,11 @@ mod tests {
     fn each_node_is_listed_once() -> Result<(), Failure> {
         let wire = Fake::new(1488, |dst, number, _| {
             assert_eq!(dst, MacAddr::BROADCAST);
-            // The second node hears the last request only.
-            let hear = if number == 3 { 2 } else { 1 };
+            // The second node answers the last request only.
+            let answers = if number == 3 { 2 } else { 1 };
             [(30, node(1, "a\x1b[2J")), (40, node(2, "b"))]
                 .into_iter()
-                .take(hear)
+                .take(answers)
                 .collect()
         });
         let (verdict, lines, sent) = discover(wire)?;

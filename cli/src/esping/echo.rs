@@ -11,10 +11,10 @@ use crate::signal::Interrupt;
 
 /// Number of requests remembered, to recognize late and duplicate answers.
 const REMEMBERED: usize = 1 << 16;
-/// Bytes of the request number at the start of the body.
+/// Length of the request number at the start of the body, in bytes.
 const TAG: usize = 8;
-/// Nanoseconds between two checks for Ctrl-C.
-const LOOK: u64 = 50_000_000;
+/// Interval between two checks for Ctrl-C, in nanoseconds.
+const CHECK: u64 = 50_000_000;
 
 /// Parameters of echo requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +71,8 @@ pub(super) fn run(
             break;
         }
         let until = if more { due } else { last_chance }.min(end.unwrap_or(u64::MAX));
-        let patience = Duration::from_nanos(until.saturating_sub(now).clamp(1, LOOK));
-        if let Some(arrival) = wire.hear(patience).doing("receiving")? {
+        let patience = Duration::from_nanos(until.saturating_sub(now).clamp(1, CHECK));
+        if let Some(arrival) = wire.receive(patience).doing("receiving")? {
             let expected = run.take(arrival, report)?;
             if expected && echo.interval.is_zero() {
                 due = wire.now();
@@ -88,7 +88,7 @@ pub(super) fn run(
 struct Run<'a> {
     target: &'a Target,
     echo: &'a Echo,
-    /// By number: time of the request, and true if it was answered.
+    /// Requests by number: time, and true if answered.
     asked: BTreeMap<u64, (u64, bool)>,
     /// Number of the next request, from 1.
     next: u64,
@@ -111,7 +111,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the time of the next request. Missed ones are not made up for.
+    /// Returns the time of the next request. Missed ones are skipped.
     fn next_due(&self, due: u64, now: u64) -> u64 {
         if self.echo.interval.is_zero() {
             return now.saturating_add(nanos(self.echo.wait));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_told_apart_beyond_any_sequence() -> Result<(), Failure> {
+    fn answers_are_distinguished_beyond_any_sequence() -> Result<(), Failure> {
         for size in [0, 1, 20] {
             let mut wire = Fake::new(100, |_, _, body| {
                 vec![(3, fake::echo(PEER, body.unwrap_or_default()))]
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deadline_ends_it() -> Result<(), Failure> {
+    fn the_deadline_ends_the_run() -> Result<(), Failure> {
         let mut wire = Fake::new(100, |_, _, _| vec![]);
         let (verdict, lines) = ping(
             &mut wire,
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn a_size_that_does_not_fit_is_refused() {
         let mut wire = Fake::new(10, |_, _, _| vec![]);
         let text = ping(&mut wire, &echo(1))
             .map_err(|e| e.to_string())

@@ -66,7 +66,7 @@ pub(super) struct Flags {
 /// Node to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// As typed.
+    /// The target as typed.
     pub(super) text: String,
     pub(super) addr: NodeAddr,
     pub(super) interface: Option<String>,
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn habits_of_ping() -> Result<(), String> {
+    fn options_of_ping() -> Result<(), String> {
         let (flags, target) =
             parse("esping -c 20 -i 0.2 -s 1000 -w 5 -W 0.5 -q -I eth1 02:e5:00:00:00:02")?;
         let addr = esp_client::MacAddr([2, 0xe5, 0, 0, 0, 2]).into();
@@ -142,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_may_stand_behind_the_target() -> Result<(), String> {
+    fn an_interface_may_follow_the_target() -> Result<(), String> {
         let (_, target) = parse("esping --mtu 02:e5:00:00:00:02%eth1")?;
         assert_eq!(target.interface.as_deref(), Some("eth1"));
         Ok(())
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_arguments_are_refused() {
         for line in [
             "esping",
             "esping -c 0 02:e5:00:00:00:02",

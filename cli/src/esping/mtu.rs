@@ -9,10 +9,10 @@ use super::wire::{Answer, Wire};
 use crate::out::{Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 
-/// Bytes of the type in front of an echo's body.
+/// Length of the type before an echo's body, in bytes.
 const TYPE: usize = 1;
 
-/// Searches. A size does not pass if `tries` requests have no answer.
+/// Searches for the largest payload. A size does not pass if `tries` requests have no answer.
 pub(super) fn run(
     wire: &mut impl Wire,
     target: &Target,
@@ -82,8 +82,8 @@ impl<W: Wire> Search<'_, W> {
         Ok(None)
     }
 
-    /// Finds the longest body that comes back. The limit of both ends, mostly the answer, is tried
-    /// first.
+    /// Finds the longest body that is echoed. The limit of both ends is tried first, because it
+    /// usually passes.
     fn largest(&mut self, peer_payload: Option<u16>) -> Result<Option<usize>, Failure> {
         let local = self.wire.max_body();
         let ends = peer_payload.map_or(local, |peer| {
@@ -128,8 +128,8 @@ impl<W: Wire> Search<'_, W> {
         (self.sent & 0xffff) as u16
     }
 
-    /// Returns the first answer that `wanted` accepts, converted by it; `None` after the time for
-    /// one.
+    /// Returns the first answer that `wanted` accepts, converted by it; `None` after the time
+    /// limit.
     fn await_answer<T>(
         &mut self,
         wanted: impl Fn(Answer) -> Option<T>,
@@ -146,7 +146,7 @@ impl<W: Wire> Search<'_, W> {
             }
             let arrival = self
                 .wire
-                .hear(Duration::from_nanos(left.min(50_000_000)))
+                .receive(Duration::from_nanos(left.min(50_000_000)))
                 .doing("receiving")?;
             let answer = arrival
                 .filter(|a| a.src == self.target.addr)

@@ -12,7 +12,7 @@ use crate::out;
 /// Prints results.
 pub(super) struct Report {
     json: bool,
-    /// Only the summary is asked for.
+    /// Only the summary was requested.
     pub(super) quiet: bool,
     names: Names,
     /// Receives the output in tests.
@@ -29,7 +29,7 @@ pub(super) struct Reply {
     pub(super) seq: u64,
     pub(super) bytes: usize,
     pub(super) rtt_us: f64,
-    /// True if an earlier answer had the same number.
+    /// True if an earlier answer had this number.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) duplicate: bool,
     /// True if the body differs from the one sent.
@@ -72,7 +72,7 @@ pub(super) struct Mtu {
     pub(super) interface: String,
     /// Largest payload in bytes; `None` if nothing came back.
     pub(super) payload: Option<usize>,
-    /// MTU that it needs: payload + 11.
+    /// MTU that this payload needs: payload + 11.
     pub(super) mtu: Option<usize>,
     /// Largest payload of the local interface.
     pub(super) local_payload: usize,
@@ -151,10 +151,10 @@ impl Report {
 
 impl Display for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (who, seq, rtt) = (named(&self.target, &self.mac), self.seq, self.rtt_us);
+        let (target, seq, rtt) = (named(&self.target, &self.mac), self.seq, self.rtt_us);
         write!(
             f,
-            "{} bytes from {who}: seq={seq} time={rtt:.1} µs",
+            "{} bytes from {target}: seq={seq} time={rtt:.1} µs",
             self.bytes
         )?;
         if self.duplicate {
@@ -191,13 +191,13 @@ impl Display for Summary {
 
 impl Display for Mtu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (who, interface) = (named(&self.target, &self.mac), &self.interface);
+        let (target, interface) = (named(&self.target, &self.mac), &self.interface);
         let (Some(payload), Some(mtu)) = (self.payload, self.mtu) else {
-            return write!(f, "{who} does not answer via {interface}");
+            return write!(f, "{target} does not answer via {interface}");
         };
         write!(
             f,
-            "{who}: largest payload {payload} bytes (MTU {mtu}) via {interface}, verified"
+            "{target}: largest payload {payload} bytes (MTU {mtu}) via {interface}, verified"
         )?;
         if self.is_narrow() {
             let local = self.local_payload;

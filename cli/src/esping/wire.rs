@@ -41,7 +41,7 @@ pub(super) trait Wire {
     /// Sends an information request.
     fn info(&mut self, dst: NodeAddr, sequence: u16) -> io::Result<()>;
     /// Receives a datagram; `None` after `patience`, or if it is not an answer.
-    fn hear(&mut self, patience: Duration) -> io::Result<Option<Arrival>>;
+    fn receive(&mut self, patience: Duration) -> io::Result<Option<Arrival>>;
 }
 
 /// Datagram socket: of the node's daemon, or for UDP of this program.
@@ -122,7 +122,7 @@ impl Wire for Datagrams {
         self.socket.send_info_request(dst, sequence).map(drop)
     }
 
-    fn hear(&mut self, patience: Duration) -> io::Result<Option<Arrival>> {
+    fn receive(&mut self, patience: Duration) -> io::Result<Option<Arrival>> {
         match self.socket.recv_from_timeout(&mut self.buffer, patience) {
             Ok((len, info)) => Ok(arrival(&info, self.buffer.get(..len).unwrap_or_default())),
             Err(e)
@@ -193,7 +193,7 @@ pub(super) mod fake {
         }
     }
 
-    /// The echo of a body.
+    /// Returns the echo of a body.
     pub(in crate::esping) fn echo(src: NodeAddr, body: &[u8]) -> Arrival {
         Arrival {
             src,
@@ -225,7 +225,7 @@ pub(super) mod fake {
             Ok(())
         }
 
-        fn hear(&mut self, patience: Duration) -> io::Result<Option<Arrival>> {
+        fn receive(&mut self, patience: Duration) -> io::Result<Option<Arrival>> {
             let end = self.now + u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
             if self.coming.front().is_some_and(|a| a.at <= end) {
                 let next = self.coming.pop_front();

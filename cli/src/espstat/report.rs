@@ -262,7 +262,7 @@ mod tests {
         let counter = |name: &str, value| CounterStatus {
             interface: "eth0".into(),
             name: name.into(),
-            help: "what it is".into(),
+            help: "the meaning".into(),
             value,
         };
         Status {

@@ -1,30 +1,31 @@
-//! A whole transport: messages between ranks within one process, over queues. `tests/minimal.rs`
-//! runs the suite over it; `cargo run -p btl-conformance --example minimal_transport` a message.
+//! A complete minimal transport: messages between ranks of one process, over queues.
+//! `tests/minimal.rs` runs the conformance suite over it; `cargo run -p btl-conformance --example
+//! minimal_transport` sends one message.
 
 use btl::*;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Longest message, header and body, in bytes.
+/// Maximum length of a message, header and body, in bytes.
 const MAX_SEND: usize = 32 << 10;
-/// Messages that wait from one rank to another.
+/// Maximum number of queued messages from one rank to another.
 const ROOM: usize = 64;
 
-/// What one rank has sent to another: messages, then perhaps its end.
+/// Queue from one rank to another.
 #[derive(Debug, Default)]
 struct Queue {
     messages: VecDeque<(Vec<u8>, Vec<u8>)>,
     end: Option<PeerError>,
 }
 
-/// The transport of one rank.
+/// Transport of one rank.
 #[derive(Debug)]
 pub struct MinimalBtl {
     rank: Rank,
-    /// From each rank to each.
+    /// Queues by sender and receiver.
     queues: Arc<BTreeMap<(Rank, Rank), Mutex<Queue>>>,
-    /// Peers that were added, why they cannot be used any more, and whether that was reported.
+    /// Added peers: the error that makes a peer unusable, if any, and whether it was reported.
     peers: BTreeMap<Rank, (Option<PeerError>, bool)>,
     closed: bool,
 }
@@ -116,7 +117,7 @@ impl Btl for MinimalBtl {
             if self.closed || reported {
                 continue;
             }
-            // Out of the queue and unlocked first: the handler may send.
+            // Popped and unlocked before the callback, which may send.
             let mut queue = self.queue(peer, self.rank);
             let (message, end) = (queue.messages.pop_front(), queue.end.clone());
             drop(queue);
@@ -170,7 +171,7 @@ impl Events for Print {
     fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
 }
 
-#[allow(dead_code)] // The test uses the transport only.
+#[allow(dead_code)] // Unused by the test, which includes this file.
 fn main() {
     let mut btl = job(1).remove(0);
     let address = btl.address();

@@ -1,14 +1,14 @@
-//! Fault injection: wraps a transport and does, from one seed, everything that the contract allows
-//! and that a good transport seldom does. [`Faults::corrupt`], [`Faults::truncate`] and
+//! Fault injection: wraps a transport and produces, from one seed, all behaviour that the contract
+//! allows but that a good transport rarely shows. [`Faults::corrupt`], [`Faults::truncate`] and
 //! [`Faults::cut`] also imitate hostile or broken peers.
 //!
-//! It keeps the order, exactly-once delivery, one completion for each operation, one failure for
-//! each peer after its completions, and that a message put into a posted receive overtakes no
-//! other. So it passes the conformance suite where the wrapped transport does, without the hostile
-//! faults. One promise it breaks: with [`Faults::late_send`] a taken message waits for the next
-//! `progress`.
+//! The wrapper keeps order, exactly-once delivery, one completion per operation, one failure per
+//! peer after its completions, and never lets a message to a posted receive overtake another.
+//! Without the hostile faults it therefore passes the conformance suite whenever the wrapped
+//! transport does. It breaks one promise: with [`Faults::late_send`], an accepted message waits for
+//! the next `progress`.
 //!
-//! Equal seeds and calls give equal faults. Print the seed when a test fails.
+//! Equal seeds and calls produce equal faults. Print the seed when a test fails.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
@@ -33,25 +33,25 @@ pub struct Faults {
     pub busy: u16,
     /// A message is held back at its sender for some calls of `progress`.
     pub late_send: u16,
-    /// An event is held back at its receiver for some calls of `progress`. Messages only without
-    /// [`Capabilities::posted_receives`](btl::Capabilities::posted_receives): the sender would take
-    /// them for seen.
+    /// An event is held back at its receiver for some calls of `progress`. With
+    /// [`Capabilities::posted_receives`](btl::Capabilities::posted_receives) messages are exempt,
+    /// because the sender would count them as seen.
     pub late_event: u16,
     /// [`Started::Done`] becomes [`Started::Pending`], with a late completion.
     pub pending: u16,
     /// A send to a posted receive returns `NotPosted` although one matches.
     pub not_posted: u16,
-    /// [`PostedReceives::post`] finds no room. Not in [`allowed`](Faults::allowed): the conformance
-    /// suite wants to post.
+    /// [`PostedReceives::post`] returns no room. Not in [`allowed`](Faults::allowed), because the
+    /// conformance suite has to post.
     pub no_room: u16,
-    /// At most one event in one `progress`; messages pass at once with
+    /// `progress` reports at most one event. Messages are exempt with
     /// [`Capabilities::posted_receives`](btl::Capabilities::posted_receives).
     pub one_event: bool,
     /// Flips a bit of an arriving header (hostile).
     pub corrupt: u16,
     /// Truncates an arriving header (hostile).
     pub truncate: u16,
-    /// Loses this peer, for this side, after this many messages from or to it (hostile).
+    /// Loses this peer after this many messages from or to it, as seen by this side (hostile).
     pub cut: Option<(Rank, u64)>,
 }
 
@@ -71,7 +71,7 @@ impl Faults {
     }
 }
 
-/// The wrapped transport.
+/// A transport with injected faults.
 #[derive(Debug)]
 pub struct Faulty {
     inner: Box<dyn Btl>,
@@ -95,20 +95,20 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Peer {
-    /// Messages taken and not yet sent by the wrapped transport.
+    /// Messages accepted here and not yet sent by the wrapped transport.
     out: VecDeque<(Vec<u8>, Vec<u8>)>,
     out_wait: u32,
     /// Events of the wrapped transport, not yet reported.
     held: VecDeque<Held>,
     held_wait: u32,
     messages: u64,
-    /// [`PeerInfo::max_send`], once it was added.
+    /// [`PeerInfo::max_send`], known once the peer was added.
     max_send: Option<usize>,
-    /// Its failure, held or reported.
+    /// Failure of the peer, held back or reported.
     gone: Option<PeerError>,
-    /// Calls of [`Btl::drop_peer`].
+    /// Number of calls of [`Btl::drop_peer`].
     dropping: u32,
-    /// It is lost by [`Faults::cut`].
+    /// The peer is lost by [`Faults::cut`].
     cut: bool,
 }
 
@@ -138,7 +138,7 @@ impl Faulty {
         Faulty { inner, state }
     }
 
-    /// Returns the number of faults made. A test without any proves nothing.
+    /// Returns the number of injected faults. A test with none proves nothing.
     #[must_use]
     pub fn made(&self) -> u64 {
         self.state.made
@@ -163,7 +163,7 @@ impl Faulty {
             while let Some((header, body)) = peer.out.front() {
                 match self.inner.send(*rank, header, &[IoSlice::new(body)]) {
                     Err(SendError::Busy) => break,
-                    // Taken, or the peer failed, which is reported.
+                    // Sent, or the peer failed, which is reported.
                     _ => drop(peer.out.pop_front()),
                 }
                 done += 1;
@@ -201,7 +201,7 @@ impl Faulty {
                 else {
                     break;
                 };
-                self.tx().tell(events, rank, held);
+                self.tx().report(events, rank, held);
                 room -= 1;
                 done += 1;
             }
@@ -252,7 +252,7 @@ impl State {
         }
     }
 
-    /// Ends lost peers that have no pending operations, which might still write memory.
+    /// Fails cut peers that have no pending operations, which might still write memory.
     fn end_cut(&mut self) -> usize {
         let mut done = 0;
         for (rank, peer) in &mut self.peers {
@@ -295,7 +295,7 @@ struct FaultyTx<'a> {
 }
 
 impl FaultyTx<'_> {
-    fn tell(&mut self, events: &mut dyn Events, peer: Rank, event: Held) {
+    fn report(&mut self, events: &mut dyn Events, peer: Rank, event: Held) {
         match event {
             Held::Message(header, body) => events.message(self, peer, &header, &body),
             Held::Completed(token, result) => events.completed(self, token, result),
@@ -307,7 +307,7 @@ impl FaultyTx<'_> {
         }
     }
 
-    /// Checks for a closed transport or failed peer.
+    /// Fails if the transport is closed or the peer has failed.
     fn refuse(&mut self, peer: Rank) -> Result<(), SendError> {
         if self.state.closed {
             return Err(SendError::Closed);
@@ -319,8 +319,7 @@ impl FaultyTx<'_> {
         error.map_or(Ok(()), |error| Err(SendError::Failed { peer, error }))
     }
 
-    /// Returns the result of the length checks, as the wrapped transport makes them. `None`: the
-    /// peer is unknown.
+    /// Returns the result of the wrapped transport's length checks; `None` if the peer is unknown.
     fn judge(
         &self,
         peer: Rank,
@@ -490,12 +489,12 @@ impl Events for Collector<'_> {
         }
         let event = Held::Message(self.state.spoil(header), body.to_vec());
         if self.state.matched {
-            // On return the sender counts the message as seen.
+            // After the return the sender counts the message as seen.
             FaultyTx {
                 tx,
                 state: self.state,
             }
-            .tell(self.events, peer, event);
+            .report(self.events, peer, event);
         } else {
             self.state.hold(peer, event);
         }
@@ -515,8 +514,9 @@ impl Events for Collector<'_> {
         envelope: Envelope,
         result: Result<usize, PeerError>,
     ) {
-        // Also of a peer that was cut: the bytes are in the buffer. If its failure was told
-        // already, the buffer is the poster's when it withdraws, so only the event is lost.
+        // Reported for a cut peer, too: the bytes are already in the buffer. If the failure of the
+        // peer was reported before, the poster regains the buffer by withdrawing, and only the
+        // event is lost.
         if self
             .state
             .peers
@@ -581,7 +581,7 @@ impl Btl for Faulty {
         }
         let mut done = self.push_out();
         let held: usize = self.state.peers.values().map(|peer| peer.held.len()).sum();
-        // At the limit the wrapped transport keeps its events, which delays the senders.
+        // At the limit, events stay in the wrapped transport, which delays the senders.
         if held < 4 * HELD {
             done += self.inner.progress(&mut Collector {
                 state: &mut self.state,
@@ -608,7 +608,7 @@ impl Btl for Faulty {
         !self.is_holding() && !cut && self.inner.arm()
     }
 
-    /// Sends messages held back for the peer first, if there is room soon.
+    /// Sends messages held back for the peer first, if there is room soon enough.
     fn drop_peer(&mut self, peer: Rank) -> bool {
         if let Some(known) = self.state.peers.get_mut(&peer) {
             known.dropping += 1;

@@ -1,7 +1,7 @@
 //! Forwarding of the contract's methods by transports that wrap another one.
 
 /// Implements the named methods of the contract by calling them on `self.<target>`, a field or a
-/// method call. It stands inside of an `impl` of the trait that the methods belong to.
+/// method call. Used inside an `impl` of the trait that declares the methods.
 ///
 /// ```text
 /// impl Tx for Wrapper {

@@ -1,5 +1,5 @@
-//! Tests of byte transports: the conformance suite, a transport inside one process, and one that
-//! injects faults.
+//! Tests of transports: the conformance suite, a transport inside one process, and one that injects
+//! faults.
 //!
 //! | module | what |
 //! |---|---|

@@ -1,11 +1,11 @@
 //! Random numbers from a seed (SplitMix64; Steele, Lea and Flood 2014).
 
-/// A generator.
+/// Random number generator.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// Creates a generator. Equal seeds give equal numbers.
+    /// Creates a generator. Equal seeds produce equal numbers.
     pub(crate) fn new(seed: u64) -> Rng {
         Rng(seed)
     }
@@ -19,7 +19,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `bound`; 0 for a bound of 0.
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         if bound == 0 {
             return 0;
@@ -32,7 +32,7 @@ impl Rng {
         self.below(1000) < usize::from(permille)
     }
 
-    /// Fills with bytes.
+    /// Fills a buffer with random bytes.
     pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let word = self.next().to_le_bytes();

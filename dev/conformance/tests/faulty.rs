@@ -1,5 +1,5 @@
-//! The conformance suite over the loopback transport with faults, and the faults that no conforming
-//! transport makes.
+//! The conformance suite over the loopback transport with faults, and tests of the hostile faults,
+//! which the suite would not pass.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ struct FaultyLoopback {
     name: String,
     limits: Limits,
     faults: Faults,
-    /// A different one for each rank of each job.
+    /// Differs for each rank of each job.
     seed: AtomicU64,
 }
 
@@ -43,7 +43,7 @@ impl Harness for FaultyLoopback {
     }
 }
 
-/// All limits, three seeds each.
+/// Runs the suite with all faults and three seeds.
 fn conforms(sort: &str, limits: Limits) {
     for seed in [1, 1000, 77_777] {
         let name = format!("faulty loopback, {sort}, seed {seed}");
@@ -80,7 +80,7 @@ fn done_becomes_pending() {
     );
 }
 
-/// Only here are messages held back at the receiver.
+/// Only without posted receives are messages held back at the receiver.
 #[test]
 fn messages_only() {
     conforms("messages only", Limits::default().plain());
@@ -104,7 +104,7 @@ impl Events for EventLog {
     }
 }
 
-/// Two ranks that know each other; the first has faults.
+/// Returns two ranks that have added each other; the first has faults.
 fn pair(limits: Limits, seed: u64, faults: Faults) -> (Faulty, loopback::LoopbackBtl) {
     let mut ranks = loopback::job(2, limits);
     let (mut right, left) = (ranks.pop().unwrap(), ranks.pop().unwrap());
@@ -121,29 +121,29 @@ fn pair(limits: Limits, seed: u64, faults: Faults) -> (Faulty, loopback::Loopbac
     (left, right)
 }
 
-/// 200 messages each way, and what both sides saw of it.
+/// Exchanges 200 messages each way and returns the events of both sides.
 fn script(seed: u64, faults: Faults) -> (Vec<String>, u64) {
     let (mut left, mut right) = pair(Limits::default().plain(), seed, faults);
-    let mut told = EventLog::default();
+    let mut log = EventLog::default();
     for number in 0u8..200 {
         let result = left.send(1, &[number], &[IoSlice::new(&[1, 2, 3])]);
-        told.0.push(format!("send {result:?}"));
+        log.0.push(format!("send {result:?}"));
         while right.send(0, &[number], &[IoSlice::new(&[4])]).is_err() {
-            let done = left.progress(&mut told);
-            told.0.push(format!("progress {done}"));
+            let done = left.progress(&mut log);
+            log.0.push(format!("progress {done}"));
         }
-        left.progress(&mut told);
-        right.progress(&mut told);
+        left.progress(&mut log);
+        right.progress(&mut log);
     }
     for _ in 0..3000 {
-        left.progress(&mut told);
-        right.progress(&mut told);
+        left.progress(&mut log);
+        right.progress(&mut log);
     }
-    (told.0, left.made())
+    (log.0, left.made())
 }
 
 #[test]
-fn the_same_seed_makes_the_same_faults() {
+fn equal_seeds_give_equal_faults() {
     let (first, made) = script(42, Faults::allowed());
     assert!(made > 50, "{made} faults");
     assert_eq!((first.clone(), made), script(42, Faults::allowed()));
@@ -152,7 +152,7 @@ fn the_same_seed_makes_the_same_faults() {
 }
 
 #[test]
-fn headers_are_corrupted_and_cut_short_and_nothing_else_is() {
+fn only_headers_are_corrupted_and_truncated() {
     for faults in [
         Faults {
             corrupt: 500,
@@ -176,27 +176,30 @@ fn headers_are_corrupted_and_cut_short_and_nothing_else_is() {
                 .send(0, &[0x55; 20], &[IoSlice::new(b"body")])
                 .unwrap();
         }
-        let mut told = EventLog::default();
+        let mut log = EventLog::default();
         for _ in 0..200 {
-            left.progress(&mut told);
+            left.progress(&mut log);
         }
-        assert_eq!(told.0.len(), 100);
+        assert_eq!(log.0.len(), 100);
         let whole = format!("message 1 {:?} {:?}", [0x55u8; 20], b"body");
-        let spoilt = told.0.iter().filter(|text| **text != whole).count();
-        assert!((20..80).contains(&spoilt), "{spoilt} of 100 by {faults:?}");
+        let changed = log.0.iter().filter(|text| **text != whole).count();
         assert!(
-            told.0
+            (20..80).contains(&changed),
+            "{changed} of 100 by {faults:?}"
+        );
+        assert!(
+            log.0
                 .iter()
                 .all(|text| text.ends_with(&format!("{:?}", b"body")))
         );
-        assert_eq!(left.made(), spoilt as u64);
+        assert_eq!(left.made(), changed as u64);
     }
 }
 
-/// After a number of messages the peer is lost: what is pending ends first, the loss is reported
+/// After a number of messages the peer is lost: pending operations end first, the loss is reported
 /// once, and nothing passes any more.
 #[test]
-fn a_peer_is_cut_after_so_many_messages() {
+fn a_peer_is_cut_after_a_number_of_messages() {
     let (mut left, mut right) = pair(
         Limits::default(),
         9,
@@ -223,12 +226,12 @@ fn a_peer_is_cut_after_so_many_messages() {
         })
     ));
     right.send(0, b"unheard", &[]).unwrap();
-    let mut told = EventLog::default();
+    let mut log = EventLog::default();
     for _ in 0..50 {
-        left.progress(&mut told);
+        left.progress(&mut log);
     }
     assert_eq!(
-        told.0,
+        log.0,
         [
             "completed 5 true",
             "failed 1: lost: cut by the fault injection"

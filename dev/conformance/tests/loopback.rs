@@ -21,7 +21,7 @@ impl Harness for Loopback {
     }
 
     fn options(&self) -> Options {
-        // The long case once, the rest shorter.
+        // The long case runs once; the other transports run it shorter.
         let messages = if self.0 == "loopback" {
             100_000
         } else {

@@ -1,6 +1,6 @@
 //! The suite over `examples/minimal_transport.rs`.
 
-#[allow(unreachable_pub)] // It is an example, too.
+#[allow(unreachable_pub)] // The file is also an example.
 #[path = "../examples/minimal_transport.rs"]
 mod minimal_transport;
 

@@ -4,7 +4,7 @@
 
 mod fabric;
 
-// `fabric` names the trait as `crate::nic`: the unit tests of ib-btl include it, too.
+// `fabric` names the trait `crate::nic`, because the unit tests of ib-btl include it, too.
 use ib_btl::nic;
 
 pub use fabric::{Fabric, FabricNic};

@@ -50,7 +50,7 @@ impl Daemon {
         let dir = node_dir(lab, node);
         let log = dir.join("daemon.log");
         let doing = || format!("starting {} of node {node}", program.display());
-        // An own file, so that the machine's is not read.
+        // A separate file, so that the machine's is not read.
         let file = dir.join("esp-daemon.toml");
         let config = &options.daemon_config;
         fs::write(&file, format!("node_name = \"{}\"\n{config}", Node(node))).at(doing)?;
@@ -72,7 +72,7 @@ impl Daemon {
             .arg(socket(lab, node))
             .arg("--config")
             .arg(file);
-        // An own process group: the terminal's Ctrl-C must not reach it.
+        // A separate process group: the terminal's Ctrl-C must not reach the daemon.
         enter
             .stdin(Stdio::null())
             .stdout(out)

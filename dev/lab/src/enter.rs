@@ -1,4 +1,5 @@
-//! Enters a node: its network namespace, the lab's user namespace, and a fitting view of the files.
+//! Enters a node: its network namespace, the lab's user namespace, and a matching view of the
+//! files.
 //!
 //! Only a process with a single thread can join a user namespace: `esplab` itself joins and then
 //! executes the command.
@@ -35,8 +36,8 @@ pub(crate) fn join(holder: ProcessRef, user: bool) -> Result<(), LabError> {
     setns(fd, kinds).at(doing)
 }
 
-/// Sets the host name of the calling process, by which launchers distinguish hosts. If the system
-/// does not allow it, the machine's name stays.
+/// Sets the host name of the calling process, by which launchers distinguish hosts. Keeps the
+/// machine's name if the system does not allow the change.
 pub(crate) fn private_name(name: &str) {
     if unshare(CloneFlags::CLONE_NEWUTS).is_ok() {
         let _ = rustix::system::sethostname(name.as_bytes());
@@ -44,11 +45,11 @@ pub(crate) fn private_name(name: &str) {
 }
 
 /// Gives the calling process a mount namespace in which `/sys` shows the devices of its network
-/// namespace and `/etc/hosts` lists the lab's nodes. The folder `here` shows that of the node:
-/// launchers copy the environment from node to node, so that paths in it must fit each node. The
-/// mounts are not visible outside.
+/// namespace and `/etc/hosts` lists the lab's nodes. The folder `here` shows the folder of the
+/// node: launchers copy the environment from node to node, so paths in it must be valid on each.
+/// The mounts are not visible outside.
 ///
-/// Mounts that the system refuses are left out. Returns true if `here` shows the folder `node`.
+/// Mounts that the system refuses are omitted. Returns true if `here` shows the folder `node`.
 pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     let nothing: Option<&str> = None;
     let cut_off = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| {
@@ -95,13 +96,13 @@ pub(crate) fn private_view(hosts: &Path, node: &Path, here: &Path) -> bool {
     mount(Some(node), here, nothing, MsFlags::MS_BIND, nothing).is_ok()
 }
 
-/// Takes away `here` of [`private_view`], if the calling process sees it: the folder could not be
-/// removed.
+/// Unmounts `here` of [`private_view`] if the calling process sees it; otherwise the folder could
+/// not be removed.
 pub(crate) fn leave_view(here: &Path) {
     let _ = umount2(here, MntFlags::MNT_DETACH);
 }
 
-/// Binds the calling thread to the cores, if there are any.
+/// Binds the calling thread to the cores, unless there are none.
 pub fn pin(cpus: &[usize]) -> Result<(), LabError> {
     if cpus.is_empty() {
         return Ok(());

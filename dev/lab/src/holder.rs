@@ -2,12 +2,12 @@
 //!
 //! A holder is started with a pipe on its standard input, the *leash*. It creates its namespace,
 //! writes `ready` to its standard output and waits for `go`, which the creator sends once the
-//! holder is recorded in the lab's state. If the creator dies before, the pipe closes and the
+//! holder is recorded in the lab's state. If the creator dies before that, the pipe closes and the
 //! holder ends.
 //!
-//! The first holder, the switch's, keeps watching its leash: if it closes before `keep`, this
-//! holder ends all processes of the lab. A half-created lab or one of a killed benchmark therefore
-//! ends. After `complete` it watches the other holders, too; see [`watch`](crate::watch).
+//! The first holder, that of the switch, keeps watching its leash: if it closes before `keep`, this
+//! holder ends all processes of the lab. A half-created lab, or that of a killed benchmark,
+//! therefore ends. After `complete` it also watches the other holders; see [`watch`](crate::watch).
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -25,20 +25,20 @@ use crate::watch::{Words, watch_nodes, watch_switch};
 /// User namespace of a holder's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserNs {
-    /// The caller's, where the caller is superuser.
+    /// The caller's namespace, where the caller is superuser.
     Same,
-    /// A new one, in which the caller's user is superuser.
+    /// A new namespace, in which the caller's user is superuser.
     New,
-    /// That of another holder.
+    /// The namespace of another holder.
     Of(ProcessRef),
 }
 
-/// What a holder does once its namespace exists.
+/// Task of a holder once its namespace exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// The switch's: watches its creator and the nodes of the lab in this folder.
+    /// Holder of the switch: watches its creator and the nodes of the lab in this folder.
     Lab(PathBuf),
-    /// A node's: watches the switch's holder.
+    /// Holder of a node: watches the switch's holder.
     Switch(ProcessRef),
 }
 
@@ -93,7 +93,7 @@ impl Holder {
     }
 }
 
-/// Sends a word to a holder.
+/// Sends a command word to a holder.
 pub(crate) fn say(leash: &mut ChildStdin, word: &str) -> Result<(), LabError> {
     writeln!(leash, "{word}").at(|| format!("sending `{word}` to a namespace holder"))
 }
@@ -116,7 +116,7 @@ fn greeting(child: &mut Child) -> io::Result<(ProcessRef, ChildStdin)> {
             text.to_owned(),
         )),
         ("error", text) => Err(io::Error::other(text.to_owned())),
-        _ => Err(io::Error::other("it ended without a word")),
+        _ => Err(io::Error::other("it ended without a report")),
     }
 }
 
@@ -216,7 +216,7 @@ fn forbidden(error: io::Error, user: bool) -> io::Error {
             how
         });
         format!(
-            "this system does not let user {} make a network namespace ({error}): run as root, or ({remedy})",
+            "user {} is not allowed to make a network namespace on this system ({error}): run as root, or ({remedy})",
             geteuid().as_raw()
         )
     } else {

@@ -9,8 +9,8 @@ use crate::process::{self, ProcessRef};
 /// Time limit for programs to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Network namespace of a node, which exists as long as this value: another one may have its number
-/// afterwards.
+/// Network namespace of a node. The value keeps it alive, because a later namespace may reuse its
+/// number.
 pub(crate) struct Namespace {
     /// Name, such as `net:[4026531840]`.
     name: PathBuf,
@@ -28,7 +28,8 @@ impl Namespace {
     }
 }
 
-/// Ends the processes in these namespaces except `spared`: by SIGTERM, after a second by SIGKILL.
+/// Ends the processes in these namespaces except `spared` by SIGTERM, and after a second by
+/// SIGKILL.
 pub(crate) fn end(namespaces: &[Namespace], spared: &[ProcessRef]) {
     let others = || {
         let mut found = inhabitants(namespaces);

@@ -127,7 +127,7 @@ pub(crate) fn router(wire: &WireOptions) -> String {
         for node in 0..wire.nodes {
             let (address, bridge) = (version.address(Node(node)), bridge(0, wire.segment(node)));
             let mac = Node(node).mac_text();
-            // The router has no link-local address, from which it could ask for neighbours.
+            // The router has no link-local address from which it could ask for neighbours.
             let _ = writeln!(
                 text,
                 "route add {address}/{prefix} dev {bridge}\n\

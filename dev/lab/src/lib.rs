@@ -2,11 +2,11 @@
 //!
 //! The machine's own network is not touched: the bridge has its own namespace (the *switch*), and
 //! so has each node, with one interface `eth0`. The namespaces exist as long as their holder
-//! processes, and what runs in a node ends with them. Without privilege everything is inside a user
-//! namespace.
+//! processes, and all processes of a node end with them. Without privilege everything is inside a
+//! user namespace.
 //!
 //! [`Lab::create`] creates a lab that ends when the [`Lab`] is dropped or the program is killed;
-//! [`Lab::keep`] lets it stay until [`down`].
+//! [`Lab::keep`] keeps it until [`down`].
 #![forbid(unsafe_code)]
 
 mod daemon;
@@ -56,12 +56,12 @@ pub use state::{NodeState, State};
 pub const DEFAULT_NAME: &str = "default";
 /// File name of the program in a lab's folder that reaches nodes like `ssh`.
 const RSH: &str = "rsh";
-/// Name of the folder that processes in a node see as the node's.
+/// Name of the folder in which processes of a node see their node's folder.
 const HERE: &str = "here";
 /// Time limit for a daemon to close its connections.
 const DAEMON_GRACE: Duration = Duration::from_secs(3);
 
-/// A lab of this process. Dropping it ends it.
+/// A lab of this process. It ends when dropped.
 pub struct Lab {
     state: State,
     dir: PathBuf,
@@ -124,7 +124,7 @@ impl Lab {
         }
         lab.state.ready = true;
         lab.state.write(&lab.dir)?;
-        lab.tell_switch("complete")?;
+        lab.command_switch("complete")?;
         Ok(lab)
     }
 
@@ -287,7 +287,7 @@ impl Lab {
         self.dir.join(RSH)
     }
 
-    /// The socket of a node's daemon.
+    /// Returns the path of the socket of a node's daemon.
     pub fn socket(&self, node: usize) -> PathBuf {
         daemon::socket(&self.dir, node)
     }
@@ -389,15 +389,15 @@ impl Lab {
         }
     }
 
-    /// Lets the lab stay when this process ends; [`down`] ends it.
+    /// Keeps the lab after the end of this process; [`down`] ends it.
     pub fn keep(mut self) -> Result<State, LabError> {
-        self.tell_switch("keep")?;
+        self.command_switch("keep")?;
         self.kept = true;
         Ok(self.state.clone())
     }
 
-    /// Sends a word to the switch's holder.
-    fn tell_switch(&mut self, word: &str) -> Result<(), LabError> {
+    /// Sends a command word to the switch's holder.
+    fn command_switch(&mut self, word: &str) -> Result<(), LabError> {
         self.leash
             .as_mut()
             .map_or(Ok(()), |leash| holder::say(leash, word))
@@ -452,8 +452,9 @@ fn unique_name() -> String {
     )
 }
 
-/// Ends the processes of a lab except `spare`, and what else runs in its nodes except the callers
-/// of this function. Removes the lab's folder. Returns the processes that still run in a node.
+/// Ends the processes of a lab except `spare`, and all other processes in its nodes except the
+/// callers of this function. Removes the lab's folder. Returns the processes that still run in a
+/// node.
 pub(crate) fn teardown(
     state: &State,
     dir: &Path,
@@ -482,9 +483,9 @@ pub fn list() -> Result<Vec<State>, LabError> {
     Root::new().list()
 }
 
-/// Ends the lab of this name, with what runs in its nodes. Returns the processes that could not be
-/// ended, such as the shell that `esplab down` was started from; they keep the namespace of their
-/// node alive.
+/// Ends the lab of this name and all processes in its nodes. Returns the processes that could not
+/// be ended, such as the shell that started `esplab down`; they keep the namespace of their node
+/// alive.
 pub fn down(name: &str) -> Result<Vec<ProcessRef>, LabError> {
     let (state, dir) = Root::new().open(name)?;
     if !state.ready && state.boot == state::boot_id() && state.creator.is_alive() {

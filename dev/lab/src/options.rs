@@ -16,7 +16,7 @@ pub const MAX_NODES: usize = 254;
 pub const MAX_RAILS: usize = 8;
 /// Largest MTU of a veth pair.
 pub const MAX_MTU: u32 = 65535;
-/// Smallest MTU of IPv4, which the nodes use, too.
+/// Smallest MTU of IPv4, which the nodes use as well.
 pub const MIN_MTU: u32 = 576;
 /// Number of frames that a port of the switch queues under `--rate` before it drops.
 pub const QUEUE_FRAMES: u32 = 64;
@@ -171,7 +171,7 @@ impl LabOptions {
     }
 }
 
-/// Checks a name: a folder has it, and the paths of sockets must stay short.
+/// Checks a name: it names a folder, and the paths of sockets must stay short.
 pub(crate) fn check_name(name: &str) -> Result<(), LabError> {
     let fine = !name.is_empty()
         && name.len() <= 32

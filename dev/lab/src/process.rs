@@ -33,21 +33,21 @@ impl ProcessRef {
         ProcessRef::of(getpid().as_raw_nonzero().get())
     }
 
-    /// Returns true while it runs; a zombie does not.
+    /// Returns true while the process runs; a zombie does not.
     pub fn is_alive(self) -> bool {
         stat(self.pid).is_ok_and(|found| found.start == self.start && found.runs())
     }
 
-    /// Opens a descriptor of exactly this process, which is readable once it has ended; `None` if
-    /// it has already.
+    /// Opens a descriptor of exactly this process, which is readable once the process has ended;
+    /// `None` if it has ended already.
     pub fn open(self) -> Option<OwnedFd> {
         let fd = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
-        // Checked after opening: the descriptor stays with its process.
+        // Checked after opening, because the descriptor stays with its process.
         self.is_alive().then_some(fd)
     }
 }
 
-/// `PID:START`, as options of programs have it.
+/// Formats as `PID:START`, as options of programs do.
 impl fmt::Display for ProcessRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.pid, self.start)
@@ -101,7 +101,7 @@ pub(crate) fn all() -> impl Iterator<Item = i32> {
 pub(crate) fn lineage() -> Vec<ProcessRef> {
     let mut found = Vec::new();
     let mut pid = getpid().as_raw_nonzero().get();
-    // Process 0 is the parent of the first one, or one of another namespace.
+    // Process 0 is the parent of the first process, or of another namespace.
     while pid > 0
         && let Ok(Stat { parent, start, .. }) = stat(pid)
     {
@@ -117,8 +117,8 @@ pub fn adopt_descendants() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Waits for the end of all descendants of the calling process, and ends them after `grace` by
-/// SIGKILL. Returns when there are none, or after five more seconds. See [`adopt_descendants`].
+/// Waits for the end of all descendants of the calling process, and kills them by SIGKILL after
+/// `grace`. Returns when there are none, or after five more seconds. See [`adopt_descendants`].
 pub fn end_descendants(grace: Duration) {
     let me = getpid().as_raw_nonzero().get();
     let end = Instant::now() + grace;
@@ -128,8 +128,8 @@ pub fn end_descendants(grace: Duration) {
     end_until_none(|| descendants(me));
 }
 
-/// Ends the processes that `find` returns, until it returns none, or for five seconds: those that
-/// end may have started others.
+/// Ends the processes that `find` returns, until it returns none, or for five seconds: processes
+/// may have started others before they end.
 pub(crate) fn end_until_none(find: impl Fn() -> Vec<ProcessRef>) {
     let end = Instant::now() + Duration::from_secs(5);
     loop {
@@ -191,7 +191,7 @@ pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) {
     wait_all(&mut open, Duration::from_secs(5));
 }
 
-/// Waits until all have ended or the time is over; retains those that run.
+/// Waits until all have ended or the time is over. Retains those that still run.
 fn wait_all(open: &mut Vec<OwnedFd>, limit: Duration) {
     let end = Instant::now() + limit;
     while let Some(first) = open.first() {
@@ -203,8 +203,8 @@ fn wait_all(open: &mut Vec<OwnedFd>, limit: Duration) {
     }
 }
 
-/// Waits until one of the descriptors is readable or closed, or the time is over. Returns which
-/// are.
+/// Waits until one of the descriptors is readable or closed, or the time is over. Returns which of
+/// them are.
 pub fn wait_any<const N: usize>(
     descriptors: &[impl AsFd; N],
     limit: Option<Duration>,

@@ -83,7 +83,7 @@ impl State {
         self.of_this_boot(self.nodes.iter().map(|n| n.holder).chain(self.switch))
     }
 
-    /// Returns true while a process of it runs or it is being created.
+    /// Returns true while a process of the lab runs or the lab is being created.
     pub fn is_alive(&self) -> bool {
         let making = self.of_this_boot((!self.ready).then_some(self.creator).into_iter());
         making
@@ -127,7 +127,7 @@ pub(crate) fn boot_id() -> String {
         .to_owned()
 }
 
-/// Variable with the folder of all labs, for programs in a node, where the user may be another.
+/// Variable with the folder of all labs, for programs in a node, which may run as another user.
 pub(crate) const ENV: &str = "ESPLAB_STATE";
 
 /// Folder of all labs of this user.

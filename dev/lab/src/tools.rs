@@ -39,7 +39,7 @@ pub(crate) const NFT: Tool = Tool {
 };
 
 impl Tool {
-    /// Returns its path. Folders of the superuser are searched, too: they often are not in PATH.
+    /// Returns the tool's path. Also searches the superuser's folders, which often are not in PATH.
     pub(crate) fn find(self) -> Result<PathBuf, LabError> {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path)
@@ -86,7 +86,7 @@ impl Tool {
     }
 }
 
-/// Joins lines to one.
+/// Joins lines into one.
 pub(crate) fn one_line(text: &str) -> String {
     text.lines()
         .map(str::trim)

@@ -1,8 +1,8 @@
-//! What holders wait for once their namespaces exist.
+//! Events that holders wait for once their namespaces exist.
 //!
 //! A process in a node keeps the node's namespace alive and does not notice that the lab has ended.
-//! So holders watch each other: what runs in a node ends when the holder of its namespace or that
-//! of the switch's ends, in whatever way. If both end at once, `esplab down` does it.
+//! So holders watch each other: the processes of a node are ended when the holder of its namespace
+//! or that of the switch ends for any reason. If both end at once, `esplab down` ends them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,12 +15,12 @@ use crate::process::{self, ProcessRef};
 use crate::state::State;
 use crate::teardown;
 
-/// Words from the creator on standard input, one a line.
+/// Command words from the creator on standard input, one per line.
 #[derive(Debug, Default)]
 pub(crate) struct Words(Vec<u8>);
 
 impl Words {
-    /// Waits for the next word; `None`: the creator has closed the pipe.
+    /// Waits for the next word. Returns `None` when the creator has closed the pipe.
     pub(crate) fn next(&mut self) -> Option<String> {
         loop {
             if let Some(word) = self.take() {
@@ -49,7 +49,8 @@ impl Words {
     }
 }
 
-/// Watches the switch from the holder of a node: ends what runs in the node when the switch ends.
+/// Watches the switch from the holder of a node: ends the processes of the node when the switch
+/// ends.
 pub(crate) fn watch_switch(switch: ProcessRef) -> io::Result<()> {
     if let Some(ended) = switch.open() {
         process::wait_any(&[ended], None)?;
@@ -101,7 +102,7 @@ pub(crate) fn watch_nodes(dir: &Path, mut words: Words) -> io::Result<()> {
 struct Ended {
     /// The creator has written or ended.
     creator: bool,
-    /// Which nodes' holders have ended.
+    /// Nodes whose holders have ended.
     nodes: Vec<bool>,
 }
 

@@ -43,7 +43,7 @@ pub fn skip(test: &str, reason: &str) {
     let required = std::env::var_os(REQUIRE_PRIVILEGE).is_some_and(|value| value == "1");
     assert!(
         !required,
-        "{test}: {reason}, and {REQUIRE_PRIVILEGE}=1 forbids to skip it"
+        "{test}: {reason}, and {REQUIRE_PRIVILEGE}=1 forbids skipping it"
     );
     // Not `eprintln`, which the test harness captures when the test succeeds. One write, since
     // other processes write, too.
@@ -62,8 +62,7 @@ impl Namespace {
     /// # Errors
     /// `PermissionDenied` without root; `NotFound` without `ip`.
     pub fn new() -> io::Result<Namespace> {
-        // A single thread can be in another namespace; this one ends at once and leaves the
-        // descriptor.
+        // A single thread can be in another namespace; it ends at once and leaves the descriptor.
         let maker =
             thread::Builder::new()
                 .name("namespace".into())
@@ -79,7 +78,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Returns another handle to the same namespace.
+    /// Returns another handle to this namespace.
     ///
     /// # Errors
     /// No descriptors left.
@@ -90,7 +89,7 @@ impl Namespace {
     }
 
     /// Runs `work` in a thread inside the namespace and waits for it. Sockets and processes created
-    /// there belong to the namespace and may be used from anywhere. A panic continues in the
+    /// there belong to the namespace and may be used from anywhere. A panic is resumed in the
     /// caller.
     ///
     /// # Panics
@@ -179,7 +178,7 @@ impl Namespace {
         )))
     }
 
-    /// Returns a path by which other programs find the namespace while this process lives.
+    /// Returns a path at which other programs find the namespace while this process lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
     }
@@ -190,7 +189,7 @@ impl Namespace {
 /// # Errors
 /// Contains the output of `ip`; `TimedOut` when there is no carrier in time.
 pub fn connect(a: &Namespace, a_name: &str, b: &Namespace, b_name: &str) -> io::Result<()> {
-    // With equal indices at both ends, the kernel takes the two for one interface, whose carrier
+    // With equal indices at both ends, the kernel treats the two as one interface, whose carrier
     // may be delayed by a second.
     let index = NEXT_INDEX.fetch_add(2, Ordering::Relaxed);
     a.ip(&format!(

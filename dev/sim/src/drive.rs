@@ -176,7 +176,7 @@ impl World {
         let now = self.now;
         let node = &mut self.nodes[number];
         if node.timer_at.is_some_and(|at| at > now) {
-            // an earlier one was planned since, and another entry stands for the present one
+            // An earlier timer was scheduled since; its own entry stands for it.
             return;
         }
         node.timer_at = None;
@@ -188,7 +188,7 @@ impl World {
             };
             if node.spins.1 > SPINS {
                 self.fail(&format!(
-                    "node {number}: poll_timeout stays at the present after {SPINS} calls"
+                    "node {number}: poll_timeout does not advance after {SPINS} calls"
                 ));
             }
             node.endpoint.handle_timeout(now);
@@ -233,7 +233,7 @@ impl World {
                 return self.plan_timer(number);
             }
         }
-        self.fail(&format!("node {number} does not come to rest"));
+        self.fail(&format!("node {number} does not become idle"));
     }
 
     fn plan_timer(&mut self, number: usize) {
@@ -271,7 +271,7 @@ impl World {
         } = progress;
         let Some(conn) = self.nodes[number].conn(id) else {
             if (acked, delivered) == (0, 0) {
-                return; // opened and ended within one batch: Incoming and Closed are still to come
+                return; // opened and closed within one batch; Incoming and Closed follow
             }
             self.fail(&format!(
                 "node {number}: progress of {id:?}, which the host does not have"
@@ -372,7 +372,7 @@ impl World {
         if let Some(flow) = flow {
             let status = &self.flows[flow].passive;
             if status.conn.is_some() && !self.flows[flow].plan.may_fail {
-                self.fail(&format!("W-26: flow {flow} came in twice"));
+                self.fail(&format!("W-26: flow {flow} was accepted twice"));
             }
             self.flows[flow].passive.conn = Some(id);
             self.flows[flow].passive.closed = None;

@@ -101,13 +101,13 @@ pub struct Rx {
 /// A program's end of a connection.
 #[derive(Clone, Debug)]
 pub struct Conn {
-    /// Its id.
+    /// Id of the connection.
     pub id: ConnId,
     /// Own end.
     pub own: (MacAddr, Port),
     /// The peer's end.
     pub peer: (MacAddr, Port),
-    /// The plan that it plays, if any.
+    /// The plan that the program executes, if any.
     pub role: Option<(usize, Side)>,
     /// Behaviour of this side.
     pub plan: SidePlan,
@@ -179,7 +179,7 @@ impl Conn {
         self.paused_until.is_some_and(|until| now <= until) || (self.rx.capacity == 0)
     }
 
-    /// Returns true while it has something to send or to wait for.
+    /// Returns true while the program has something to send or to wait for.
     pub fn pending(&self) -> bool {
         self.tx.acked < self.tx.written || self.tx.shut || self.open_since.is_none()
     }
@@ -245,7 +245,7 @@ impl Conn {
                     wanted = (wanted + u64::from(chunk)).min(bytes);
                     self.next_chunk = now + every;
                 }
-                // Without room, progress wakes it.
+                // Without room, the next progress wakes the program.
                 if wanted < bytes && wanted < self.tx.acked + u64::from(self.plan.tx_buffer) {
                     calls.push(Call::WakeAt(self.next_chunk));
                 }
@@ -342,7 +342,7 @@ impl Conn {
     /// Checks that everything was delivered when the peer's FIN is in order.
     pub fn peer_finished(&mut self, streams: &Streams) -> Result<(), String> {
         if std::mem::replace(&mut self.rx.finished, true) {
-            return Err("the peer finished twice".into());
+            return Err("a second end of the peer's stream".into());
         }
         let sound = match self.rx.stream.and_then(|name| streams.get(name)) {
             Some(stream) => stream.finished && stream.written == self.rx.delivered,
@@ -372,7 +372,7 @@ pub struct Received {
     pub sequence: u16,
     /// Kind of the datagram.
     pub kind: EdpKind,
-    /// Its bytes.
+    /// Payload.
     pub bytes: Vec<u8>,
 }
 

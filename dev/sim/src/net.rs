@@ -2,8 +2,8 @@
 //!
 //! A frame goes up the sender's link to the switch and down the receiver's link from it. The up
 //! link belongs to the host's adapter: its queue pushes back (the host checks [`Net::may_send`]
-//! before it builds a frame). The down link is the switch's output port: its queue drops the tail,
-//! so many senders to one receiver form an incast.
+//! before it builds a frame). The down link is the switch's output port, which drops the tail, so
+//! several senders to one receiver form an incast.
 
 use crate::link::{Fate, Frame, Link, LinkConfig, LinkStats};
 use crate::rng::Rng;

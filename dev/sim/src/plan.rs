@@ -7,19 +7,19 @@ use esp_proto::{Buffers, Duration, ResetReason};
 pub struct FlowPlan {
     /// Node that connects.
     pub from: usize,
-    /// Its port.
+    /// Port of the connecting side.
     pub from_port: u16,
     /// Node that listens.
     pub to: usize,
-    /// Its port.
+    /// Port of the listening side.
     pub to_port: u16,
     /// Time of the connect call.
     pub start: Duration,
     /// Job key of the connecting side.
     pub key: Vec<u8>,
-    /// Both sides call connect at the same time (W-28); no listener is needed.
+    /// Both sides call connect at one instant (W-28); no listener is needed.
     pub crossing: bool,
-    /// A planned fault may end it; otherwise both sides must end with `Finished`.
+    /// A planned fault may end the flow; otherwise both sides must end with `Finished`.
     pub may_fail: bool,
     /// The program of the connecting side.
     pub active: SidePlan,
@@ -44,7 +44,7 @@ impl FlowPlan {
         }
     }
 
-    /// The connecting side writes `bytes`, the listening side nothing.
+    /// Makes the connecting side write `bytes` and the listening side nothing.
     #[must_use]
     pub fn bulk(mut self, bytes: u64) -> Self {
         self.active.write = Write::Bulk(bytes);
@@ -83,9 +83,9 @@ impl FlowPlan {
 /// Plan of one program on its connection.
 #[derive(Clone, Debug)]
 pub struct SidePlan {
-    /// Size of its send buffer in bytes.
+    /// Size of the program's send buffer in bytes.
     pub tx_buffer: u32,
-    /// Size of its receive buffer in bytes.
+    /// Size of the program's receive buffer in bytes.
     pub rx_buffer: u32,
     /// Writing behaviour.
     pub write: Write,
@@ -98,7 +98,7 @@ pub struct SidePlan {
 }
 
 impl SidePlan {
-    /// Returns the sizes of its buffers.
+    /// Returns the sizes of the program's buffers.
     pub(crate) fn buffers(&self) -> Buffers {
         Buffers {
             rx: self.rx_buffer,
@@ -141,7 +141,7 @@ pub enum Write {
         /// Number of messages.
         rounds: u32,
     },
-    /// Answers each message of `size` bytes with as many.
+    /// Answers each message of `size` bytes with `size` bytes.
     Answer {
         /// Bytes of a message and of its answer.
         size: u32,
@@ -180,16 +180,16 @@ pub enum End {
     AfterPeer,
     /// Aborts this long after the opening.
     Abort(Duration, ResetReason),
-    /// Never ends it.
+    /// Never ends the connection.
     Never,
 }
 
 /// One of the two programs of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The one that connects.
+    /// The connecting program.
     Active,
-    /// The one that listens.
+    /// The listening program.
     Passive,
 }
 

@@ -24,7 +24,7 @@ impl Rails for Station<'_> {
             .map(|node| &mut node.endpoint)
     }
 
-    /// Failures are silent here.
+    /// Without effect here: failures are silent.
     fn usable(&self, _rail: usize, _port: Port) -> bool {
         true
     }
@@ -36,8 +36,8 @@ impl Rails for Station<'_> {
 }
 
 impl World {
-    /// Makes these nodes the interfaces of one station. Rules that span frames are not checked
-    /// then, since they assume one pair of interfaces; contents are.
+    /// Makes these nodes the interfaces of one station. Rules that span frames assume one pair of
+    /// interfaces and are no longer checked; contents are.
     pub fn join(&mut self, members: &[usize]) {
         self.checker.frames_only();
         let macs: Vec<MacAddr> = members
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// Moves the program of a connection along.
+    /// Moves the program of a connection to another node.
     fn follow(&mut self, from: (usize, ConnId), to: (usize, ConnId)) {
         let Some(mut conn) = self.nodes[from.0]
             .conns
@@ -112,7 +112,7 @@ impl World {
     }
 
     /// Returns the node of a side of a flow.
-    pub fn place(&self, flow: usize, side: Side) -> usize {
+    pub fn node_of(&self, flow: usize, side: Side) -> usize {
         self.flows[flow].node(side)
     }
 }

@@ -1,7 +1,7 @@
 //! Runs many seeds on all cores, and prints how to repeat one that failed.
 //!
-//! `ESP_SIM_SEED=N` runs exactly that seed, `ESP_SIM_SEEDS=count` that many from the given start
-//! (or from `ESP_SIM_SEED`), `ESP_SIM_TRACE=1` prints every frame.
+//! `ESP_SIM_SEED=N` runs exactly that seed, `ESP_SIM_SEEDS=N` runs N seeds from the given start (or
+//! from `ESP_SIM_SEED`), and `ESP_SIM_TRACE=1` prints every frame.
 
 use crate::scenario::Scenario;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,7 +80,7 @@ pub fn run_one(seed: u64) -> Result<Summary, Failure> {
     })
 }
 
-/// Runs all seeds; panics with the first that fails and how to repeat it.
+/// Runs all seeds; panics with the first that fails, and the command that repeats it.
 ///
 /// `package_and_test` are the arguments of `cargo test` that run the caller again.
 pub fn run_all(seeds: std::ops::Range<u64>, package_and_test: &str) -> Summary {

@@ -56,13 +56,13 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Generates the scenario of a seed, always the same one.
+    /// Generates the scenario of a seed. Equal seeds give equal scenarios.
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let hostile = rng.chance(100_000);
         let count = rng.range(2, 4) as usize;
         let mut nodes: Vec<NodePlan> = (0..count).map(|_| node(&mut rng, hostile)).collect();
-        // Draws of its own, which leave the rest of the scenario as it is.
+        // Separate draws, which leave the rest of the scenario unchanged.
         let mut ecn = Rng::new(mix(seed));
         for node in &mut nodes {
             choose_ecn(&mut ecn, &mut node.config);
@@ -81,7 +81,7 @@ impl Scenario {
         scenario
     }
 
-    /// Runs the scenario; panics at a violation.
+    /// Runs the scenario. Panics on a violation.
     pub fn run(&self) -> World {
         let mut world = World::new(self.seed);
         if self.hostile {
@@ -236,7 +236,7 @@ fn flows(rng: &mut Rng, nodes: &[NodePlan], hostile: bool) -> Vec<FlowPlan> {
             (plan.active, plan.passive) =
                 programs(rng, budget, nodes[from].config.mtu, nodes[to].config.mtu);
             if hostile {
-                // An altered length loses a byte, and then both programs wait for ever.
+                // An altered length loses a byte, after which both programs would wait for ever.
                 plan.active.end = End::Abort(
                     Duration::from_micros(rng.magnitude(100, 500_000)),
                     ResetReason::Aborted,
@@ -250,7 +250,7 @@ fn flows(rng: &mut Rng, nodes: &[NodePlan], hostile: bool) -> Vec<FlowPlan> {
 fn programs(rng: &mut Rng, budget: u64, from_mtu: u32, to_mtu: u32) -> (SidePlan, SidePlan) {
     let mut active = side(rng, from_mtu);
     let mut passive = side(rng, to_mtu);
-    // Small payloads need more frames for the same bytes.
+    // Small payloads need more frames for a given number of bytes.
     let budget = budget.min(500 * u64::from(from_mtu.min(to_mtu))).max(1);
     if rng.chance(250_000) {
         let (size, rounds) = (

@@ -91,8 +91,8 @@ impl World {
         if conn.rx.finished && conn.tx.shut && conn.tx.acked == conn.tx.written {
             return None; // LAST-ACK: bounded by the peer time-out alone
         }
-        // Our FIN is sent and everything is acknowledged: only the peer's program decides when it
-        // ends.
+        // The FIN is sent and everything is acknowledged: only the peer's program decides when the
+        // connection ends.
         let waits_for_peer_program =
             conn.tx.shut && conn.tx.acked == conn.tx.written && peer.is_some();
         if waits_for_peer_program || peer.is_some_and(|peer| peer.holds_up(self.now)) {
@@ -120,7 +120,9 @@ impl World {
                     status.closed,
                     Some(CloseReason::Finished | CloseReason::Reset(ResetReason::Unknown))
                 ) {
-                    self.fail(&format!("flow {number} ended badly: {side:?} {status:?}"));
+                    self.fail(&format!(
+                        "flow {number} ended with an error: {side:?} {status:?}"
+                    ));
                 }
                 let expected = flow.side_plan(side.other()).write.total();
                 if status.delivered != expected {

@@ -87,9 +87,9 @@ pub enum Action {
     Unlisten(usize, Port),
     /// The node's interface changes its MTU.
     SetMtu(usize, u32),
-    /// The node's interface fails, and the node knows.
+    /// The node's interface fails, and the node is notified.
     Abandon(usize),
-    /// The node's service is stopped regularly.
+    /// The node's service shuts down in order.
     ShutdownAll(usize),
     /// Sends a datagram: from node, port; to address, port; kind; number of bytes.
     Datagram(usize, Port, MacAddr, Port, esp_proto::EdpKind, usize),
@@ -152,11 +152,11 @@ impl Node {
 /// Progress of one side of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SideStatus {
-    /// Its connection.
+    /// Connection of this side.
     pub conn: Option<ConnId>,
-    /// The node it has moved to.
+    /// Node to which this side has moved.
     pub moved_to: Option<usize>,
-    /// It was established.
+    /// The connection was established.
     pub opened: bool,
     /// Time of establishment.
     pub opened_at: Option<Instant>,
@@ -172,7 +172,7 @@ pub struct SideStatus {
     pub delivered_at: Option<Instant>,
     /// Longest time between two deliveries.
     pub longest_gap: Duration,
-    /// End of that time.
+    /// End of that gap.
     pub longest_gap_at: Option<Instant>,
 }
 
@@ -469,8 +469,10 @@ impl World {
         while !self.is_over() {
             match self.queue.next_at() {
                 Some(at) if at <= deadline => self.step(),
-                Some(_) => self.fail(&format!("not over after {limit:?}")),
-                None => self.fail("deadlock: nothing is planned, but not all is over"),
+                Some(_) => self.fail(&format!("not finished after {limit:?}")),
+                None => {
+                    self.fail("deadlock: no event is scheduled, but flows or connections remain")
+                }
             }
         }
         self.check_outcomes();

@@ -16,7 +16,7 @@ fn thousands_of_seeds_keep_every_rule() {
     assert_eq!(summary.seeds, count);
     assert!(
         summary.frames >= 20 * count,
-        "hardly any traffic: {summary:?}"
+        "too little traffic: {summary:?}"
     );
     if count >= 100 {
         assert!(

@@ -46,8 +46,7 @@ fn congestion_marks() {
     compare("ecn.txt", &esp_sim::tables::ecn());
 }
 
-/// The purpose of marks: the port stays busy with a short queue, and drops nothing once the flows
-/// have begun.
+/// Marks keep the port busy with a short queue and without drops once the flows have started.
 #[test]
 fn marks_keep_the_queue_short_and_the_port_busy() {
     let with = |mark| {

@@ -101,9 +101,9 @@ fn bytes(value: &Value) -> Option<u64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Network {
-    /// The networks of all interfaces but the loopback one.
+    /// The networks of all interfaces except the loopback one.
     OnLink,
-    /// This one.
+    /// The network with this prefix.
     Prefix(netif::IpNetwork),
 }
 

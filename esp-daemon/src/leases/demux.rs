@@ -204,7 +204,7 @@ impl Demux {
             let thread = thread::Builder::new()
                 .name("esp-demux".into())
                 .spawn(move || shared.work());
-            // Without it, all sockets stay as they are.
+            // Without the thread, all sockets stay as they are.
             groups.working = thread.is_ok();
         }
         self.shared.changed.notify_one();

@@ -42,7 +42,7 @@ impl Listening {
         }
     }
 
-    /// Returns the port, which is the same on each of its links.
+    /// Returns the port, which is equal on all of its links.
     pub(super) fn port(&self) -> esp_proto::Port {
         self.claims.first().map_or(0, PortClaim::port)
     }
@@ -193,7 +193,7 @@ impl Session {
             return Ok(None);
         };
         // Succeeds, because the listener holds the port.
-        let claim = link.esp.take(port, self.who.uid, Purpose::Accepted);
+        let claim = link.esp.take(port, self.credentials.uid, Purpose::Accepted);
         // The connection has agreed on a payload size, which needs a ring of this size.
         let least = esp_proto::least_listener_capacity(link.info().mtu);
         let prepared = self.prepare(client, SlotUse::Stream, (rings, least), claim)?;
@@ -210,7 +210,7 @@ impl Session {
         }
         client.slots().withdraw(prepared.slot);
         attached?;
-        // It has probably ended; otherwise it must not wait for ever.
+        // The connection has probably ended; otherwise it must not wait for ever.
         let _ = self.node.send(Command::Refuse { handle });
         Ok(None)
     }

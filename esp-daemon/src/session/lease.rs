@@ -22,8 +22,8 @@ use crate::refusal::Refusal;
 impl Session {
     /// Charges the user for a lease and its buffers, if the policy allows it.
     fn charge_lease(&self, link: LinkId) -> Result<Vec<Charge>, Refusal> {
-        let (node, uid) = (&self.node, self.who.uid);
-        let permit = if node.leases.allowed(self.who, &self.groups) {
+        let (node, uid) = (&self.node, self.credentials.uid);
+        let permit = if node.leases.allowed(self.credentials, &self.groups) {
             let permit = node.accounts.charge(uid, Resource::Leases, 1);
             permit.map_err(Refusal::from)
         } else {
@@ -40,7 +40,7 @@ impl Session {
     fn charge_buffers(&self, link: LinkId, standby: bool) -> Result<Charge, Refusal> {
         let bytes = self.node.leases.buffer_bytes(link, standby);
         let accounts = &self.node.accounts;
-        Ok(accounts.charge(self.who.uid, Resource::RingBytes, bytes)?)
+        Ok(accounts.charge(self.credentials.uid, Resource::RingBytes, bytes)?)
     }
 
     /// Grants a lease of a listener's port, or of `count` free ports.
@@ -54,7 +54,7 @@ impl Session {
         let node = &self.node;
         let (id, link) = links::choose(&node.links, interface)?;
         let charges = self.charge_lease(id)?;
-        let uid = self.who.uid;
+        let uid = self.credentials.uid;
         let ports = match listener {
             Some(listener) => {
                 let listening = self.listeners.get(&ListenerId(listener));
@@ -125,7 +125,7 @@ impl Session {
         (id, link): (LinkId, &Link),
         ports: RangeInclusive<Port>,
     ) -> Result<Vec<PortClaim>, Refusal> {
-        let (leases, uid) = (&self.node.leases, self.who.uid);
+        let (leases, uid) = (&self.node.leases, self.credentials.uid);
         match leases.claim((client.id, uid), id, &ports) {
             Some(claimed) => Ok(claimed),
             None => vacant(link, ports, uid, client.id),
@@ -146,8 +146,8 @@ impl Session {
         };
         let ports = first.port()..=last.port();
         let entry = Entry {
-            uid: self.who.uid,
-            pid: self.who.pid,
+            uid: self.credentials.uid,
+            pid: self.credentials.pid,
             interface: link.name().into(),
             ports: ports.clone(),
         };
@@ -206,10 +206,10 @@ impl Session {
         }
         match nonce {
             Some(nonce) => {
-                let charge = self
-                    .node
-                    .accounts
-                    .charge(self.who.uid, Resource::Streams, 1)?;
+                let charge =
+                    self.node
+                        .accounts
+                        .charge(self.credentials.uid, Resource::Streams, 1)?;
                 lease.opened(connection, nonce, charge);
             }
             None => lease.closed(connection),

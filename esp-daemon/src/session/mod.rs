@@ -73,7 +73,7 @@ struct Session {
     stream: UnixStream,
     events: mpsc::UnboundedReceiver<SessionEvent>,
     to_session: mpsc::UnboundedSender<SessionEvent>,
-    who: Credentials,
+    credentials: Credentials,
     /// The user's supplementary groups.
     groups: Vec<u32>,
     connected: Instant,
@@ -100,7 +100,7 @@ struct Session {
 pub(crate) async fn serve(
     node: Arc<Node>,
     stream: UnixStream,
-    who: Credentials,
+    credentials: Credentials,
     program: Charge,
     stop: watch::Receiver<bool>,
 ) {
@@ -112,7 +112,7 @@ pub(crate) async fn serve(
         stream,
         events,
         to_session,
-        who,
+        credentials,
         connected: Instant::now(),
         client: None,
         listeners: HashMap::new(),
@@ -132,7 +132,12 @@ pub(crate) async fn serve(
             break end;
         }
     };
-    debug!(uid = who.uid, pid = who.pid, ?end, "program disconnected");
+    debug!(
+        uid = credentials.uid,
+        pid = credentials.pid,
+        ?end,
+        "program disconnected"
+    );
     session.send_last_message(end).await;
 }
 
@@ -236,7 +241,11 @@ impl Session {
             if !self.undecoded || self.not_before.is_some() || self.outbox.is_full() {
                 break;
             }
-            if let Err(wait) = self.node.accounts.request(self.who.uid, Instant::now()) {
+            if let Err(wait) = self
+                .node
+                .accounts
+                .request(self.credentials.uid, Instant::now())
+            {
                 self.node.stats.control_throttled.add();
                 self.not_before = Some(Instant::now() + wait);
                 break;
@@ -291,7 +300,7 @@ impl Session {
         Envelope { id, body }: Envelope<Request>,
     ) -> Result<(), SessionEnd> {
         self.node.stats.control_requests.add();
-        trace!(uid = self.who.uid, pid = self.who.pid, id, request = ?body, "request");
+        trace!(uid = self.credentials.uid, pid = self.credentials.pid, id, request = ?body, "request");
         if let Some(client) = self.client.clone() {
             if let Some(answer) = self.execute(&client, id, body).await {
                 self.answer(id, answer);
@@ -311,7 +320,7 @@ impl Session {
                 ErrorKind::Version,
                 format!(
                     "esp-daemon speaks version {VERSION} of the control messages, the program {version}; \
-                         both have to be of the same release"
+                         both must be of one release"
                 ),
             )),
             _ => {
@@ -342,7 +351,7 @@ impl Session {
         let engine_page = engine_page.map_err(make("pass the engine's page"))?;
         let client = self
             .node
-            .add_client(self.who, program, self.to_session.clone());
+            .add_client(self.credentials, program, self.to_session.clone());
         let number = client.id;
         // From here on `Drop` removes the client.
         self.client = Some(client);
@@ -358,7 +367,7 @@ impl Session {
             client: number.0,
             incarnation: self.node.incarnation,
             interfaces: self.node.links.iter().map(|link| link.info()).collect(),
-            leases: self.node.leases.allowed(self.who, &self.groups),
+            leases: self.node.leases.allowed(self.credentials, &self.groups),
         };
         Ok((reply, vec![engine_page, page_fd, doorbell_fd, notify_fd]))
     }
@@ -385,8 +394,8 @@ impl Session {
         }
     }
 
-    /// Returns the time since which the program owes us something, the counter of programs that do
-    /// not deliver it in time, and its description.
+    /// Returns the time since which the program is overdue, the counter of programs that miss this
+    /// deadline, and its description.
     fn debts(&self) -> [(Option<Instant>, &Count, &'static str); 3] {
         let stats = &self.node.stats;
         let hello = self.client.is_none().then_some(self.connected);
@@ -432,8 +441,8 @@ impl Session {
             SessionEnd::Stopping => Refusal::new(ErrorKind::Unavailable, "esp-daemon is stopping"),
             SessionEnd::Violation(kind, what) => {
                 debug!(
-                    uid = self.who.uid,
-                    pid = self.who.pid,
+                    uid = self.credentials.uid,
+                    pid = self.credentials.pid,
                     what,
                     "program disconnected for a violation"
                 );

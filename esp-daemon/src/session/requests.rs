@@ -137,7 +137,7 @@ impl Session {
             } => self
                 .lease_connection(client, lease, (local_port, peer, peer_port), nonce)
                 .map(done),
-            Request::Status => status::of(&self.node, self.who)
+            Request::Status => status::of(&self.node, self.credentials)
                 .await
                 .map(|status| (Reply::Status(Box::new(status)), Vec::new())),
         })
@@ -166,7 +166,7 @@ impl Session {
             None => (None, self.node.links.as_slice()),
         };
         let accounts = &self.node.accounts;
-        let charge = accounts.charge(self.who.uid, Resource::Listeners, 1)?;
+        let charge = accounts.charge(self.credentials.uid, Resource::Listeners, 1)?;
         let claims = self.claim_for_listener(client.id, links, port)?;
         let port = claims.first().map_or(port, PortClaim::port);
         let listener = self.node.add_listener(client);
@@ -196,11 +196,11 @@ impl Session {
     /// Claims one port on each of the links.
     fn claim_for_listener(
         &self,
-        who: ClientId,
+        client: ClientId,
         links: &[Link],
         port: Port,
     ) -> Result<Vec<PortClaim>, Refusal> {
-        let (uid, purpose) = (self.who.uid, Purpose::Listener(who));
+        let (uid, purpose) = (self.credentials.uid, Purpose::Listener(client));
         if port != 0 {
             let take = |link: &Link| {
                 let claim = link.esp.take(port, uid, purpose);
@@ -332,7 +332,7 @@ impl Session {
         port: Option<PortClaim>,
     ) -> Result<Prepared, Refusal> {
         let sizes = self.node.grant(rings, least_rx)?;
-        let (accounts, uid) = (&self.node.accounts, self.who.uid);
+        let (accounts, uid) = (&self.node.accounts, self.credentials.uid);
         let what = match kind {
             SlotUse::Stream => Resource::Streams,
             SlotUse::Edp => Resource::EdpSockets,
@@ -368,7 +368,7 @@ impl Session {
         port: Port,
         purpose: Purpose,
     ) -> Result<PortClaim, Refusal> {
-        let uid = self.who.uid;
+        let uid = self.credentials.uid;
         match port {
             0 => ports
                 .take_free(ports::random_start(), uid, purpose)
@@ -380,12 +380,12 @@ impl Session {
     }
 
     pub(super) fn check_port(&self, port: Port) -> Result<(), Refusal> {
-        if port == 0 || port >= FIRST_USER_PORT || self.who.is_root() {
+        if port == 0 || port >= FIRST_USER_PORT || self.credentials.is_root() {
             return Ok(());
         }
         let message = format!(
             "port {port} is reserved for the superuser: user {} may use {FIRST_USER_PORT} to 65535",
-            self.who.uid
+            self.credentials.uid
         );
         Err(Refusal::new(ErrorKind::Permission, message))
     }

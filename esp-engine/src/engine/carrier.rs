@@ -55,26 +55,26 @@ impl Source {
 /// The two sockets of raw Ethernet: for streams and for datagrams.
 pub(super) type Sockets = (Source, Source);
 
-/// Polls of which one looks into a UDP socket that was empty just now.
-const POLLS_PER_LOOK: u8 = 4;
-/// Time after which each poll looks into a UDP socket.
-const JUST_NOW: Duration = Duration::from_micros(2);
+/// Number of polls per receive call on a UDP socket that was empty at the last one.
+const POLLS_PER_RECEIVE: u8 = 4;
+/// Time after which each poll calls receive on a UDP socket.
+const RECENT: Duration = Duration::from_micros(2);
 
-/// The last polls of a UDP socket. Looking into it is a system call, and a program that calls
+/// Recent polls of a UDP socket. Receiving from it is a system call, and a program that calls
 /// `MPI_Test` between pieces of work would pay for it each time.
 #[derive(Default)]
 pub(super) struct Looks {
-    /// Last look, if it found nothing.
+    /// Time of the last receive call, if it found nothing.
     empty: Option<Instant>,
-    /// Polls since then.
+    /// Number of polls since then.
     polls: u8,
 }
 
 impl Looks {
-    /// Counts a poll; returns true if it need not look into the socket.
+    /// Counts a poll; returns true if it need not receive from the socket.
     fn skips(&mut self, now: Instant) -> bool {
         self.polls += 1;
-        self.polls < POLLS_PER_LOOK && self.empty.is_some_and(|empty| now.since(empty) < JUST_NOW)
+        self.polls < POLLS_PER_RECEIVE && self.empty.is_some_and(|empty| now.since(empty) < RECENT)
     }
 
     fn record(&mut self, now: Instant, found: bool) {
@@ -95,7 +95,7 @@ pub(super) enum Carrier {
     Udp {
         socket: UdpSocket,
         rx: UdpRecvBatch,
-        looks: Looks,
+        recent: Looks,
         /// Networks whose packets are accepted; none: all.
         sources: Vec<IpNetwork>,
     },
@@ -117,22 +117,22 @@ impl Carrier {
             socket,
             sources,
             rx: UdpRecvBatch::new(),
-            looks: Looks::default(),
+            recent: Looks::default(),
         }
     }
 
-    /// Counts a poll; returns true if it need not look for packets.
-    pub(super) fn rests(&mut self, now: Instant) -> bool {
+    /// Counts a poll; returns true if it need not receive packets.
+    pub(super) fn skips_receive(&mut self, now: Instant) -> bool {
         match self {
             Carrier::Ethernet { .. } => false,
-            Carrier::Udp { looks, .. } => looks.skips(now),
+            Carrier::Udp { recent, .. } => recent.skips(now),
         }
     }
 
     /// Records whether a poll found packets.
     pub(super) fn record(&mut self, now: Instant, found: bool) {
-        if let Carrier::Udp { looks, .. } = self {
-            looks.record(now, found);
+        if let Carrier::Udp { recent, .. } = self {
+            recent.record(now, found);
         }
     }
 
@@ -166,7 +166,7 @@ impl Carrier {
         }
     }
 
-    /// Returns the socket that receives datagrams, if it is another one.
+    /// Returns the socket that receives datagrams, if it is a separate one.
     pub(super) fn datagram_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Carrier::Ethernet { edp, .. } => Some(edp.socket.as_fd()),
@@ -229,19 +229,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_socket_is_looked_into_by_one_of_four_polls() {
-        let mut looks = Looks::default();
+    fn an_empty_socket_is_read_by_one_of_four_polls() {
+        let mut recent = Looks::default();
         let at = Instant::from_nanos;
-        assert!(!looks.skips(at(0)), "the first poll");
-        looks.record(at(0), true);
-        assert!(!looks.skips(at(1)), "packets may follow packets");
-        looks.record(at(1), false);
+        assert!(!recent.skips(at(0)), "the first poll");
+        recent.record(at(0), true);
+        assert!(!recent.skips(at(1)), "packets may follow packets");
+        recent.record(at(1), false);
         assert_eq!(
-            [(); 4].map(|()| looks.skips(at(2))),
+            [(); 4].map(|()| recent.skips(at(2))),
             [true, true, true, false]
         );
-        looks.record(at(2), false);
-        assert!(looks.skips(at(2001)));
-        assert!(!looks.skips(at(2002)), "polled rarely");
+        recent.record(at(2), false);
+        assert!(recent.skips(at(2001)));
+        assert!(!recent.skips(at(2002)), "polled rarely");
     }
 }

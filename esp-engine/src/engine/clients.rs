@@ -24,7 +24,7 @@ struct Client {
     page: Arc<ClientPage>,
     doorbell: OwnedFd,
     notify: OwnedFd,
-    /// By slot. Grows to the highest slot used, at most 4096.
+    /// Objects by slot. Grows to the highest slot used, at most 4096.
     objects: Vec<Object>,
     /// The program ended. The entry stays until its last object is closed.
     gone: bool,

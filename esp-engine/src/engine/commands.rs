@@ -40,7 +40,7 @@ impl Engine {
                 }
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
-                    // Every handle was dropped, so no command can come.
+                    // Every handle was dropped, so no command can arrive.
                     self.stop.get_or_insert_with(|| Box::new(|()| {}));
                     break;
                 }
@@ -59,8 +59,8 @@ impl Engine {
             } => {
                 let index = self.clients.add(client, page, doorbell, notify);
                 if let Some(fd) = self.clients.doorbell(index) {
-                    // If this fails, a doorbell is served when the loop wakes for another reason;
-                    // the longest sleep bounds that.
+                    // If this fails, a doorbell is served when the loop wakes for another reason,
+                    // at the latest after the longest sleep.
                     let _ = self.waiter.add_client(fd);
                 }
             }
@@ -332,7 +332,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Closes a datagram socket after transmitting what is still in its ring.
+    /// Closes a datagram socket after transmitting the records in its ring.
     pub(super) fn close_datagrams(&mut self, index: usize, slot: Slot, link: LinkId, port: Port) {
         let Some(at) = self.links.get_mut(link) else {
             return;

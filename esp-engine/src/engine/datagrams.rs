@@ -18,7 +18,7 @@ pub(super) struct Datagrams {
     pub(super) region: Arc<Region>,
     /// Records were put since the last publish.
     fresh: bool,
-    /// It is in the link's list `unfinished`.
+    /// The socket is in the link's list `unfinished`.
     unfinished: bool,
     pub(super) corruption: Option<&'static str>,
 }

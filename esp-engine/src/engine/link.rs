@@ -54,8 +54,9 @@ pub(super) struct Link {
     pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
     /// Ports whose frames are received: all, but over leased sockets only those of the lease.
     pub(super) ports: RangeInclusive<Port>,
-    /// No connection runs here yet: it is polled at long intervals, and when epoll reports frames.
-    /// So begin the spare links of a lease, and the UDP links of an embedded engine.
+    /// No connection runs here yet, so the link is polled at long intervals, and when epoll reports
+    /// frames. This is the initial state of spare links of a lease and of UDP links of an embedded
+    /// engine.
     pub(super) standby: bool,
     /// Ports leased to other processes, one entry for each lease.
     pub(super) held: Vec<RangeInclusive<Port>>,
@@ -201,7 +202,7 @@ impl Link {
         match state {
             None => {
                 self.gone = true;
-                // An interface never returns under the same index.
+                // An index is never used again for an interface that returns.
                 self.endpoint.abandon(now, true);
             }
             Some(state) => {

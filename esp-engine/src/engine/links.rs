@@ -37,7 +37,7 @@ impl Links {
     /// Returns the numbers from 0 on, those of holes included.
     #[inline]
     pub(super) fn numbers(&self) -> impl Iterator<Item = LinkId> + use<> {
-        // `add` gives no greater numbers.
+        // `add` returns no greater numbers.
         (0..self.0.len()).map(|index| LinkId(index as u16))
     }
 

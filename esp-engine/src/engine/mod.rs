@@ -138,7 +138,7 @@ impl Engine {
                 let _ = link.hold(ports);
             }
         }
-        // Without a monitor the loop still works: a lowered MTU then shows as refused frames.
+        // The loop works without a monitor; a lowered MTU then appears as refused frames.
         engine.monitor = netif::LinkMonitor::open().ok();
         if let Some(monitor) = &engine.monitor {
             engine

@@ -37,7 +37,7 @@ impl<'b> Posted<'b> {
     /// Copies the first of `bytes` and returns their number.
     #[inline]
     pub(super) fn take(&mut self, conn: ConnId, offset: u64, bytes: &[u8]) -> usize {
-        // Once bytes went to the ring, later ones follow there.
+        // Once bytes went to the ring, later ones must follow there.
         if conn != self.conn || offset != self.start + self.filled as u64 {
             return 0;
         }

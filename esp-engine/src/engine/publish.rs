@@ -112,7 +112,7 @@ impl Engine {
                 continue;
             };
             if joined.corruption.is_some() {
-                // Reported once, when the stream ends.
+                // Reported once, at the end of the stream.
                 link.endpoint
                     .abort(now, progress.conn, ResetReason::Aborted);
                 continue;

@@ -101,14 +101,14 @@ impl Link {
     }
 
     /// Takes one batch of stream frames, and of datagram frames if `side`. Bytes of one stream go
-    /// to `posted` first. Returns true if there were any.
+    /// to `posted` first. Returns true if any frame was received.
     pub(super) fn receive(
         &mut self,
         now: Instant,
         side: bool,
         posted: Option<&mut Posted<'_>>,
     ) -> bool {
-        if self.gone || (!side && self.carrier.rests(now)) {
+        if self.gone || (!side && self.carrier.skips_receive(now)) {
             return false;
         }
         let mut parts = self.parts(now, posted);

@@ -220,7 +220,7 @@ impl Link {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;
         };
-        // The slot may have another stream by now.
+        // The slot may hold another stream by now.
         if joined.lingers_until.is_none_or(|until| until > now) {
             return;
         }

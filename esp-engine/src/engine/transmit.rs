@@ -160,8 +160,8 @@ impl Link {
     ) {
         let Some(head) = self.tx.head() else { return };
         let head = *head;
-        // SAFETY: as in `enqueue_located`; a program may change ring bytes meanwhile, which then
-        // reach its peer changed: they are its own.
+        // SAFETY: as in `enqueue_located`. A program may change its ring bytes concurrently; its
+        // peer then receives the changed bytes.
         let payload = unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) };
         let (front, rest) = head.split_at(prefix.min(HEAD_LEN));
         self.loop_back([front, payload, rest.get(..tail_len).unwrap_or_default()]);
@@ -204,7 +204,7 @@ impl Link {
         if sent > 0 || self.tx.is_empty() {
             self.tx_stuck = None;
         } else if now.since(*self.tx_stuck.get_or_insert(now)) >= SEND_PATIENCE {
-            // The time is not reset: further refused frames behind it need not wait as long.
+            // The time is not reset: further refused frames after it need not wait as long.
             self.tx.skip();
             self.stats.tx_given_up += 1;
         }

@@ -14,8 +14,8 @@ use crate::clock::Clock;
 use crate::command::LinkId;
 use crate::config::{CONTENDED_TIME, IdleConfig, YIELD_HOGGED};
 
-/// Longest sleep without a deadline, so that a lost wake-up (a bug) shows as slowness and not as a
-/// hang.
+/// Longest sleep without a deadline, so that a lost wake-up (a bug) appears as slowness and not as
+/// a hang.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Time without a sleep after which the streams' sockets leave the epoll set: while they are in it,
 /// each frame costs its sender a call.

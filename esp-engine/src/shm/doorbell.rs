@@ -1,6 +1,6 @@
 //! Doorbell and event bits: one page with the slots that have changed, in both directions.
 //!
-//! No ring is lost, by this order of steps:
+//! This order of steps ensures that no ring is lost:
 //!
 //! ```text
 //! ringer (program)                          engine
@@ -77,8 +77,8 @@ impl ClientPage {
 }
 
 impl BitmapWords {
-    /// Sets a bit. Returns `None` if it was set already, so that another thread does the rest, else
-    /// whether the summary was empty. The slot is taken modulo [`SLOTS`].
+    /// Sets a bit. Returns `None` if it was set already, so that another thread does the rest;
+    /// otherwise whether the summary was empty. The slot is taken modulo [`SLOTS`].
     #[inline]
     fn set(&self, slot: u16) -> Option<bool> {
         let index = usize::from(slot) % SLOTS / 64;
@@ -240,8 +240,9 @@ impl Events {
     #[must_use = "do not block on false"]
     pub fn try_sleep(&mut self) -> bool {
         let events = &self.page.words.events;
-        // SYNC POINT bell: an event raised before this in the summary's order has turned its bit on
-        // where we look next; one raised later finds the summary empty, and the eventfd is written.
+        // SYNC POINT bell: an event raised before this in the summary's order has set its bit where
+        // the next step checks; one raised later finds the summary empty, and the eventfd is
+        // written.
         let summary = events.summary.0.swap(0, Ordering::AcqRel);
         if summary & !AWAKE == 0 && events.words.0[WORDS - 1].load(Ordering::Acquire) == 0 {
             return true;

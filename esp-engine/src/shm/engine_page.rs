@@ -62,7 +62,7 @@ impl EnginePage {
     /// Ends sleeping: the engine polls the doorbells.
     #[inline]
     pub fn awake(&self) {
-        // Relaxed: a ringer that still reads "asleep" writes the eventfd for nothing.
+        // Relaxed: a ringer that still reads "asleep" writes the eventfd unnecessarily.
         self.words.asleep.0.store(0, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
 //! The layout of the three kinds of shared pages, by cache line.
 //!
-//! One line has one writer, so that no side waits without need for a line that the other one is
-//! writing. Lines are in pairs of one writer too, because processors fetch 128 bytes at a time.
+//! One line has one writer, so that no side waits unnecessarily for a line that the other one is
+//! writing. Pairs of lines have one writer as well, because processors fetch 128 bytes at a time.
 //!
 //! ```text
 //! Region: one memfd, header page | TX ring | RX ring; an idle region touches little else than the header
@@ -17,8 +17,8 @@
 //! ```
 //!
 //! Byte `n` of a stream is at `n + shift`, modulo the ring's length. The writer may change the
-//! shift while the ring is empty, before it publishes the next bytes: a ring that is emptied again
-//! and again stays on its first pages, which are mapped and in the caches.
+//! shift while the ring is empty, before it publishes the next bytes: a ring that is emptied
+//! repeatedly stays on its first pages, which are mapped and in the caches.
 //!
 //! ```text
 //! ClientPage: one memfd, one page for each program
@@ -61,7 +61,7 @@ pub(crate) const ENGINE_MAGIC: u64 = u64::from_le_bytes(*b"esp.awak");
 /// Version of these layouts; another one is refused.
 pub(crate) const VERSION: u32 = 2;
 
-/// Identifies a page. Written once by its creator; the engine never reads it back.
+/// Identification of a page. Written once by its creator; the engine never reads it back.
 #[repr(C)]
 #[derive(Debug)]
 #[cfg_attr(loom, derive(Default))]
@@ -76,7 +76,8 @@ pub(crate) struct About {
 
 #[cfg(not(loom))]
 impl About {
-    /// Writes what the page is. Called by the creator before another process has the file.
+    /// Writes the identification of the page. Called by the creator before another process has the
+    /// file.
     pub(crate) fn introduce(&self, magic: u64, sizes: RingSizes) {
         self.version.store(VERSION, Ordering::Relaxed);
         self.tx.store(sizes.tx, Ordering::Relaxed);
@@ -84,8 +85,8 @@ impl About {
         self.magic.store(magic, Ordering::Relaxed);
     }
 
-    /// Checks what the creator wrote. No ordering is needed, because the descriptor came over a
-    /// socket after it was written.
+    /// Checks the identification written by the creator. No ordering is needed, because the
+    /// descriptor was received over a socket after it was written.
     pub(crate) fn check(&self, magic: u64, sizes: RingSizes) -> Result<(), RegionError> {
         let same = self.magic.load(Ordering::Relaxed) == magic
             && self.version.load(Ordering::Relaxed) == VERSION

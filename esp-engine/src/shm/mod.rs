@@ -17,18 +17,17 @@
 //! with its data, but clamps every index, so that a broken engine does not crash it.
 //!
 //! **Indices** are bytes since the start of the stream, `u64`: they never wrap, and stream offset
-//! and ring index are one number. The writer chooses the place of a byte in the ring: it restarts
-//! at the first page if the ring is empty and the next bytes would lie on another page. The first
-//! touch of a page costs microseconds, and one that was used just now is in the caches. Each ring
-//! is mapped twice back to back, so any range up to its capacity is contiguous.
+//! and ring index are one number. The writer chooses the position of a byte in the ring: it
+//! restarts at the first page if the ring is empty and the next bytes would lie on another page.
+//! The first access to a page costs microseconds, and a recently used page is in the caches. Each
+//! ring is mapped twice back to back, so any range up to its capacity is contiguous.
 //!
 //! **Waking.** A side that publishes makes a system call only if the other side sleeps:
 //! [`Doorbell::ring`] returns true if the engine's eventfd must be written; [`Region::wake`]
 //! wakes threads of the program through futexes, and returns whether the program asked for its
 //! notify eventfd instead. `doorbell.rs` and `shmem/src/futex.rs` explain why no wake-up is lost;
 //! the models in `model.rs` check it (`RUSTFLAGS="--cfg loom" cargo test -p esp-engine --lib
-//! --target-dir target/loom loom`). Orderings that belong together carry the same `SYNC POINT`
-//! name.
+//! --target-dir target/loom loom`). Paired orderings have one `SYNC POINT` name.
 
 mod doorbell;
 mod engine_page;
@@ -94,7 +93,7 @@ pub enum RegionError {
     /// The first line is not the expected one.
     #[error("the memory file is of another kind, version or ring size")]
     BadHeader,
-    /// This process has the program's ends of the rings in this file already.
+    /// This process already holds the program's ends of the rings in this file.
     #[error("the memory file is in use by this process already")]
     InUse,
     /// Error of the system.
@@ -106,7 +105,7 @@ pub enum RegionError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} ({value:#x})")]
 pub struct Corruption {
-    /// What is wrong, for the log.
+    /// Description of the violation, for the log.
     pub what: &'static str,
     /// The value found.
     pub value: u64,

@@ -94,7 +94,7 @@ impl DgramHeader {
         bytes
     }
 
-    /// Returns the header and the length, or what is wrong.
+    /// Returns the header and the length, or a description of the violation.
     fn decode(bytes: &[u8; HEADER_LEN]) -> Result<(DgramHeader, usize), &'static str> {
         let kind = KINDS.get(usize::from(bytes[4])).copied();
         let kind = kind.ok_or("record of unknown kind")?;
@@ -154,7 +154,7 @@ impl TxConsumer {
     /// its place. After the last one, check [`TxConsumer::room_notice_due`].
     ///
     /// # Errors
-    /// The program corrupted the ring; each further call returns the same error.
+    /// The program corrupted the ring. Each further call returns this error again.
     pub fn take_record(&mut self, bytes: &mut Vec<u8>) -> Result<Option<DgramHeader>, Corruption> {
         let (written, at) = (self.poll_written()?.total, self.released());
         let there = written - at;

@@ -18,9 +18,9 @@ use {
     std::os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-/// Minimum bytes of a ring (the page size if that is larger).
+/// Minimum length of a ring in bytes, or the page size if that is larger.
 pub const MIN_RING: u32 = 4096;
-/// Maximum bytes of a ring.
+/// Maximum length of a ring in bytes.
 pub const MAX_RING: u32 = 64 << 20;
 
 impl RingSizes {

@@ -374,8 +374,8 @@ impl RxView {
         loop {
             // SYNC POINT rx-head
             let head = words.rx_head.0.count.load(Ordering::Acquire);
-            // An unchanged tail belongs to the head read between. A changed one: another thread has
-            // read meanwhile.
+            // An unchanged tail belongs to the head read in between. If it changed, another thread
+            // has read meanwhile.
             let again = words.rx_tail.0.load(Ordering::Acquire);
             if again == tail {
                 let there = usize::try_from((head & !FIN).wrapping_sub(tail)).unwrap_or(usize::MAX);

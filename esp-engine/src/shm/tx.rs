@@ -42,7 +42,7 @@ impl TxProducer {
             region,
         };
         let shared = producer.region.words().tx_tail.0.load(Ordering::Acquire);
-        // Nothing known yet but that at most a ring full is pending.
+        // Only known: at most a ring full is pending.
         producer.tail = shared.clamp(head.saturating_sub(producer.capacity() as u64), head);
         producer
     }
@@ -64,7 +64,7 @@ impl TxProducer {
         if self.finished {
             return 0;
         }
-        // tail <= head and head - tail <= capacity hold always; clamped all the same.
+        // tail <= head and head - tail <= capacity always hold; clamped nevertheless.
         self.capacity()
             .saturating_sub(usize::try_from(self.head.saturating_sub(tail)).unwrap_or(usize::MAX))
     }
@@ -260,9 +260,8 @@ impl TxConsumer {
     pub fn copy_out(&self, offset: u64, bytes: &mut [u8]) -> bool {
         let held = self.holds(offset, bytes.len());
         if held {
-            // SAFETY: the range is written and unreleased, so at most a ring long, and a program
-            // that keeps to the protocol does not write it; one that does not spoils only its own
-            // bytes.
+            // SAFETY: the range is written and unreleased, so at most a ring long. A program that
+            // follows the protocol does not write it; another one affects only its own bytes.
             unsafe { self.region.tx().load(self.place_of(offset), bytes) }
         }
         held

@@ -307,7 +307,7 @@ impl Program {
             let ok = self
                 .status
                 .wait(Wake::Readable, SPIN, there, Some(Instant::now() + PATIENCE));
-            assert!(ok, "nothing came");
+            assert!(ok, "nothing arrived");
             if self.rx.available() == 0 && !self.rx.at_end() {
                 panic!("stream ended: {:?}", self.status.state());
             }

@@ -59,7 +59,7 @@ impl Dctcp {
         }
         self.hold = in_flight;
         let cut = u64::from(window) * u64::from(self.alpha) / u64::from(2 * ONE);
-        // Windows are whole packets: with less than one, marks would not even stop the increase.
+        // Windows are whole packets: with a cut below one, marks would not even stop the increase.
         Some((cut as u32).max(1))
     }
 

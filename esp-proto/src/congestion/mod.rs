@@ -148,8 +148,8 @@ impl Aimd {
             return;
         }
         if self.slow_start() {
-            // Until messages of this length fill half of the window only, as in Linux: then their
-            // answers may carry the acknowledgements (W-34).
+            // In slow start, only until such messages fill half of the window, as in Linux: then
+            // their answers may carry the acknowledgements (W-34).
             if event.window_limited || 2 * event.in_flight >= self.window {
                 self.window = (self.window + event.acked)
                     .min(self.threshold)
@@ -168,8 +168,8 @@ impl Aimd {
     }
 
     /// Reduces the window by the share of packets newly reported as `marked` (W-116), unless losses
-    /// have reduced it for this window of data; called before `on_ack` for the same frame. Returns
-    /// true when the window was reduced.
+    /// have reduced it for this window of data. Called before `on_ack` of that frame. Returns true
+    /// when the window was reduced.
     pub(crate) fn on_marks(&mut self, marked: u32, in_flight: u32) -> bool {
         let Some(ecn) = &mut self.ecn else {
             return false;
@@ -226,7 +226,8 @@ impl Aimd {
         self.budget = BUDGET_AFTER_DECREASE;
     }
 
-    /// Undoes the last timeout: the acknowledgement that follows is for packets sent before it.
+    /// Undoes the last timeout, because the acknowledgement that follows is for packets sent before
+    /// it.
     pub(crate) fn on_spurious_rto(&mut self) {
         if let Some(before) = self.before_rto.take() {
             (self.window, self.threshold, self.budget) = before;
@@ -341,7 +342,7 @@ mod tests {
         assert_eq!(
             cc.window(),
             70,
-            "what was sent before the decrease does not count again"
+            "packets sent before the decrease do not count again"
         );
         cc.on_ack(&ack(1, true));
         cc.on_loss(10);

@@ -2,9 +2,9 @@
 //!
 //! Only the sender knows how many packets may be in flight and how much its program may write, so
 //! it requests acknowledgements: eight for each window, or for each filling of the program's send
-//! buffer if that is smaller, and none while less than half of both is in use and all that is
-//! written fits. A receiver that guesses either acknowledges every few packets of a long message (a
-//! quarter of all frames were acknowledgements) or makes a small window wait for its timer.
+//! buffer if that is smaller, and none while less than half of both is in use and all written data
+//! fits. A receiver that guesses either acknowledges every few packets of a long message (a quarter
+//! of all frames were acknowledgements) or makes a small window wait for its timer.
 
 /// Number of packets after which the receiver acknowledges without a request, and so the longest
 /// interval between two requests.
@@ -17,11 +17,11 @@ const LEAST: u32 = 2;
 /// State of the sender as a packet is about to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending {
-    /// Nothing else is in flight.
+    /// No other packet is in flight.
     pub(super) alone: bool,
     /// Bytes written by the program and not acknowledged.
     pub(super) unacknowledged: u64,
-    /// Those that are not sent after this packet.
+    /// Unacknowledged bytes that remain unsent after this packet.
     pub(super) unsent: u64,
     /// Bytes of a full packet.
     pub(super) payload: u16,
@@ -40,7 +40,7 @@ pub(super) struct AckRequests {
 }
 
 impl AckRequests {
-    /// `buffer`: bytes of the program's send buffer.
+    /// Creates the counter for a send buffer of `buffer` bytes.
     pub(super) fn new(buffer: u32) -> AckRequests {
         AckRequests { since: 0, buffer }
     }
@@ -79,8 +79,8 @@ mod tests {
 
     const PAYLOAD: u16 = 1000;
 
-    /// Returns which packets of a message request an acknowledgement. `window`: packets that may be
-    /// in flight; the oldest are acknowledged as the window requires.
+    /// Returns the packets of a message that request an acknowledgement. `window` is the number of
+    /// packets that may be in flight; the oldest are acknowledged as the window requires.
     fn asking(message: u32, window: u32, buffer: u32) -> Vec<u32> {
         let mut requests = AckRequests::new(buffer);
         let asks = |&n: &u32| {

@@ -3,7 +3,7 @@
 use super::{Connection, Cx};
 use crate::wire::EspFrame;
 
-/// Increase of a count from which on it is older than the last one, not newer (W-115).
+/// Smallest increase that marks a count as older than the last one instead of newer (W-115).
 const OLDER: u16 = 1 << 15;
 
 /// Counts of marks in both directions.
@@ -64,7 +64,7 @@ impl Ecn {
 }
 
 impl Connection {
-    /// Returns true for a frame with a field that this connection does not know (W-114).
+    /// Returns true for a frame with a field unknown to this connection (W-114).
     pub(super) fn has_unknown_field(&self, frame: &EspFrame<'_>) -> bool {
         frame.ext.is_some_and(|ext| ext.ce.is_some()) && !self.ecn.in_force
     }
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(ecn.read(11, 10, 4), None);
         assert_eq!(ecn.reported, 0, "the genuine count is still newer");
         assert_eq!(ecn.read(10, 10, 4), Some(10));
-        // Four outstanding then, and six sent since.
+        // Four were outstanding, and six were sent since.
         assert_eq!(ecn.read(21, 16, 6), None);
         assert_eq!(ecn.read(20, 16, 6), Some(10));
         ecn.base = 0;

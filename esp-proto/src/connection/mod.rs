@@ -169,7 +169,7 @@ pub(crate) struct Connection {
     pub(crate) reported: bool,
     pub(crate) notes: Notes,
     pub(crate) queued: Queued,
-    /// Set when the connection has ended: what is reported to the host, and the reset to the peer.
+    /// Set when the connection has ended: the reason for the host, and the reset for the peer.
     pub(crate) fate: Option<(CloseReason, Option<ResetReason>)>,
     pub(crate) timers: TimerTable,
     opening: Opening,

@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 const TROUBLE: u8 = 3;
 /// First interval between rounds of ASK, and between repetitions of GO.
 const FIRST_INTERVAL: Duration = Duration::from_millis(10);
-/// Longest interval.
+/// Longest of these intervals.
 const LAST_INTERVAL: Duration = Duration::from_millis(200);
 /// Rounds of ASK after which frames from a dead interface count again: it has come back, and no
 /// other path answers.
@@ -47,7 +47,7 @@ enum Phase {
 pub(crate) struct Mobility {
     /// The other addresses of this node, as announced to the peer.
     pub(super) own: Box<[u8]>,
-    /// The peer's addresses, beginning with that of the set-up. Empty until the peer has agreed to
+    /// The peer's addresses, the one used in the set-up first. Empty until the peer has agreed to
     /// moves.
     peer: Vec<NodeAddr>,
     /// Largest payload agreed on at set-up.
@@ -73,7 +73,7 @@ pub(crate) struct Question {
     pub(crate) block: Move,
     /// Addresses at which the peer may be reachable.
     pub(crate) addresses: Vec<NodeAddr>,
-    /// The current path need not be asked.
+    /// The current path need not be probed.
     pub(crate) skip_present: bool,
 }
 
@@ -269,7 +269,7 @@ impl Connection {
         }
         self.recv.raise_edge();
         block.credit = self.recv.credit();
-        // A peer that has not received this has acknowledged nothing since.
+        // A peer that has not received this GO or DONE has acknowledged nothing since.
         Some((self.send.una, block))
     }
 

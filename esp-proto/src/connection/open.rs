@@ -215,7 +215,7 @@ impl Connection {
         let same = block.nonce == self.peer_nonce;
         match self.state {
             State::SynSent => self.on_crossing_syn(cx, frame, block),
-            // A second attempt of a restarted peer; the first one has no obligations.
+            // The second attempt of a restarted peer; nothing is owed to the first one.
             State::SynReceived if !same && self.passive => SynVerdict::Fresh,
             State::SynReceived if !same => self.on_crossing_syn(cx, frame, block),
             State::SynReceived => {

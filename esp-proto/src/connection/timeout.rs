@@ -14,7 +14,7 @@ const QUERIES: u8 = 4;
 impl Connection {
     /// Handles every timer that is due, each at most once.
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx) {
-        // The bound matters only for intervals of zero, which would be due again immediately.
+        // The bound matters only for zero intervals, which would be due again immediately.
         for _ in 0..TIMER_COUNT {
             let Some(timer) = self.timers.take_due(cx.now) else {
                 return;

@@ -10,12 +10,13 @@ use alloc::boxed::Box;
 use alloc::vec;
 use foldhash::fast::FixedState;
 
-/// Buckets; networks that share one share its rate.
+/// Number of buckets. Networks that share a bucket share its rate.
 const BUCKETS: usize = 256;
 /// Average rate per second and burst of the answers to one network.
 const RATE: (u32, u32) = (10_000, 1_000);
 
-/// Limits the answers to each network: /24 of IPv4, /48 of IPv6. Ethernet addresses have none.
+/// Limits the answers to each network: /24 of IPv4, /48 of IPv6. Ethernet addresses are not
+/// limited.
 #[derive(Debug)]
 pub(super) struct AnswerLimits {
     /// Empty until the first UDP address.
@@ -31,7 +32,7 @@ impl AnswerLimits {
         }
     }
 
-    /// Takes one answer; false if the network's rate is exceeded.
+    /// Takes one answer; returns false if the network's rate is exceeded.
     pub(super) fn take(&mut self, to: &NodeAddr, now: Instant) -> bool {
         let NodeAddr::Udp(at) = to else {
             return true;
@@ -39,21 +40,21 @@ impl AnswerLimits {
         if self.buckets.is_empty() {
             self.buckets = vec![TokenBucket::new(RATE.0, RATE.1); BUCKETS].into_boxed_slice();
         }
-        let place = self.place(at);
+        let bucket = self.bucket(at);
         self.buckets
-            .get_mut(place)
+            .get_mut(bucket)
             .is_none_or(|bucket| bucket.take(now))
     }
 
     /// Returns the index of an address's bucket. The hash is keyed: an attacker cannot choose a
     /// network that shares the bucket of another.
-    fn place(&self, at: &SocketAddr) -> usize {
+    fn bucket(&self, at: &SocketAddr) -> usize {
         let mut state = self.hasher.build_hasher();
         match at.ip() {
             IpAddr::V4(ip) => (ip.to_bits() >> 8).hash(&mut state),
             IpAddr::V6(ip) => (ip.to_bits() >> 80).hash(&mut state),
         }
-        // The upper bits of a foldhash are as good as the lower ones.
+        // The upper bits of a foldhash are no better than the lower ones.
         (state.finish() as usize) % BUCKETS
     }
 }
@@ -72,7 +73,11 @@ mod tests {
     fn each_network_has_a_rate_of_its_own() {
         let mut limits = AnswerLimits::new(FixedState::with_seed(1));
         assert_eq!(taken(&mut limits, "10.1.2.3"), RATE.1);
-        assert_eq!(taken(&mut limits, "10.1.2.99"), 0, "the same network");
+        assert_eq!(
+            taken(&mut limits, "10.1.2.99"),
+            0,
+            "a network shares its rate"
+        );
         assert_eq!(taken(&mut limits, "10.1.3.3"), RATE.1);
         assert_eq!(taken(&mut limits, "[fd00:0:1::1]"), RATE.1);
         assert_eq!(taken(&mut limits, "[fd00:0:1:9::7]"), 0);

@@ -1,5 +1,5 @@
-//! Ports served by another engine of this node (leases): this endpoint leaves their frames alone,
-//! and answers queries for them while their holder cannot.
+//! Ports served by another engine of this node (leases): this endpoint ignores their frames, and
+//! answers queries for them while their holder cannot.
 
 use super::Endpoint;
 use super::transmit::{Control, ControlBody};
@@ -49,7 +49,7 @@ pub(super) fn on_reply(endpoint: &mut Endpoint, peer: NodeAddr, local_port: Port
 impl Endpoint {
     /// Hands a port to another engine: its frames from the wire are dropped here without an answer
     /// (that engine receives them), and queries for it are answered HELD (W-76). Looped frames
-    /// still reach a listener here, so programs of the same node can connect.
+    /// still reach a listener here, so programs of this node can connect to each other.
     ///
     /// Returns false, without effect, when a connection of this port with another node is alive
     /// here.
@@ -67,7 +67,7 @@ impl Endpoint {
         true
     }
 
-    /// Takes a port back: its frames are treated as those of any other port.
+    /// Returns a port from another engine: its frames are treated as those of any other port.
     pub fn unhold(&mut self, port: Port) {
         self.held.remove(&port);
     }

@@ -115,7 +115,7 @@ impl Endpoint {
         };
         listener.info.half_open += 1;
         listener.queue.push_back(id);
-        // Stale entries collect behind one that stays half open.
+        // Stale entries accumulate behind one that stays half open.
         if listener.queue.len() > 2 * listener.info.backlog as usize + 16 {
             let half_open = |conn: &Connection| conn.state == State::SynReceived;
             let table = &self.table;

@@ -11,13 +11,13 @@ use crate::time::Instant;
 use crate::wire::{EspFrame, MAX_RAILS, Move, Step};
 use alloc::boxed::Box;
 
-/// Maximum number of move requests waiting for the host; more than a batch of frames.
+/// Maximum number of move requests waiting for the host; exceeds a batch of frames.
 const MOVES_WAITING: usize = 1024;
 
 /// A received MOVE, for whichever endpoint has the connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MoveFrame {
-    /// Its ports and its source.
+    /// Ports and source of the MOVE.
     pub(crate) key: Key,
     pub(crate) seq: Seq,
     pub(crate) block: Move,
@@ -34,8 +34,8 @@ pub(crate) enum MoveRequest {
 
 impl Endpoint {
     /// Sets the addresses of the node's other interfaces, at most 8. New connections with other
-    /// nodes then offer to move there (W-100). With none, and for connections opened before,
-    /// nothing changes. The host must call [`serve`](crate::rails::serve).
+    /// nodes then offer to move there (W-100); earlier ones do not. With an empty list, none does.
+    /// The host must call [`serve`](crate::rails::serve).
     pub fn set_rails(&mut self, others: &[MacAddr]) {
         let fit = |mac: &&MacAddr| {
             !mac.is_group() && NodeAddr::Mac(**mac) != self.cx.own && mac.0 != [0; 6]
@@ -43,7 +43,7 @@ impl Endpoint {
         self.cx.rails = others.iter().filter(fit).take(MAX_RAILS).copied().collect();
     }
 
-    /// Gives the interface up because it carries no frames: connections that may move look for
+    /// Abandons the interface because it carries no frames: connections that may move look for
     /// another path at once (W-103). With `for_good`, the interface will not return: connections
     /// that cannot move are reset (SHUTDOWN), listeners are removed, and the others have the peer
     /// timeout to move.
@@ -117,8 +117,8 @@ impl Endpoint {
             && key.peer != self.cx.own
     }
 
-    /// Removes a connection that moves to another endpoint. Frames that arrive for it here are
-    /// dropped silently from now on. What was not reported to the host is in its notes.
+    /// Removes a connection that moves to another endpoint. Its later frames are dropped here
+    /// silently. Its notes contain what was not yet reported to the host.
     pub(crate) fn take_connection(&mut self, id: ConnId) -> Option<Box<Connection>> {
         self.table.get(id)?;
         let mut conn = self.table.remove(id.slot)?;

@@ -106,8 +106,8 @@ impl Endpoint {
         }
     }
 
-    /// Refuses a SYN or SYN+ACK. The sequence is the one its sender expects (W-58), the nonce its
-    /// own if known.
+    /// Refuses a SYN or SYN+ACK. The sequence is the one that its sender expects (W-58); the nonce
+    /// is the sender's, if known.
     fn refuse(&mut self, key: Key, frame: &EspFrame<'_>, nonce: u64, reason: ResetReason) {
         let seq = if frame.kind == FrameType::Syn {
             frame.seq.plus(1)
@@ -118,7 +118,7 @@ impl Endpoint {
         self.push_reset(key, seq, Some(frame.seq.plus(1)), reset);
     }
 
-    /// Answers a frame of which this endpoint knows nothing (W-29, W-50).
+    /// Resets the sender of a frame that belongs to no known connection (W-29, W-50).
     fn reset_unknown(&mut self, key: Key, frame: &EspFrame<'_>) {
         let (reason, nonce) = (ResetReason::Unknown, 0);
         self.push_reset(key, frame.ack, None, Reset { reason, nonce });

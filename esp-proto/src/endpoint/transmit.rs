@@ -17,7 +17,7 @@ const ANSWERS_WAITING: usize = 256;
 /// A frame that belongs to no connection.
 #[derive(Debug)]
 pub(super) struct Control {
-    /// Its ports and its destination.
+    /// Ports and destination of the frame.
     pub(super) key: Key,
     pub(super) seq: Seq,
     pub(super) ack: Option<Seq>,

@@ -13,7 +13,7 @@ const FINISHED: u8 = 0x01;
 pub enum Step {
     /// 1: asks whether this path is usable.
     Ask = 1,
-    /// 2: answers that it is.
+    /// 2: answers that the path is usable.
     Answer = 2,
     /// 3: the sender has moved here and asks the receiver to follow.
     Go = 3,

@@ -13,7 +13,7 @@ pub const MAC_A: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xa]);
 pub const MAC_B: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xb]);
 pub const ROOM: u32 = 256 * 1024;
 
-/// Byte `at` of every program's stream.
+/// Returns byte `at` of every program's stream.
 pub fn pattern(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -32,7 +32,7 @@ pub struct App {
     pub closed: Option<CloseReason>,
 }
 
-/// One station.
+/// A station.
 pub struct Node {
     pub ep: Endpoint,
     pub apps: BTreeMap<ConnId, App>,
@@ -122,7 +122,7 @@ impl Node {
             .apps
             .remove(&from)
             .expect("a connection the host knows");
-        assert!(other.apps.insert(to, app).is_none(), "the name is new");
+        assert!(other.apps.insert(to, app).is_none(), "the id is new");
     }
 
     pub fn receive(&mut self, now: Instant, frame: &OnWire) {
@@ -182,8 +182,7 @@ impl Node {
                     },
                 );
                 if self.attach.is_some() {
-                    // False when the connection was reset within the same batch; then `Closed`
-                    // follows.
+                    // False when the connection was reset within this batch; then `Closed` follows.
                     assert_eq!(
                         self.ep.attach(now, *conn, Buffers { rx: room, tx: room }),
                         self.ep.info(*conn).is_some()
@@ -208,7 +207,7 @@ impl Node {
             Payload::None => {}
             Payload::Stream { conn, offset, len } => {
                 let app = &self.apps[conn];
-                assert!(*offset >= app.acked, "what is acknowledged may be gone");
+                assert!(*offset >= app.acked, "acknowledged bytes may be gone");
                 assert!(
                     offset + u64::from(*len) <= app.written,
                     "only what was written"
@@ -434,7 +433,7 @@ impl Pair {
         let mut steps = 0u64;
         while self.step(until) {
             steps += 1;
-            assert!(steps < 10_000_000, "the pair never comes to rest");
+            assert!(steps < 10_000_000, "the pair does not become idle");
         }
         self.now = until;
     }

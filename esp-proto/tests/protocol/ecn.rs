@@ -61,7 +61,7 @@ fn marks_count_when_both_sides_offered() {
         assert_eq!(
             (offers(FrameType::Syn), offers(FrameType::SynAck)),
             (a, b),
-            "each side says what it can"
+            "each side offers its own features"
         );
         pair.filter = Box::new(mark_data);
         pair.a.write(pair.now, id, 100 * 1489);
@@ -150,8 +150,8 @@ fn traffic_in_both_directions_does_not_delay_the_report() {
     );
 }
 
-/// W-113: the answer of the program does not replace the report, and a mark alone does not force
-/// one.
+/// W-113: the answer of the program does not replace the report, and a mark alone does not force a
+/// report.
 #[test]
 fn a_report_is_as_late_as_an_acknowledgement_at_most() {
     let (mut pair, a, b) = connected();
@@ -215,7 +215,7 @@ fn a_due_report_precedes_waiting_data() {
     }
 }
 
-/// W-112: packets count, frames without a sequence number do not.
+/// W-112: packets count; frames without a sequence number do not.
 #[test]
 fn marks_of_acknowledgements_probes_and_set_up_do_not_count() {
     let mut pair = Pair::with(1500, config(true));
@@ -319,7 +319,7 @@ fn a_restarted_caller_without_the_feature_ends_the_stale_connection() {
     );
 }
 
-/// W-115: counts that cannot be, and old ones.
+/// W-115: impossible and old counts are ignored.
 #[test]
 fn impossible_and_overtaken_counts_are_ignored() {
     let (mut pair, _, b) = connected();

@@ -22,7 +22,7 @@ fn a_program_that_does_not_read_stops_the_sender_and_loses_nothing() {
     assert_eq!(
         pair.a.state(a),
         State::Established,
-        "silence of a program is not death (W-52)"
+        "a silent program is not dead (W-52)"
     );
     assert_eq!(pair.a.ep.counters().tx_retransmits, 0);
     pair.b.consume = true;
@@ -112,7 +112,10 @@ fn nothing_is_sent_before_attach() {
             .attach(pair.now, b, Buffers { rx: ROOM, tx: ROOM })
     );
     let took = pair.run_until(Duration::from_millis(10), |p| p.b.app(b).received == 5000);
-    assert!(took <= pair.delay * 4, "credit is told at once: {took:?}");
+    assert!(
+        took <= pair.delay * 4,
+        "credit is announced at once: {took:?}"
+    );
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn a_port_without_listener_refuses() {
 }
 
 #[test]
-fn job_keys_keep_apart() {
+fn job_keys_separate_jobs() {
     let cases: [(&[u8], &[u8], bool); 5] = [
         (b"", b"", true),
         (b"job", b"job", true),

@@ -70,7 +70,7 @@ fn a_full_accept_queue_makes_the_next_ones_wait() {
     assert_eq!(pair.b.ep.listeners().next().unwrap().1.waiting, 0);
 }
 
-/// Its peer believes that it is connected.
+/// The peer of such a connection believes that it is connected.
 #[test]
 fn an_acknowledged_half_open_connection_is_not_evicted() {
     for room in [true, false] {

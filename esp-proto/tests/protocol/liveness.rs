@@ -97,7 +97,7 @@ fn early_and_repeated_timeouts_do_nothing() {
 }
 
 #[test]
-fn an_endpoint_at_rest_asks_for_no_timeout() {
+fn an_idle_endpoint_has_no_timeout() {
     let mut pair = Pair::new();
     assert_eq!(pair.a.ep.poll_timeout(), None);
     pair.listen(1000, 1);

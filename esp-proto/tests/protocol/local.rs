@@ -29,7 +29,7 @@ fn run(node: &mut Node, now: &mut Instant, time: Duration) {
 }
 
 #[test]
-fn two_ports_of_one_node_talk() {
+fn two_ports_of_one_node_connect() {
     let mut node = Node::new(MAC_A, 65536, 1, EndpointConfig::default());
     let mut now = Instant::from_nanos(1000);
     node.ep

@@ -105,7 +105,7 @@ fn timeouts_back_off_to_the_ceiling_and_end_with_the_peer_timeout() {
     pair.run_until(Duration::from_secs(11), |p| p.a.app(a).closed.is_some());
     assert_eq!(pair.now - start, Duration::from_secs(10));
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
-    // Beside them there are queries to the peer's node (W-77).
+    // Queries to the peer's node are sent in addition (W-77).
     let data = |f: &&OnWire| f.header().packet_type == 0x88b5 && f.kind() == FrameType::Data;
     let times: Vec<_> = pair.sent(MAC_A, from).filter(data).map(|f| f.at).collect();
     // First transmission, tail-loss probe, then timeouts: 2, 4, 8, … 200 ms apart.
@@ -180,7 +180,7 @@ fn lost_acknowledgements_do_not_stop_the_stream() {
 }
 
 #[test]
-fn repetitions_carry_the_same_bytes() {
+fn repetitions_carry_equal_bytes() {
     let (mut pair, a, b) = Pair::connected();
     let mut rng = Rng(7);
     pair.filter = Box::new(move |_| {

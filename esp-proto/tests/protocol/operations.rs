@@ -124,7 +124,7 @@ fn session(seed: u64, mtu: u32) {
         if app.closed == Some(CloseReason::Finished) {
             assert_eq!(
                 app.acked, app.written,
-                "seed {seed} {id:?}: all that was written is acknowledged"
+                "seed {seed} {id:?}: all written bytes are acknowledged"
             );
         }
     }

@@ -3,7 +3,7 @@
 use crate::common::*;
 use esp_proto::*;
 
-/// One frame of every kind, as sent in a session with a gap, a probe, a FIN and a reset.
+/// Returns one frame of every kind, as sent in a session with a gap, a probe, a FIN and a reset.
 fn session() -> Vec<OnWire> {
     let mut pair = Pair::with(3000, EndpointConfig::default());
     pair.b

@@ -467,13 +467,17 @@ fn the_specification_and_the_code_agree_on_every_frame() {
         let hex: String = meaning.emit().iter().map(|b| format!("{b:02x}")).collect();
         println!("{id}: {hex}");
     }
-    assert!(meanings.is_empty(), "the page lacks {:?}", meanings.keys());
+    assert!(
+        meanings.is_empty(),
+        "not on the page: {:?}",
+        meanings.keys()
+    );
 }
 
 #[test]
 fn frames_are_dropped_under_the_documented_counter() {
     let rows = rows("D-");
-    assert!(rows.len() >= 12, "the page lists them: {}", rows.len());
+    assert!(rows.len() >= 12, "rows on the page: {}", rows.len());
     for (id, counter, bytes) in rows {
         let counter = counter.trim_matches('`').to_string();
         let mut pair = Pair::new();

@@ -1,8 +1,8 @@
-//! A processor for each end of a measurement.
+//! Binds each end of a measurement to a processor.
 
-/// Binds this thread to the processor of its rank, if there are enough, as launchers do: left to
-/// the scheduler, either end may have the processor on which its packets are handled, and figures
-/// fall into groups.
+/// Binds this thread to the processor of its rank, if there are enough, as launchers do: otherwise
+/// the scheduler may put either end on the processor that handles its packets, and results fall
+/// into groups.
 pub(crate) fn bind(rank: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
         return;
@@ -13,7 +13,7 @@ pub(crate) fn bind(rank: usize) {
     {
         let mut own = rustix::thread::CpuSet::new();
         own.set(cpu);
-        // Without it the figures scatter more, and that is all.
+        // Without it the results only scatter more.
         let _ = rustix::thread::sched_setaffinity(None, &own);
     }
 }

@@ -1,4 +1,4 @@
-//! The cache over the fabric, and with memory that comes and goes.
+//! The cache over the fabric, with memory that is unmapped and mapped again.
 
 #![allow(unsafe_code)]
 
@@ -26,7 +26,7 @@ fn setup(limit: u64) -> Option<(Fabric, FabricNic, Cache)> {
     Some((fabric, nic, Cache::new(Some(watch), limit)))
 }
 
-/// Pages of the test's own, at a place if one is said.
+/// Maps pages of this test, at a given address if it is not 0.
 fn map(at: usize, pages: usize) -> usize {
     let fixed = if at == 0 {
         MapFlags::empty()
@@ -37,7 +37,7 @@ fn map(at: usize, pages: usize) -> usize {
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::PRIVATE | fixed,
     );
-    // SAFETY: new memory, or in the place of the test's own.
+    // SAFETY: new memory, or in place of this test's own.
     let start = unsafe {
         mmap_anonymous(
             std::ptr::without_provenance_mut(at),
@@ -51,11 +51,11 @@ fn map(at: usize, pages: usize) -> usize {
 }
 
 fn unmap(at: usize, pages: usize) {
-    // SAFETY: the test's own.
+    // SAFETY: this test's own memory.
     unsafe { munmap(std::ptr::with_exposed_provenance_mut(at), pages * PAGE) }.unwrap();
 }
 
-/// Uses a range once. True: it was registered for that.
+/// Uses a range once. Returns true if it was registered for this use.
 fn used(cache: &mut Cache, nic: &mut FabricNic, at: usize, length: usize) -> bool {
     let before = cache.stats().registered;
     // SAFETY: the test's own memory.
@@ -85,7 +85,7 @@ fn contained_disjoint_and_overlapping_ranges() {
     let at = map(0, 100);
     let page = |number: usize| at + number * PAGE;
     assert!(used(&mut cache, &mut nic, page(10), 10 * PAGE));
-    // Inside, to both borders, and by a byte.
+    // Inside, up to both limits, and one byte longer.
     for (from, length) in [
         (page(10), 1),
         (page(19), PAGE),
@@ -94,19 +94,19 @@ fn contained_disjoint_and_overlapping_ranges() {
     ] {
         assert!(!used(&mut cache, &mut nic, from, length));
     }
-    // Disjoint: before, behind, touching.
+    // Disjoint: before, after, adjacent.
     assert!(
         used(&mut cache, &mut nic, page(5), 5 * PAGE)
             && used(&mut cache, &mut nic, page(20), 5 * PAGE)
     );
     assert_eq!(fabric.registered(0).1, 3);
-    // Overlapping two: stands beside them, and all are found.
+    // Overlapping two: coexists with them, and all are found.
     assert!(used(&mut cache, &mut nic, page(8), 4 * PAGE));
     assert_eq!(fabric.registered(0).1, 4);
     for (from, pages) in [(5, 5), (10, 10), (20, 5), (8, 4)] {
         assert!(!used(&mut cache, &mut nic, page(from), pages * PAGE));
     }
-    // Containing all of them but the last: takes their place.
+    // Containing all of them but the last: replaces them.
     assert!(used(&mut cache, &mut nic, page(4), 18 * PAGE));
     assert_eq!(fabric.registered(0).1, 2);
     assert!(
@@ -116,9 +116,9 @@ fn contained_disjoint_and_overlapping_ranges() {
     unmap(at, 100);
 }
 
-/// Only where the device or the limit is full, others make room.
+/// Only a full device or limit evicts others.
 #[test]
-fn memory_that_cannot_be_registered_drives_out_nothing() {
+fn memory_that_cannot_be_registered_evicts_nothing() {
     let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
@@ -135,7 +135,7 @@ fn memory_that_cannot_be_registered_drives_out_nothing() {
 }
 
 #[test]
-fn what_is_in_use_outlives_its_place_in_the_tree() {
+fn a_registration_in_use_outlives_its_tree_entry() {
     let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
@@ -150,7 +150,7 @@ fn what_is_in_use_outlives_its_place_in_the_tree() {
     assert_eq!(one, two);
     assert!(used(&mut cache, &mut nic, at, 10 * PAGE));
     cache.release(&mut nic, one.id);
-    assert_eq!(fabric.registered(0).1, 2, "used by the second still");
+    assert_eq!(fabric.registered(0).1, 2, "still in use by the second");
     cache.release(&mut nic, two.id);
     assert_eq!(fabric.registered(0).1, 1);
     cache.release(&mut nic, two.id);
@@ -158,7 +158,7 @@ fn what_is_in_use_outlives_its_place_in_the_tree() {
 }
 
 #[test]
-fn the_least_recently_used_go_at_the_limit() {
+fn the_least_recently_used_are_evicted_at_the_limit() {
     let Some((fabric, mut nic, mut cache)) = setup(10 * PAGE as u64) else {
         return;
     };
@@ -170,7 +170,7 @@ fn the_least_recently_used_go_at_the_limit() {
     assert!(!used(&mut cache, &mut nic, page(0), 3 * PAGE));
     assert!(
         used(&mut cache, &mut nic, page(30), 3 * PAGE),
-        "the one at 10 has to go"
+        "the one at 10 is evicted"
     );
     assert!(
         !used(&mut cache, &mut nic, page(0), 3 * PAGE)
@@ -180,7 +180,7 @@ fn the_least_recently_used_go_at_the_limit() {
         (cache.stats().evicted, fabric.registered(0).0),
         (1, 9 * PAGE as u64)
     );
-    // Longer than the limit: for one use.
+    // Longer than the limit: registered for one use.
     assert!(
         used(&mut cache, &mut nic, page(40), 11 * PAGE)
             && used(&mut cache, &mut nic, page(40), 11 * PAGE)
@@ -190,7 +190,7 @@ fn the_least_recently_used_go_at_the_limit() {
 }
 
 #[test]
-fn a_system_that_refuses_gets_the_unused_back_and_then_says_why() {
+fn unused_registrations_are_evicted_before_a_refusal_is_reported() {
     let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
@@ -199,7 +199,7 @@ fn a_system_that_refuses_gets_the_unused_back_and_then_says_why() {
     assert!(used(&mut cache, &mut nic, at, 15 * PAGE));
     assert!(
         used(&mut cache, &mut nic, at + 50 * PAGE, 15 * PAGE),
-        "after the first was given up"
+        "after the first was evicted"
     );
     assert_eq!(cache.stats().evicted, 1);
     // SAFETY: the test's own memory.
@@ -211,7 +211,7 @@ fn a_system_that_refuses_gets_the_unused_back_and_then_says_why() {
     unmap(at, 100);
 }
 
-/// The five ways in which the pages behind an address become others, each between two uses.
+/// Five ways to replace the pages at an address between two uses.
 #[test]
 fn replaced_memory_is_registered_again() {
     let Some((_, mut nic, mut cache)) = setup(1 << 30) else {
@@ -247,7 +247,7 @@ fn replaced_memory_is_registered_again() {
         }),
     ];
     for (name, way) in ways {
-        // Whole again after the way before.
+        // Maps everything again.
         map(at, 16);
         assert!(
             used(&mut cache, &mut nic, at, 16 * PAGE),
@@ -275,7 +275,7 @@ fn a_stale_range_is_not_found_under_a_new_one() {
     map(at, 32);
     assert!(used(&mut cache, &mut nic, at + 2 * PAGE, 20 * PAGE));
     assert!(used(&mut cache, &mut nic, at, 4 * PAGE));
-    // And when a neighbour grows over its place.
+    // Also when a neighbour grows into its place.
     let at = map(0, 32);
     unmap(at + 16 * PAGE, 16);
     map(at + 16 * PAGE, 16);
@@ -299,7 +299,7 @@ fn a_stale_range_is_not_found_under_a_new_one() {
     }
 }
 
-/// While another thread frees and allocates all the time, nothing hangs and every use is right in
+/// While another thread frees and allocates all the time, nothing hangs and every use has the right
 /// number.
 #[test]
 fn other_threads_may_free_meanwhile() {

@@ -14,7 +14,7 @@ pub(super) struct Device {
     _rest: [u8; 664 - 88],
 }
 
-/// `struct ibv_context`; the functions of the data path are reached through it, not through the
+/// `struct ibv_context`; the functions of the data path are called through it, not through the
 /// library's symbols.
 #[repr(C)]
 pub(super) struct Context {
@@ -41,7 +41,7 @@ pub(super) struct Ops {
     _after: [*const c_void; 5],
 }
 
-/// `struct ibv_device_attr`: the limits that are looked at.
+/// `struct ibv_device_attr`: the limits that are used here.
 #[repr(C)]
 pub(super) struct DeviceAttr {
     _before: [u8; 132],
@@ -131,11 +131,11 @@ pub(super) struct Wc {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
-    /// Where the bytes are.
+    /// Address of the bytes.
     pub address: u64,
     /// Number of bytes.
     pub length: u32,
-    /// Of the registration that covers them.
+    /// Local key of the registration that covers them.
     pub lkey: u32,
 }
 
@@ -286,7 +286,7 @@ pub(super) const WR_SEND_WITH_IMM: c_int = 3;
 pub(super) const WR_RDMA_READ: c_int = 4;
 pub(super) const SEND_SIGNALED: c_uint = 2;
 pub(super) const SEND_INLINE: c_uint = 8;
-/// Set in the opcode of every receive.
+/// Bit set in the opcode of every receive.
 pub(super) const WC_RECV: c_int = 128;
 pub(super) const WC_GRH: c_uint = 1;
 pub(super) const WC_WITH_IMM: c_uint = 2;

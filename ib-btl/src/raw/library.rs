@@ -1,4 +1,4 @@
-//! libibverbs, loaded when it is wanted: the project builds and runs where there is none.
+//! libibverbs, loaded on demand, so that the project builds and runs without it.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use super::ffi::{
 
 macro_rules! library {
     ($($name:ident: fn($($arg:ty),*) $(-> $result:ty)?;)*) => {
-        /// Its functions.
+        /// Functions of the library.
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
         }
@@ -57,20 +57,20 @@ library! {
     ibv_wc_status_str: fn(c_int) -> *const c_char;
 }
 
-/// The library, or why there is none.
+/// Returns the library, or why it is not available.
 pub(super) fn library() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     let load = || {
-        // SAFETY: libibverbs' initialisers do nothing that this process could mind.
+        // SAFETY: libibverbs' initialisers have no effect on other code.
         let loaded = unsafe { Loaded::new("libibverbs.so.1") };
         let loaded = loaded.map_err(|e| {
             format!(
                 "libibverbs.so.1 cannot be loaded (Debian: apt install libibverbs1 ibverbs-providers): {e}"
             )
         })?;
-        let library =
-            Library::of(&loaded).map_err(|e| format!("libibverbs.so.1 is another one: {e}"))?;
-        // The functions outlive everything.
+        let library = Library::of(&loaded)
+            .map_err(|e| format!("libibverbs.so.1 is not the expected library: {e}"))?;
+        // The function pointers are used until the process ends.
         std::mem::forget(loaded);
         Ok(library)
     };

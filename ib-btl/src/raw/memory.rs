@@ -1,10 +1,10 @@
-//! Memory that a device reads and writes: on pages of its own, never seen as a slice while others
-//! may write it.
+//! Memory that a device reads and writes: on separate pages, and never borrowed as a slice while
+//! others may write it.
 
 use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 
-/// Pages of zeros.
+/// Zeroed pages.
 #[derive(Debug)]
 pub(crate) struct Memory {
     start: NonNull<u8>,
@@ -15,7 +15,7 @@ pub(crate) struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// `length` bytes, at least one page.
+    /// Allocates `length` bytes, at least one page; `None` if there is no memory.
     pub(crate) fn new(length: usize) -> Option<Memory> {
         let layout = Layout::from_size_align(length.max(1), 4096)
             .ok()?
@@ -41,7 +41,7 @@ impl Memory {
         end.is_some_and(|end| end <= self.length())
     }
 
-    /// Copies in. False: it does not fit, and nothing is written.
+    /// Copies bytes in. Returns false, without effect, if they do not fit.
     #[must_use]
     pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) -> bool {
         if !self.holds(at, bytes.len()) {
@@ -56,21 +56,21 @@ impl Memory {
         true
     }
 
-    /// The address of bytes that are looked at in place. `None`: outside.
+    /// Returns the address of bytes to read in place; `None` if they are outside.
     pub(crate) fn view(&self, at: usize, length: usize) -> Option<*const u8> {
         self.holds(at, length)
             .then(|| self.start.as_ptr().cast_const().wrapping_add(at))
     }
 
-    /// Appends a copy to `out`. False: outside, and nothing is appended.
+    /// Appends a copy of bytes to `out`. Returns false, without effect, if they are outside.
     #[must_use]
     pub(crate) fn read(&self, at: usize, length: usize, out: &mut Vec<u8>) -> bool {
         if !self.holds(at, length) {
             return false;
         }
         out.reserve(length);
-        // SAFETY: within the memory; there is room for it, which is initialised by the copy. A
-        // hostile peer may write meanwhile: then the copy is as wrong as what it wrote.
+        // SAFETY: within the memory, and the room is initialised by the copy. A hostile peer may
+        // write concurrently; then the copy is as wrong as the data it wrote.
         unsafe {
             let end = out.as_mut_ptr().add(out.len());
             end.copy_from_nonoverlapping(self.start.as_ptr().add(at), length);
@@ -82,7 +82,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and deregistered by its owner before.
+        // SAFETY: allocated with this layout, and deregistered by its owner.
         unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
     }
 }

@@ -1,5 +1,5 @@
-//! All that is `unsafe` in this crate: the verbs, memory that devices write, userfaultfd.
-//! The interface is safe except for the few calls that take memory by its address.
+//! All `unsafe` code of this crate: the verbs, memory that devices write, userfaultfd. The
+//! interface is safe except for the few calls that take memory by its address.
 #![allow(unsafe_code)]
 
 pub(crate) mod ffi;

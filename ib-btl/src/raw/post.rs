@@ -1,4 +1,4 @@
-//! [`Nic`] over libibverbs: the calls on the way of data.
+//! [`Nic`] over libibverbs: the calls of the data path.
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
@@ -18,7 +18,7 @@ use crate::nic::{
     Remote, Source, Verb,
 };
 
-/// Receives that are posted by one call.
+/// Number of receives posted by one call.
 const CHAIN: usize = 8;
 
 impl Verbs {
@@ -30,7 +30,7 @@ impl Verbs {
     fn read(&mut self, wc: Wc) -> Option<Completion> {
         let (high, low) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
         let status = u32::try_from(wc.status).unwrap_or(u32::MAX);
-        // The opcode of a failed one is not defined, but its id says enough.
+        // The opcode of a failed completion is undefined, but its id suffices.
         if high == DATAGRAM {
             let slot = low as usize;
             if slot >= DATAGRAMS {
@@ -41,7 +41,7 @@ impl Verbs {
             let good = status == GOOD
                 && self.datagrams.read(slot * SLOT, GRH, &mut header)
                 && self.datagrams.read(slot * SLOT + GRH, length, &mut bytes);
-            // A queue pair that takes none any more: peers give up in time.
+            // A queue pair that accepts no more receives: peers give up in time.
             let _ = self.receive_datagram(slot);
             let has_header = wc.wc_flags & WC_GRH != 0;
             let from = Source {
@@ -75,7 +75,7 @@ impl Verbs {
         })
     }
 
-    /// Posts receives, at most [`CHAIN`], by one call: without memory, or one with.
+    /// Posts receives, at most [`CHAIN`], by one call: without memory, or one with memory.
     fn post_recvs(
         &self,
         qp: &Object<Qp>,
@@ -121,7 +121,7 @@ impl Verbs {
     }
 }
 
-/// Returns the error of a call that the device does not have.
+/// Returns the error of a call that the device does not support.
 fn no_call(call: &'static str) -> NicError {
     NicError::new(call, libc::ENOSYS)
 }
@@ -163,7 +163,7 @@ impl Nic for Verbs {
         };
         let memory = ptr::with_exposed_provenance_mut(address);
         let l = self.library;
-        // SAFETY: alive; as promised to us.
+        // SAFETY: alive; the caller's promise.
         let mr = unsafe {
             let mr = (l.ibv_reg_mr)(self.pd.ptr(), memory, length, access);
             Object::new("ibv_reg_mr", mr, l.ibv_dereg_mr)
@@ -190,7 +190,7 @@ impl Nic for Verbs {
             let qp = create_qp(self.library, objects, QPT_RC, (depth, recv), inline);
             qp.map(|qp| (qp, inline))
         };
-        // A device that cannot do so much, or nothing, says so by refusing.
+        // A device that does not support this many inline bytes refuses.
         let (qp, inline) = match self.connections.is_empty() {
             true => create(INLINE).or_else(|_| create(0)),
             false => create(self.about.inline),
@@ -233,7 +233,7 @@ impl Nic for Verbs {
             qp_state: QPS_RTS,
             timeout: remote.timeout,
             retry_cnt: remote.retries,
-            // A peer without receives is late, not gone: as long as it takes.
+            // A peer without receives is late, not gone: retry without a limit.
             rnr_retry: 7,
             sq_psn: remote.psn[1],
             max_rd_atomic: self.reads[1],
@@ -284,8 +284,8 @@ impl Nic for Verbs {
         };
         let send_flags = match mode {
             PostMode::Registered => SEND_SIGNALED,
-            PostMode::Inline { tell: true } => SEND_INLINE | SEND_SIGNALED,
-            PostMode::Inline { tell: false } => SEND_INLINE,
+            PostMode::Inline { signaled: true } => SEND_INLINE | SEND_SIGNALED,
+            PostMode::Inline { signaled: false } => SEND_INLINE,
         };
         let mut wr = SendWr {
             wr_id: id,
@@ -344,7 +344,7 @@ impl Nic for Verbs {
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: alive; the request is copied by the call; the buffer is as promised to us.
+        // SAFETY: alive; the request is copied by the call; the buffer is the caller's promise.
         check(call, unsafe { post(srq.ptr(), &raw mut wr, &raw mut bad) })
     }
 
@@ -353,8 +353,8 @@ impl Nic for Verbs {
         let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes);
         let slot = DATAGRAMS + self.sent % DATAGRAMS;
         self.sent += 1;
-        // As long as this many are under way, one would be overwritten: to be sent again, as if
-        // lost.
+        // With this many datagrams in flight one would be overwritten, so treat it as lost: peers
+        // repeat it.
         let _ = self.datagrams.write(slot * SLOT, bytes);
         let mut sge = Sge {
             address: (self.datagrams.address() + slot * SLOT) as u64,
@@ -375,7 +375,7 @@ impl Nic for Verbs {
             rest: [0; 9],
         };
         match self.send(&self.ud, &mut wr) {
-            // No room: as if lost.
+            // No room, so treat it as lost.
             Err(error) if [libc::ENOMEM, libc::EAGAIN].contains(&error.errno) => Ok(()),
             other => other,
         }
@@ -427,7 +427,7 @@ impl Nic for Verbs {
 mod tests {
     use super::*;
 
-    /// The example of RFC 1071's checksum in an IPv4 header as it is on the wire.
+    /// Uses the example of RFC 1071's checksum in an IPv4 header as it is on the wire.
     #[test]
     fn a_datagrams_sender_is_read_from_either_header() {
         let mut header = [0xeeu8; GRH];
@@ -437,7 +437,7 @@ mod tests {
         ]);
         let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 0, 1];
         assert_eq!(sender(&header), Some(mapped));
-        // Without a checksum, but with nothing that looks like an IPv6 header in front.
+        // Without a checksum, and with bytes before it that are not an IPv6 header.
         header[30] ^= 1;
         assert_eq!(sender(&header), Some(mapped));
         // Anything else is an IPv6 header.

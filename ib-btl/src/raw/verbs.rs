@@ -1,4 +1,4 @@
-//! A port by libibverbs: opening, its limits, its objects. The way of data is in `post.rs`.
+//! A port over libibverbs: opening, limits, objects. The data path is in `post.rs`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int};
@@ -16,24 +16,24 @@ use super::memory::Memory;
 use crate::error::IbError;
 use crate::nic::{About, NicError, Place};
 
-/// Work requests whose high half is this belong to datagrams, and to the shared receive queue.
+/// High half of the ids of work requests for datagrams and for the shared receive queue.
 pub(super) const DATAGRAM: u32 = u32::MAX;
 pub(super) const SHARED: u32 = u32::MAX - 1;
-/// Datagrams that may wait to be received; peers repeat what gets lost.
+/// Maximum number of datagrams waiting to be received; peers repeat lost ones.
 pub(super) const DATAGRAMS: usize = 128;
-/// Most reads under way on a connection, in each direction.
+/// Maximum number of reads in flight on a connection, in each direction.
 const READS: c_int = 8;
-/// In front of every received datagram.
+/// Length of the header before every received datagram.
 pub(super) const GRH: usize = 40;
 pub(super) const SLOT: usize = 256;
-/// Most work requests of a call to `poll`.
+/// Maximum number of completions taken by one call to `poll`.
 pub(super) const BATCH: usize = 32;
-/// Bytes that a work request may carry itself, if the device can.
+/// Maximum number of inline bytes of a work request, if the device supports them.
 pub(super) const INLINE: usize = 188;
-/// Most memory pieces of a work request.
+/// Maximum number of memory pieces of a work request.
 pub(super) const PIECES: usize = 8;
 
-/// Converts the result of a call that returns the error's number.
+/// Converts the result of a call that returns an error number.
 pub(super) fn check(call: &'static str, result: c_int) -> Result<(), NicError> {
     match result {
         0 => Ok(()),
@@ -41,14 +41,14 @@ pub(super) fn check(call: &'static str, result: c_int) -> Result<(), NicError> {
     }
 }
 
-/// An object of libibverbs, which ends when it is dropped.
+/// An object of libibverbs, destroyed on drop.
 pub(super) struct Object<T> {
     at: NonNull<T>,
     end: unsafe extern "C" fn(*mut T) -> c_int,
 }
 
 impl<T> Object<T> {
-    /// Takes the result of a call that returns an object, or NULL and sets errno.
+    /// Wraps the result of a call that returns an object, or NULL and sets errno.
     ///
     /// # Safety
     /// The object is valid, and the caller's, until `end` is called for it.
@@ -74,12 +74,13 @@ impl<T> Object<T> {
 
 impl<T> Drop for Object<T> {
     fn drop(&mut self) {
-        // SAFETY: the object is alive and ends once; what stands on it has ended before.
+        // SAFETY: the object is alive and destroyed once; objects that depend on it have ended
+        // before.
         unsafe { (self.end)(self.ptr()) };
     }
 }
 
-/// Opens each device in turn and looks at it. A device of another name than `only` is left out.
+/// Opens and inspects each device in turn, or only the one named `only`.
 fn each_device<T>(
     only: Option<&str>,
     mut look: impl FnMut(&'static Library, &str, Result<Object<Context>, NicError>) -> Option<T>,
@@ -90,7 +91,7 @@ fn each_device<T>(
     let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
     if list.is_null() {
         let errno = io::Error::last_os_error().raw_os_error();
-        // The library is there and the kernel has no RDMA.
+        // The library is present, but the kernel has no RDMA.
         return Err(match errno {
             Some(libc::ENOSYS | libc::ENOENT | 0) | None => IbError::NoDevices,
             Some(errno) => NicError::new("ibv_get_device_list", errno).into(),
@@ -98,14 +99,14 @@ fn each_device<T>(
     }
     let mut found = Vec::new();
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has that many; the names are strings.
+        // SAFETY: the list has this many entries; the names are strings.
         let (device, name) = unsafe {
             let device = *list.add(index);
             (device, CStr::from_ptr((*device).name.as_ptr()))
         };
         let name = name.to_string_lossy();
         if only.is_none_or(|only| name == only) {
-            // SAFETY: the device is of the list.
+            // SAFETY: the device is in the list.
             let context = unsafe {
                 let context = (library.ibv_open_device)(device);
                 Object::new("ibv_open_device", context, library.ibv_close_device)
@@ -113,7 +114,7 @@ fn each_device<T>(
             found.extend(look(library, &name, context));
         }
     }
-    // SAFETY: made above; opened devices stay.
+    // SAFETY: returned above; opened devices stay valid.
     unsafe { (library.ibv_free_device_list)(list) };
     if count == 0 {
         Err(IbError::NoDevices)
@@ -140,9 +141,9 @@ pub(super) struct Connection {
     pub(super) number: u32,
 }
 
-/// A port, opened. Fields are dropped in this order: each before what it stands on.
+/// An open port. Fields are dropped in this order, each before those it depends on.
 pub(crate) struct Verbs {
-    /// By [`Queue`](crate::nic::Queue).
+    /// Connections by [`Queue`](crate::nic::Queue).
     pub(super) connections: Vec<Option<Connection>>,
     pub(super) ud: Object<Qp>,
     pub(super) srq: Option<Object<Srq>>,
@@ -152,15 +153,15 @@ pub(crate) struct Verbs {
     pub(super) channel: Object<CompChannel>,
     pub(super) pd: Object<Pd>,
     pub(super) context: Object<Context>,
-    /// Received datagrams, then room to send some from.
+    /// Buffers of received datagrams, then those of datagrams to send.
     pub(super) datagrams: Memory,
     pub(super) datagrams_key: u32,
     pub(super) library: &'static Library,
     pub(super) about: About,
     pub(super) gid_index: u8,
-    /// Reads under way on a connection: the peer's, the own ones.
+    /// Maximum number of reads in flight on a connection: the peer's, and the own ones.
     pub(super) reads: [u8; 2],
-    /// By the number of the queue pair, for arrivals in the shared queue.
+    /// Connections by the number of the queue pair, for arrivals in the shared queue.
     pub(super) numbers: HashMap<u32, u32>,
     pub(super) next_mr: u64,
     pub(super) sent: usize,
@@ -179,7 +180,7 @@ impl fmt::Debug for Verbs {
 }
 
 impl Verbs {
-    /// Opens a port. `completions`: how many may wait at most.
+    /// Opens a port with room for `completions` completions.
     pub(crate) fn open(name: &str, port: u8, completions: usize) -> Result<Verbs, IbError> {
         let opened = each_device(Some(name), |library, _, context| Some((library, context)))?;
         let (l, context) = opened
@@ -382,8 +383,9 @@ pub(super) fn create_qp(
     }
 }
 
-/// Returns index and value of the global id to use. RoCE: the last entry with an IPv4 address, as
-/// routers want it (one may be listed for RoCE 1 and then for RoCE 2); InfiniBand: the first.
+/// Returns index and value of the global id to use. RoCE: the last entry with an IPv4 address,
+/// which routers need (an address may be listed for RoCE 1 and then for RoCE 2); InfiniBand: the
+/// first entry.
 fn gid(
     library: &Library,
     context: &Object<Context>,
@@ -406,7 +408,8 @@ fn gid(
     (found.1 != [0; 16]).then_some(found)
 }
 
-/// MB/s of a port, from the codes of its width and speed (InfiniBand specification, PortInfo).
+/// Returns the bandwidth of a port in MB/s, from the codes of its width and speed (InfiniBand
+/// specification, PortInfo).
 fn bandwidth(width: u8, speed: u8) -> u32 {
     let lanes = match width {
         1 => 1,
@@ -433,7 +436,7 @@ fn bandwidth(width: u8, speed: u8) -> u32 {
 pub(crate) fn status_text(status: u32) -> String {
     let number = c_int::try_from(status).unwrap_or(c_int::MAX);
     let text = library().ok().map(|library| {
-        // SAFETY: the library gives a constant string for every number.
+        // SAFETY: the library returns a constant string for every number.
         unsafe { CStr::from_ptr((library.ibv_wc_status_str)(number)) }
             .to_string_lossy()
             .into_owned()
@@ -441,7 +444,7 @@ pub(crate) fn status_text(status: u32) -> String {
     text.unwrap_or_else(|| format!("status {status}"))
 }
 
-/// Active ports of this machine, in the order of the devices.
+/// Returns the active ports of this machine, in the order of the devices.
 ///
 /// # Errors
 /// There is no library, no device, or no active port.

@@ -1,20 +1,20 @@
-//! Noticing that memory went away, without a hook into the allocator: by userfaultfd.
+//! Detection of unmapped memory by userfaultfd, without a hook into the allocator.
 //!
 //! A range is registered with a userfaultfd in write-protect mode, without ever protecting
-//! anything, so no access faults. The kernel then says two things:
-//! - *Events* when a part of it is unmapped, moved, or emptied (`munmap`, `mremap`,
-//!   `MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`). Whoever does that waits until the event was
-//!   read; a small thread reads them, under a lock.
-//! - *Whether a range is still registered*: a mapping made later at the same address is not.
-//!   `UFFDIO_WRITEPROTECT` that protects nothing answers `ENOENT` for it, and `EAGAIN` while an
-//!   event is under way (from before the address can be used again until the event was read).
+//! anything, so no access faults. The kernel then reports:
+//! - *Events* when a part of the range is unmapped, moved, or emptied (`munmap`, `mremap`,
+//!   `MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`). The thread that does so is blocked until the
+//!   event was read, by a small thread that holds a lock.
+//! - *Whether a range is still registered*: a mapping made later at its address is not.
+//!   `UFFDIO_WRITEPROTECT` that protects nothing returns `ENOENT` for it, and `EAGAIN` while an
+//!   event is pending (from before the address can be reused until the event was read).
 //!
-//! Together nothing is missed: [`Watch::holds`] first, then [`Watch::gone`]. If a range was
+//! Together they miss nothing: call [`Watch::holds`] first, then [`Watch::gone`]. If a range was
 //! unmapped and mapped again before, then either it is not registered any more, or (a neighbour
 //! grew into it by `mremap`) its event was read under the lock that `gone` takes.
 //!
-//! Only private anonymous memory is watched: of a file others may take pages away without an event
-//! here.
+//! Only private anonymous memory is watched, because pages of a file may be removed by others
+//! without an event here.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -38,7 +38,7 @@ const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
 
-/// Ranges that wait to be taken; beyond that: everything went.
+/// Maximum number of recorded ranges; beyond it all memory counts as unmapped.
 const ROOM: usize = 128;
 const EVERYTHING: (u64, u64) = (0, u64::MAX);
 
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-/// One `ioctl` whose argument is a structure of 64-bit words.
+/// Calls an `ioctl` whose argument is a structure of 64-bit words.
 fn control<const N: usize>(fd: &OwnedFd, request: u64, words: &mut [u64; N]) -> io::Result<()> {
     // SAFETY: the structure is as long as the request's number says, and the descriptor is open.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, words.as_mut_ptr()) };
@@ -83,10 +83,10 @@ fn control<const N: usize>(fd: &OwnedFd, request: u64, words: &mut [u64; N]) -> 
 }
 
 impl Watch {
-    /// Nothing is watched yet.
+    /// Creates a watch without any ranges.
     ///
     /// # Errors
-    /// The kernel has no userfaultfd, without write protection, or does not allow it.
+    /// The kernel has no userfaultfd, has it without write protection, or does not allow it.
     pub(crate) fn new() -> io::Result<Watch> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
         // SAFETY: no memory is passed.
@@ -95,7 +95,7 @@ impl Watch {
             .ok()
             .filter(|fd| *fd >= 0)
             .ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: just made, for us alone.
+        // SAFETY: just created, and owned by nothing else.
         let fd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
         control(&fd, IOC_API, &mut [UFFD_API, FEATURES | FEATURE_WP, 0])?;
         let gone = Arc::new(Mutex::new(Gone {
@@ -119,7 +119,7 @@ impl Watch {
     /// Watches whole pages from now on.
     ///
     /// # Errors
-    /// It is not private anonymous memory, or something else watches it.
+    /// The range is not private anonymous memory, or is watched already.
     pub(crate) fn add(&self, start: usize, end: usize) -> io::Result<()> {
         if !anonymous(start, end)? {
             return Err(io::ErrorKind::Unsupported.into());
@@ -146,18 +146,18 @@ impl Watch {
         if end - start <= page {
             return Err(Moving::No);
         }
-        // Kernels before 6.4 look at one mapping only, and watching divides mappings: by halves, so
-        // that few calls find the borders, and as few the first page that is not watched.
+        // Kernels before 6.4 check one mapping only, and watching splits mappings. Halving finds
+        // the borders, and the first page that is not watched, in few calls.
         let middle = start + (end - start) / page / 2 * page;
         self.holds(start, middle)?;
         self.holds(middle, end)
     }
 
-    /// Takes what went since the last time.
+    /// Passes the ranges unmapped since the last call to `each`.
     pub(crate) fn gone(&self, each: impl FnMut((usize, usize))) {
         let (ranges, count) = {
-            // Nothing is allocated or freed while this is held: whoever frees watched memory waits
-            // for the thread, which waits for this.
+            // Nothing is allocated or freed while the lock is held: freeing watched memory waits
+            // for the thread, which waits for this lock.
             let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
             (gone.ranges, std::mem::take(&mut gone.count))
         };
@@ -167,12 +167,12 @@ impl Watch {
     }
 }
 
-/// Why a range is not held.
+/// Reason why a range does not count as watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moving {
-    /// An event is under way somewhere: nothing can be said now.
+    /// An event is pending somewhere, so the state is unknown.
     Yes,
-    /// A part of it is not watched.
+    /// A part of the range is not watched.
     No,
 }
 
@@ -185,7 +185,7 @@ impl Drop for Watch {
     }
 }
 
-/// The thread: allocates nothing, frees nothing, calls no other code.
+/// Runs the thread, which allocates nothing, frees nothing and calls no other code.
 fn watch(fd: &OwnedFd, list: &Mutex<Gone>, stop: &OwnedFd) {
     loop {
         let mut fds = [
@@ -199,7 +199,7 @@ fn watch(fd: &OwnedFd, list: &Mutex<Gone>, stop: &OwnedFd) {
             return;
         }
         if fds[0].revents().contains(PollFlags::IN) {
-            // Before the read: reading lets the program go on.
+            // Locked before the read, because reading lets the program continue.
             let mut gone = list.lock().unwrap_or_else(PoisonError::into_inner);
             while let Some(range) = next(fd) {
                 let at = gone.count;
@@ -214,7 +214,7 @@ fn watch(fd: &OwnedFd, list: &Mutex<Gone>, stop: &OwnedFd) {
     }
 }
 
-/// The next event's range.
+/// Returns the range of the next event.
 fn next(fd: &OwnedFd) -> Option<(u64, u64)> {
     let mut message = Message::default();
     let size = std::mem::size_of::<Message>();
@@ -227,7 +227,7 @@ fn next(fd: &OwnedFd) -> Option<(u64, u64)> {
     match message.event {
         EVENT_REMOVE | EVENT_UNMAP => Some((first, second)),
         EVENT_REMAP => Some((first, first.saturating_add(third))),
-        // None was asked for; whatever it is, it means nothing good.
+        // No other event was requested, so assume the worst.
         _ => Some(EVERYTHING),
     }
     .map(|range| if second == 0 { EVERYTHING } else { range })
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_of_losing_memory_is_told() {
+    fn every_way_of_unmapping_is_detected() {
         let Some(watch) = watch() else { return };
         let start = map(0, 8);
         let end = start + 8 * PAGE;
@@ -345,7 +345,7 @@ mod tests {
         }
         .unwrap();
         assert_eq!(taken(&watch), [(start, start + 2 * PAGE)]);
-        // Replaced in place: unmapped, and the new one is not watched.
+        // Replaced in place: unmapped, and the new mapping is not watched.
         map(start + 4 * PAGE, 1);
         assert_eq!(taken(&watch), [(start + 4 * PAGE, start + 5 * PAGE)]);
         assert_eq!(watch.holds(start, end), Err(Moving::No));
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(taken(&watch), [(start + 6 * PAGE, end)]);
         let moved = map(0, 1);
         unmap(moved, 1);
-        // SAFETY: memory of this test, to a place that is free.
+        // SAFETY: memory of this test, moved to a free address.
         let to = unsafe {
             mremap(
                 std::ptr::with_exposed_provenance_mut(start),
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_can_be_noted_is_everything() {
+    fn more_ranges_than_fit_count_as_everything() {
         let Some(watch) = watch() else { return };
         let start = map(0, ROOM + 1);
         watch.add(start, start + (ROOM + 1) * PAGE).unwrap();

@@ -15,8 +15,8 @@ use crate::wire::{ASK, HAVE, Hello, LEAVING, PeerAddress};
 /// Time without any datagram of a peer after which it is lost. A live process requests its
 /// connections when it adds its peers.
 const SILENT_LIMIT: Duration = Duration::from_secs(8);
-/// Time after which a peer is lost that has requested a connection and does not answer. It may
-/// compute meanwhile.
+/// Time after which a peer is lost that has requested a connection but does not answer, perhaps
+/// because it computes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 impl IbBtl {
@@ -26,7 +26,7 @@ impl IbBtl {
             return no("the transport is closed".into());
         };
         if rank == self.config.rank {
-            return no("the own rank is left to other transports".into());
+            return no("the own rank is served by other transports".into());
         }
         if rank >= self.config.size {
             return no(format!(
@@ -61,8 +61,8 @@ impl IbBtl {
             Err(error) => return no(error.to_string()),
         };
         if let Err(error) = self.greet(rank, &peer, ASK) {
-            self.give_back(&mut peer);
-            return no(format!("no way to its port: {error}"));
+            self.release_peer(&mut peer);
+            return no(format!("no route to its port: {error}"));
         }
         let early = self.early.remove(&rank);
         if let Some(place) = self.peers.get_mut(rank as usize) {
@@ -284,7 +284,7 @@ impl IbBtl {
     }
 
     fn no_way(&mut self, peer: &mut Peer, error: &NicError) {
-        let text = format!("no way to its port: {error}");
+        let text = format!("no route to its port: {error}");
         self.stop(peer, PeerError::Lost(text));
     }
 
@@ -301,9 +301,9 @@ impl IbBtl {
                 let limit = if silent { SILENT_LIMIT } else { CONNECT_LIMIT };
                 if now.saturating_sub(since) > limit {
                     let text = if silent {
-                        "its process ended, or datagrams do not pass (firewall, subnet manager, address of the port): not a word"
+                        "its process ended, or datagrams do not pass (firewall, subnet manager, address of the port): no datagram"
                     } else {
-                        "it asked for a connection and then said no more: no answer"
+                        "it requested a connection and then stopped answering: no answer"
                     };
                     let text = format!("{text} in {limit:?} to {tries} requests for a connection");
                     self.stop(&mut peer, PeerError::Lost(text));
@@ -323,5 +323,5 @@ impl IbBtl {
     }
 }
 
-// One-sided operations leave these entries of a queue free.
+// One-sided operations leave this many entries of a queue free.
 const _: () = assert!(CONTROL + PIECES < 64);

@@ -1,5 +1,5 @@
 //! Implementation of the contract.
-#![allow(unsafe_code)] // The contract passes memory by address; it is only handed on here.
+#![allow(unsafe_code)] // The contract passes memory by address; it is only passed on here.
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
@@ -16,7 +16,7 @@ use super::{BATCH, IbBtl, Notice, State};
 use crate::wire::{Key, MOST_NOTICES};
 
 /// Time that `drop_peer` waits for the peer's last messages.
-const GOODBYE: Duration = Duration::from_millis(100);
+const DROP_WAIT: Duration = Duration::from_millis(100);
 
 impl Tx for IbBtl {
     fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
@@ -32,7 +32,7 @@ impl Tx for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Get)
@@ -48,7 +48,7 @@ impl Tx for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Put)
@@ -68,7 +68,7 @@ impl NoticedPuts for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Last)
@@ -82,16 +82,16 @@ impl NoticedPuts for IbBtl {
         peer: Rank,
         notice: &[u8],
     ) -> Result<Region, RegisterError> {
-        // Numbers wrap around after 2²⁹. Without a number, or without bytes, there is no notice.
+        // Numbers wrap around after 2²⁹. Without a notice, or without bytes, there is no number.
         let number = ((self.next_region + 1) % u64::from(MOST_NOTICES)) as u32 + 1;
         let mut header = [0; MAX_HEADER];
         let free = length > 0 && !self.notices.contains_key(&number);
         let Some(place) = header.get_mut(..notice.len()).filter(|_| free) else {
-            // SAFETY: the caller's promise, handed on.
+            // SAFETY: the caller's promise, passed on.
             return unsafe { self.register_as(memory, length, 0) };
         };
         place.copy_from_slice(notice);
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         let region = unsafe { self.register_as(memory, length, number) }?;
         self.notices.insert(
             number,
@@ -108,7 +108,7 @@ impl NoticedPuts for IbBtl {
 impl PendingPeers for IbBtl {}
 
 impl IbBtl {
-    /// Registers memory with the notice of this number; 0: none.
+    /// Registers memory with the notice of this number; 0 for none.
     ///
     /// # Safety
     /// As for [`Btl::register`].
@@ -126,7 +126,7 @@ impl IbBtl {
         let handle = self.next_region;
         let mut rkey = 0;
         if length > 0 {
-            // SAFETY: the caller's promise, handed on.
+            // SAFETY: the caller's promise, passed on.
             let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
             self.regions.insert(handle, (held.id, notice));
             rkey = held.rkey;
@@ -164,7 +164,7 @@ impl Btl for IbBtl {
             held_from: self.config.held_from,
             blocking: true,
             detects_death: true,
-            // For probes of silent peers and repeated requests.
+            // Needed for probes of silent peers and repeated requests.
             tick: Some(PROBE_EVERY / 2),
         }
     }
@@ -191,12 +191,12 @@ impl Btl for IbBtl {
         for rank in std::mem::take(&mut self.debtors) {
             self.pay(rank);
         }
-        self.look_at_timers(slept);
+        self.check_timers(slept);
         done
     }
 
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise, passed on.
         unsafe { self.register_as(memory, length, 0) }
     }
 
@@ -228,8 +228,8 @@ impl Btl for IbBtl {
         self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
     }
 
-    /// Waits up to `GOODBYE` for the last messages. A stopped queue pair refuses every access,
-    /// also with keys of registrations that the cache keeps.
+    /// Waits up to `DROP_WAIT` for the last messages. A stopped queue pair refuses every access, even
+    /// with keys of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         let connected = match self.peer(rank).map(|peer| &peer.state) {
             _ if self.nic.is_none() => return true,
@@ -238,19 +238,19 @@ impl Btl for IbBtl {
         };
         if connected && !self.flush_peer(rank) {
             let now = super::now();
-            let known = self.closing.iter().find(|(who, _)| *who == rank);
+            let known = self.closing.iter().find(|(known, _)| *known == rank);
             let Some((_, since)) = known else {
                 self.closing.push((rank, now));
                 return false;
             };
-            if now.saturating_sub(*since) < GOODBYE {
+            if now.saturating_sub(*since) < DROP_WAIT {
                 return false;
             }
         }
-        self.closing.retain(|(who, _)| *who != rank);
+        self.closing.retain(|(known, _)| *known != rank);
         self.fail(
             rank,
-            PeerError::Lost("this process has closed it out".into()),
+            PeerError::Lost("this process dropped the peer".into()),
         );
         // Accesses that arrived before the stop have ended when `progress` reports the failure.
         false

@@ -9,9 +9,9 @@ use crate::nic::{Completion, GOOD, NO_ANSWER, PostMode, REMOTE_ACCESS, Verb};
 use crate::raw::verbs::status_text;
 use crate::wire::{Kind, LEAVING, immediate};
 
-/// Interval between looks at the timers.
+/// Interval between checks of the timers.
 const TIMERS: Duration = Duration::from_millis(10);
-/// One poll of this many reads the clock.
+/// Number of polls per reading of the clock.
 const CLOCKED: u32 = 16;
 /// Time of silence after which a connected peer is probed.
 pub(super) const PROBE_EVERY: Duration = Duration::from_millis(150);
@@ -38,13 +38,13 @@ impl IbBtl {
         }
     }
 
-    /// Returns the failure that a completion's status means.
+    /// Fails a peer with the error that a completion's status means.
     pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
         let error = match status {
-            // When a process ends, its memory is released before its queue pairs: either it died or
-            // it lied.
+            // When a process ends, its memory is released before its queue pairs. Otherwise the
+            // peer has lied.
             REMOTE_ACCESS => PeerError::Lost(
-                "memory it offered is not there: it is ending, or never offered it".into(),
+                "its memory is not accessible: it is ending, or never registered it".into(),
             ),
             NO_ANSWER => PeerError::Lost(
                 "no answer from its interface: its process ended, or the network is cut".into(),
@@ -55,7 +55,7 @@ impl IbBtl {
     }
 
     /// Repeats requests, probes peers and checks limits, every few milliseconds.
-    pub(super) fn look_at_timers(&mut self, slept: bool) {
+    pub(super) fn check_timers(&mut self, slept: bool) {
         self.polls = self.polls.wrapping_add(1);
         if !slept && !self.polls.is_multiple_of(CLOCKED) {
             return;
@@ -85,7 +85,7 @@ impl IbBtl {
         }
     }
 
-    /// Posts an empty write, with or without an immediate. False: no room.
+    /// Posts an empty write, with or without an immediate. Returns false if there is no room.
     #[allow(unsafe_code)]
     pub(super) fn post_empty(&mut self, rank: Rank, word: Option<(Kind, usize)>) -> bool {
         let (depth, own) = (self.depth(), self.config.rank);
@@ -114,8 +114,8 @@ impl IbBtl {
     }
 
     /// Reports the peers that failed, after their messages are delivered.
-    pub(super) fn tell_failed(&mut self, events: &mut dyn Events) -> usize {
-        let mut told = 0;
+    pub(super) fn report_failed(&mut self, events: &mut dyn Events) -> usize {
+        let mut reported = 0;
         self.failing = false;
         for rank in 0..self.peers.len() {
             let failing = |peer: &mut Box<Peer>| matches!(peer.state, State::Failing(_));
@@ -126,7 +126,7 @@ impl IbBtl {
                 continue;
             };
             let error = error.clone();
-            self.give_back(&mut peer);
+            self.release_peer(&mut peer);
             peer.state = State::Ended(error.clone());
             self.peers[rank] = Some(peer);
             for index in 0..self.operations.len() {
@@ -138,16 +138,16 @@ impl IbBtl {
                     self.cache.release(&mut **nic, operation.held);
                 }
                 events.completed(self, operation.token, Err(error.clone()));
-                told += 1;
+                reported += 1;
             }
             events.failed(self, rank as Rank, error);
-            told += 1;
+            reported += 1;
         }
-        told
+        reported
     }
 
     /// Releases a peer's resources of the device.
-    pub(super) fn give_back(&mut self, peer: &mut Peer) {
+    pub(super) fn release_peer(&mut self, peer: &mut Peer) {
         if let Some(nic) = &mut self.nic {
             nic.close(peer.queue);
             if let Some((_, keys)) = &peer.ring {

@@ -1,10 +1,10 @@
-//! Messages: sent into the peer's blocks, received from the own ones.
+//! Messages: sent into the peer's blocks, received from this process's blocks.
 
 use btl::{Events, MAX_HEADER, PeerError, Rank, SendError};
 
 use super::{
     BATCH, BATCHES, CONTROL, Flight, INDEX, IbBtl, MESSAGE, OPERATION, Peer, Pool, REPOST, SGES,
-    State, UNTOLD, find, id, post_shared,
+    State, UNSIGNALED, find, id, post_shared,
 };
 use crate::nic::{Completion, GOOD, PostMode, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
@@ -29,8 +29,8 @@ fn gather(parts: [&[u8]; 3], sges: &mut [Sge; SGES]) -> usize {
     count
 }
 
-/// Returns the number of blocks that a message takes at the peer, if it can be sent now. `copied`:
-/// number of its bytes that are copied to blocks of the pool.
+/// Returns the number of blocks that a message takes at the peer, if it can be sent now. `copied`
+/// is the number of its bytes that are copied to blocks of the pool.
 pub(super) fn room(
     peer: &Peer,
     pool: &Pool,
@@ -59,7 +59,7 @@ pub(super) fn room(
 }
 
 impl IbBtl {
-    /// Sends a message. `held`: operation and place of a body that is not copied.
+    /// Sends a message. `held` is the operation and address of a body that is not copied.
     #[allow(unsafe_code)]
     pub(super) fn send_message(
         &mut self,
@@ -102,15 +102,15 @@ impl IbBtl {
         let (verb, to) = if peer.address.blocks == 0 {
             (Verb::Send(word), (0, 0))
         } else {
-            // The peer named this ring. Its interface refuses unregistered memory.
+            // The peer announced this ring. Its interface refuses unregistered memory.
             let at = theirs.ring.wrapping_add((first * BLOCK) as u64);
             (Verb::Write(Some(word)), (at, theirs.ring_key))
         };
-        let tells = !carried || peer.unsignaled + 1 >= UNTOLD;
-        let sequence = peer.next_sequence(tells);
+        let signaled = !carried || peer.unsignaled + 1 >= UNSIGNALED;
+        let sequence = peer.next_sequence(signaled);
         let (number, local) = (id(rank, MESSAGE, sequence), &sges[..pieces]);
         let mode = if carried {
-            PostMode::Inline { tell: tells }
+            PostMode::Inline { signaled: signaled }
         } else {
             PostMode::Registered
         };
@@ -155,11 +155,11 @@ impl IbBtl {
             }
             self.batch = batch;
             let empty = count < BATCH && self.stash.is_empty();
-            // Earlier arrivals are delivered, so failures can be reported, also while others keep
+            // Once earlier arrivals are delivered, failures can be reported, even while others keep
             // sending.
             let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.most_waiting();
             if self.failing && (empty || enough(self)) {
-                done += self.tell_failed(events);
+                done += self.report_failed(events);
             }
             if empty {
                 break;
@@ -275,7 +275,7 @@ impl IbBtl {
         ) {
             return 0;
         }
-        // A peer that sends has this side's part.
+        // A peer that sends has received this side's part.
         if matches!(peer.state, State::Connecting { .. }) {
             peer.state = State::Connected;
         }
@@ -294,7 +294,7 @@ impl IbBtl {
         };
         if freed > 0 {
             if peer.address.blocks == 0 || !peer.credits.give(freed) {
-                let wrong = format!("gives back {freed} blocks that it did not have");
+                let wrong = format!("returns credits for {freed} blocks that it did not use");
                 self.fail(rank, PeerError::Violation(wrong));
                 return 0;
             }
@@ -316,7 +316,8 @@ impl IbBtl {
     fn noticed(&mut self, rank: Rank, number: u32, shared: bool, events: &mut dyn Events) -> usize {
         let notice = self.notices.get(&number).copied();
         let Some(notice) = notice.filter(|notice| notice.peer == rank) else {
-            let wrong = format!("says that it has filled region {number}, which it was not given");
+            let wrong =
+                format!("reports that it filled region {number}, which was not registered for it");
             self.fail(rank, PeerError::Violation(wrong));
             return 0;
         };
@@ -412,7 +413,8 @@ impl IbBtl {
         }
     }
 
-    /// Returns whether all messages to a peer have arrived. Requests a completion if none is due.
+    /// Returns whether all messages to a peer have arrived. Requests a completion if none is
+    /// pending.
     pub(super) fn flush_peer(&mut self, rank: Rank) -> bool {
         let Some(peer) = self.peer(rank) else {
             return true;

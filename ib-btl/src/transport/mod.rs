@@ -20,17 +20,17 @@ use crate::raw::watch::Watch;
 use crate::wire::{Hello, PeerAddress, hash};
 use crate::{BLOCK, IbConfig, IbError, MESSAGE_BLOCKS};
 
-/// Completions taken by one poll.
+/// Maximum number of completions taken by one poll.
 const BATCH: usize = 16;
 const BATCHES: usize = 4;
-/// Receives beyond one for each block, for credits and the end.
+/// Number of receives beyond one for each block, for credits and the end.
 const CONTROL: usize = 8;
 /// Maximum number of posted work requests of one-sided operations for each connection.
 const PIECES: usize = 16;
 /// Maximum number of one-sided operations for each peer.
 const OPERATIONS: usize = 64;
-/// One in this many inline messages requests a completion.
-const UNTOLD: usize = 16;
+/// Number of inline messages per requested completion.
+const UNSIGNALED: usize = 16;
 /// Number of receives that are posted together.
 const REPOST: usize = 8;
 /// Maximum number of waiting datagrams in each direction.
@@ -52,7 +52,7 @@ pub struct Stats {
 /// The transport over one port.
 #[derive(Debug)]
 pub struct IbBtl {
-    // Before all memory: dropping it ends what the device does there. `None`: closed.
+    // Dropped before all memory, which ends the device's accesses to it. `None` when closed.
     nic: Option<Box<dyn Nic>>,
     config: IbConfig,
     job: u64,
@@ -63,15 +63,15 @@ pub struct IbBtl {
     shared: Option<(Memory, Registered)>,
     cache: Cache,
     operations: Vec<Option<Operation>>,
-    /// Completions taken where events must not be reported.
+    /// Completions taken in places that must not report events.
     stash: VecDeque<Completion>,
     batch: Vec<Completion>,
     /// Requests of pending peers, which are not added yet.
     early: BTreeMap<Rank, (Source, Hello)>,
     scratch: Vec<u8>,
-    /// Held sends that a completion has ended.
+    /// Held sends that have completed.
     held: Vec<u32>,
-    /// Time of the last look at the timers.
+    /// Time of the last check of the timers.
     timers: Duration,
     /// Number of polls.
     polls: u32,
@@ -85,7 +85,7 @@ pub struct IbBtl {
     debtors: Vec<Rank>,
     /// Peers being dropped, and since when.
     closing: Vec<(Rank, Duration)>,
-    /// By handle: the use of a registration, and the number of its notice or 0.
+    /// Registrations by handle: their use, and the number of their notice or 0.
     regions: HashMap<u64, (u64, u32)>,
     next_region: u64,
     /// Notices by number.
@@ -93,7 +93,7 @@ pub struct IbBtl {
     stats: Stats,
 }
 
-/// Header that the owner of a region gets as a message when `peer` has filled it.
+/// Header of the message that the owner of a region receives when `peer` has filled it.
 #[derive(Clone, Copy, Debug)]
 struct Notice {
     peer: Rank,
@@ -101,7 +101,7 @@ struct Notice {
     length: usize,
 }
 
-/// Blocks that messages are sent from.
+/// Blocks from which messages are sent.
 #[derive(Debug)]
 struct Pool {
     memory: Memory,
@@ -114,7 +114,7 @@ struct Pool {
 struct Flight {
     count: usize,
     blocks: [u16; SGES],
-    /// Credits it took, where the peer's receives are shared.
+    /// Credits that it took, where the peer's receives are shared.
     theirs: usize,
     /// Number of its work request.
     sequence: u32,
@@ -125,7 +125,7 @@ struct Flight {
 /// State of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    /// `since`: start; `next`: time of the next request; `tries`: requests sent.
+    /// `since`: start; `next`: time of the next request; `tries`: number of requests sent.
     Connecting {
         since: Duration,
         next: Duration,
@@ -144,7 +144,7 @@ struct Peer {
     queue: Queue,
     qpn: u32,
     psn: u32,
-    /// Its part of the connection, once received.
+    /// The peer's part of the connection, once received.
     theirs: Option<Hello>,
     ring: Option<(Memory, Registered)>,
     credits: Credits,
@@ -154,7 +154,7 @@ struct Peer {
     posted: usize,
     /// Messages posted since the last request with a completion. The next one completes all.
     unsignaled: usize,
-    /// Number of the last request, in as many bits as ids have.
+    /// Number of the last request, truncated to the bits of an id.
     sequence: u32,
     /// Receives consumed and not posted again.
     used: usize,
@@ -183,10 +183,10 @@ struct Operation {
     notice: Option<u32>,
 }
 
-/// Everything that sending to a peer needs.
+/// State needed to send to a peer.
 type Usable<'a> = (&'a mut Box<dyn Nic>, &'a mut Peer, &'a mut Pool);
 
-/// Returns a peer that was added, beside other parts of the transport.
+/// Returns an added peer, borrowing only the table.
 fn find(peers: &mut [Option<Box<Peer>>], rank: Rank) -> Option<&mut Peer> {
     peers.get_mut(rank as usize)?.as_deref_mut()
 }
@@ -202,21 +202,21 @@ fn now() -> Duration {
 }
 
 impl Peer {
-    /// Returns the number of the next work request that is not one-sided. `tells`: with a
+    /// Returns the number of the next work request that is not one-sided. `signaled`: it has a
     /// completion.
-    fn next_sequence(&mut self, tells: bool) -> u32 {
+    fn next_sequence(&mut self, signaled: bool) -> u32 {
         self.sequence = (self.sequence + 1) & INDEX;
         self.posted += 1;
-        self.unsignaled = if tells { 0 } else { self.unsignaled + 1 };
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         self.sequence
     }
 
-    /// Ends a request and the messages before it, which may have no completion of their own.
+    /// Completes a request and the messages before it, which may have no completion of their own.
     fn over(&mut self, number: u32, mut each: impl FnMut(&mut Credits, &Flight)) {
         if number & !INDEX != MESSAGE {
             self.posted = self.posted.saturating_sub(1);
         }
-        // Numbers of one queue are never half of the range apart.
+        // Numbers of one queue are never more than half of the range apart.
         let past = |flight: &Flight| number.wrapping_sub(flight.sequence) & INDEX <= INDEX / 2;
         while number & !INDEX != OPERATION && self.flights.front().is_some_and(past) {
             self.posted = self.posted.saturating_sub(1);
@@ -305,7 +305,7 @@ impl IbBtl {
         IbBtl::over(Box::new(nic), config)
     }
 
-    /// Creates the transport over an interface of the caller.
+    /// Creates the transport over an interface provided by the caller.
     ///
     /// # Errors
     /// See [`new`](IbBtl::new).
@@ -367,7 +367,7 @@ impl IbBtl {
         }
     }
 
-    /// Describes the port and the protocol, for people.
+    /// Describes the port and the protocol as text.
     fn describe(&self) -> String {
         let Some(nic) = &self.nic else {
             return "closed".into();
@@ -382,7 +382,7 @@ impl IbBtl {
         format!("{kind} by {} port {}, {cache}", about.device, about.port)
     }
 
-    /// Returns what sending to a peer needs, if the peer can be sent to.
+    /// Returns the state needed to send to a peer, if it can be sent to.
     fn usable(&mut self, rank: Rank) -> Result<Usable<'_>, SendError> {
         let Some(nic) = &mut self.nic else {
             return Err(SendError::Closed);
@@ -407,14 +407,14 @@ impl IbBtl {
         find(&mut self.peers, rank)
     }
 
-    /// Returns the peer of a connection, whose number is the peer's rank, unless that has ended.
+    /// Returns the peer of a connection, whose number is the peer's rank, unless it has ended.
     fn rank_of(&self, connection: u32) -> Option<Rank> {
         let peer = self.peer(connection)?;
         (!matches!(peer.state, State::Ended(_))).then_some(connection)
     }
 
-    /// Returns the maximum number of waiting completions. After taking this many, all that waited
-    /// are taken.
+    /// Returns the maximum number of waiting completions. After taking this many, all that were
+    /// waiting at the start are taken.
     fn most_waiting(&self) -> usize {
         let peers = self.peers.iter().flatten().count();
         completions(&self.config, peers).saturating_add(2 * MOST_DATAGRAMS)
@@ -426,8 +426,8 @@ impl IbBtl {
     }
 }
 
-/// Returns the number of receives of a connection: one for each block, some for credits and the
-/// end, some for those not posted again yet.
+/// Returns the number of receives of a connection: one for each block, and some for credits, the
+/// end, and those not posted again yet.
 fn receives(config: &IbConfig) -> usize {
     config.blocks + CONTROL + REPOST
 }
@@ -437,8 +437,8 @@ fn depth(config: &IbConfig) -> usize {
     config.blocks.max(64) + PIECES + CONTROL
 }
 
-/// Returns the maximum number of waiting completions with `peers` peers, without those of
-/// datagrams. A device without room for them breaks connections.
+/// Returns the maximum number of waiting completions with `peers` peers, except those of datagrams.
+/// A device without room for them breaks connections.
 fn completions(config: &IbConfig, peers: usize) -> usize {
     let shared = if config.blocks == 0 {
         config.shared_blocks

@@ -7,7 +7,7 @@ use super::{CONTROL, IbBtl, OPERATION, OPERATIONS, Operation, PIECES, State, fin
 use crate::nic::{GOOD, PostMode, Sge, Verb};
 use crate::wire::{Key, PREFIX, written};
 
-/// Maximum number of bytes of one read request. Its answer is the bytes themselves, so it needs no
+/// Maximum number of bytes of one read request. The bytes themselves answer it, so it needs no
 /// acknowledgement.
 const READ_PART: usize = 1 << 20;
 
@@ -59,7 +59,7 @@ impl HeldSends for IbBtl {
             // SAFETY: the caller's promise, until completion.
             unsafe { self.cache.acquire(&mut **nic, address, length) }.ok()
         };
-        // An inline body is copied by the post, one that cannot be registered to blocks.
+        // An inline body is copied by the post; one that cannot be registered is copied to blocks.
         let Some(held) = held else {
             return self
                 .send_message(rank, header, bytes, None)
@@ -225,8 +225,8 @@ impl IbBtl {
                 length: now as u32,
                 lkey: operation.lkey,
             };
-            let tells = operation.notice.filter(|_| now == operation.left);
-            if tells.is_some() {
+            let with_notice = operation.notice.filter(|_| now == operation.left);
+            if with_notice.is_some() {
                 // It consumes a receive of the peer, as a message does. It continues when credits
                 // return.
                 if !peer.credits.has(1) {
@@ -237,7 +237,7 @@ impl IbBtl {
             let verb = if operation.reads {
                 Verb::Read
             } else {
-                Verb::Write(tells.map(written))
+                Verb::Write(with_notice.map(written))
             };
             let to = (operation.remote, operation.rkey);
             let number = id(rank, OPERATION, index);

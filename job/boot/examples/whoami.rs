@@ -28,28 +28,28 @@ fn run() -> Result<(), Box<dyn Error>> {
     job.fence()?;
     for peer in 0..size {
         if job.get(peer, "note")?.as_deref() != Some(&note(peer)[..]) {
-            return Err(format!("the note of rank {peer} is not what it wrote").into());
+            return Err(format!("the value of rank {peer} differs from the published one").into());
         }
     }
     if job.get((rank + 1) % size, "nothing")?.is_some() {
-        return Err("a note that nobody wrote".into());
+        return Err("a value that was never published".into());
     }
-    // Notes of a second round are seen beside those of the first.
+    // Values of a second round are visible beside those of the first.
     job.put("again", &rank.to_le_bytes())?;
     job.fence()?;
     let last = size - 1;
     if job.get(last, "again")?.as_deref() != Some(&last.to_le_bytes()[..])
         || job.get(last, "note")?.is_none()
     {
-        return Err("the second round of notes is wrong".into());
+        return Err("the values of the second round are wrong".into());
     }
     if std::env::args().nth(1).as_deref() == Some("abort") {
         if rank == 1 % size {
-            eprintln!("{}", job.abort(7, "as was asked for"));
+            eprintln!("{}", job.abort(7, "as requested"));
             std::process::exit(7);
         }
         std::thread::sleep(std::time::Duration::from_secs(60));
-        return Err("nobody ended this process".into());
+        return Err("the abort did not end this process".into());
     }
     println!(
         "rank {rank} of {size}, job {}, by {}",

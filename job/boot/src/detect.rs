@@ -15,7 +15,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum of `ESP_BOOT_TIMEOUT`, in seconds.
 const MAX_TIMEOUT: f64 = 86_400.0;
 
-/// Variables of the environment.
+/// Environment variables.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<String, String>);
 
@@ -28,7 +28,7 @@ impl Environment {
         Environment(variables.collect())
     }
 
-    /// Makes an environment of these variables.
+    /// Creates an environment with these variables.
     pub fn of(variables: &[(&str, &str)]) -> Environment {
         let variables = variables
             .iter()
@@ -36,13 +36,13 @@ impl Environment {
         Environment(variables.collect())
     }
 
-    /// Returns a variable; an empty one counts as not set.
+    /// Returns a variable; an empty one counts as unset.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let value = self.0.get(name).map(String::as_str);
         value.filter(|value| !value.is_empty())
     }
 
-    /// Returns a required variable. `because` names what needs it.
+    /// Returns a required variable. `because` names the part that needs it.
     pub(crate) fn need(
         &self,
         variable: &str,
@@ -85,13 +85,15 @@ impl Environment {
     }
 }
 
-/// Makes an error about the value of a variable.
+/// Creates an error about the value of a variable.
 pub(crate) fn bad(variable: &str, value: &str, want: &str) -> BootError {
     let value = printable(value);
-    BootError::Environment(format!("the environment says {variable}={value}: {want}"))
+    BootError::Environment(format!(
+        "invalid environment variable {variable}={value}: {want}"
+    ))
 }
 
-/// Checks that the rank is below the size. `names`: the variables that they come from.
+/// Checks that the rank is below the size. `names` are the variables from which they come.
 pub(crate) fn check_place(rank: u32, size: u32, names: (&str, &str)) -> Result<(), BootError> {
     if size == 0 || size > MAX_SIZE {
         let want = "a job has 1 to 1048576 processes";
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_senseless_environment_is_refused_with_the_variable_in_words() {
+    fn an_invalid_environment_is_refused_with_the_variable_named() {
         for (variables, part) in [
             (
                 &[("ESP_BOOT", "mpd")][..],
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_a_variable_cannot_disturb_a_terminal() {
+    fn the_text_of_a_variable_cannot_disturb_a_terminal() {
         let text = error(&[("ESP_BOOT", "\u{1b}[2J\r\n")]);
         assert!(!text.chars().any(char::is_control), "{text:?}");
     }

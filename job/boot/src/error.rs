@@ -23,7 +23,7 @@ pub enum BootError {
     Closed(&'static str),
     /// The launcher did not answer in time.
     #[error(
-        "{what}: nothing came for {} s; is a process of the job missing? (ESP_BOOT_TIMEOUT=seconds waits longer)",
+        "{what}: no answer within {} s; is a process of the job missing? (ESP_BOOT_TIMEOUT=seconds waits longer)",
         limit.as_secs_f64()
     )]
     Timeout {
@@ -50,7 +50,7 @@ pub enum BootError {
     /// A process has ended the job.
     #[error("rank {rank} aborted the job with code {code}: {why}")]
     Aborted {
-        /// That process.
+        /// Rank of that process.
         rank: u32,
         /// Its exit code.
         code: i32,
@@ -58,11 +58,11 @@ pub enum BootError {
         why: String,
     },
     /// The call came after [`finalize`](crate::Bootstrap::finalize).
-    #[error("this process has said goodbye to its launcher already")]
+    #[error("this process has already left the launcher (finalize)")]
     Finalized,
 }
 
-/// Makes foreign text printable: one line of at most 200 characters without control characters.
+/// Makes external text printable: one line of at most 200 characters without control characters.
 pub(crate) fn printable(text: &str) -> String {
     let mut out: String = text
         .chars()
@@ -75,7 +75,7 @@ pub(crate) fn printable(text: &str) -> String {
     out.trim().to_owned()
 }
 
-/// Adds the operation to an error of the system.
+/// Adds the operation to a system error.
 pub(crate) trait At<T> {
     fn at(self, what: impl FnOnce() -> String) -> Result<T, BootError>;
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_of_others_is_one_short_line() {
+    fn external_text_becomes_one_short_line() {
         assert_eq!(printable("a\u{1b}[2J\r\nb"), "a [2J  b");
         let long = printable(&"x".repeat(1000));
         assert_eq!(long.chars().count(), 201);

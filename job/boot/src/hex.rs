@@ -1,4 +1,4 @@
-//! Hexadecimal encoding of bytes, an alphabet that every launcher accepts in values.
+//! Hexadecimal encoding of bytes, in an alphabet that every launcher accepts in values.
 
 /// Encodes bytes.
 pub(crate) fn encode(bytes: &[u8]) -> String {
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_and_back() {
+    fn bytes_round_trip() {
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(decode(&encode(&all)), Some(all));
         assert_eq!(encode(&[0x0f, 0xa0]), "0fa0");

@@ -10,7 +10,7 @@
 //! | a test, a script | `ESP_JOB_RANK`, `ESP_JOB_SIZE`, `ESP_JOB_DIR` | `fixed`, files in a private folder |
 //! | none | none of these | a job of one |
 //!
-//! `ESP_BOOT=pmix`, `pmi1`, `fixed` or `single` chooses one without looking for others.
+//! `ESP_BOOT=pmix`, `pmi1`, `fixed` or `single` selects one without detection.
 //! `ESP_BOOT_TIMEOUT` is the longest wait, in seconds, for an answer of the launcher or for the
 //! slowest process of the job.
 //!
@@ -94,8 +94,8 @@ impl Bootstrap {
         self.size
     }
 
-    /// Returns a name that no other running job of this launcher has, of at most [`MAX_JOB`] bytes.
-    /// It is not secret.
+    /// Returns the name of the job, of at most [`MAX_JOB`] bytes, which no other running job of
+    /// this launcher has. It is not secret.
     pub fn job(&self) -> &str {
         &self.job
     }
@@ -114,11 +114,12 @@ impl Bootstrap {
         self.check_open()?;
         check_key(key)?;
         if value.len() > MAX_VALUE {
-            let what = format!("a note of {} bytes; {MAX_VALUE} are possible", value.len());
+            let what = format!("the value has {} bytes, more than {MAX_VALUE}", value.len());
             return Err(BootError::Argument(what));
         }
         if !self.keys.insert(key.to_owned()) {
-            let what = format!("the key `{key}` was put already, and a note cannot be changed");
+            let what =
+                format!("the key `{key}` was published already, and values cannot be changed");
             return Err(BootError::Argument(what));
         }
         self.client.put(key, value)
@@ -158,7 +159,7 @@ impl Bootstrap {
         }
     }
 
-    /// Takes leave of the launcher: from here on, this process may exit while others run.
+    /// Disconnects from the launcher. Afterwards this process may exit while others run.
     ///
     /// # Errors
     /// If the launcher is gone.
@@ -192,13 +193,13 @@ fn check_key(key: &str) -> Result<(), BootError> {
     match (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(is_plain) {
         true => Ok(()),
         false => Err(BootError::Argument(format!(
-            "`{}` is no key: 1 to {MAX_KEY} letters, digits, - and _",
+            "invalid key `{}`: use 1 to {MAX_KEY} letters, digits, - and _",
             printable(key)
         ))),
     }
 }
 
-/// Client of a process that is a job by itself: its values, and those seen since the last fence.
+/// Client of a job of one: its values, and those visible since the last fence.
 #[derive(Debug, Default)]
 struct Single {
     put: BTreeMap<String, Vec<u8>>,
@@ -241,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_seen_after_a_fence_and_nothing_works_after_the_end() {
+    fn values_are_visible_after_a_fence_and_calls_fail_after_finalize() {
         let mut job = Single::start();
         job.put("a", b"1").unwrap();
         assert_eq!(job.get(0, "a").unwrap(), None);
@@ -258,7 +259,7 @@ mod tests {
         let mut job = Single::start();
         job.put("cards-1_A", &[0; MAX_VALUE]).unwrap();
         for (key, value, part) in [
-            ("cards-1_A", &[][..], "was put already"),
+            ("cards-1_A", &[][..], "was published already"),
             ("b", &[0; MAX_VALUE + 1], "4097 bytes"),
         ] {
             let text = job.put(key, value).unwrap_err().to_string();

@@ -26,8 +26,8 @@ pub(crate) struct Pmix {
     timeout: Duration,
 }
 
-/// Paths to try for the library: only `ESP_PMIX_LIB` if that is set, else the loader's search path,
-/// then [`FOLDERS`].
+/// Returns the paths to try for the library: only `ESP_PMIX_LIB` if that is set, otherwise the
+/// loader's search path, then [`FOLDERS`].
 fn places(env: &Environment) -> Vec<String> {
     if let Some(place) = env.get("ESP_PMIX_LIB") {
         return vec![place.to_owned()];
@@ -57,28 +57,28 @@ impl Pmix {
             .pmix
             .job()
             .filter(|job| (1..=MAX_JOB).contains(&job.len()));
-        let job = job.ok_or_else(|| wrong("the launcher gave the job no name"))?;
+        let job = job.ok_or_else(|| wrong("the launcher sent no name of the job"))?;
         let rank = pmix.pmix.rank();
         let found = pmix
             .pmix
             .get(WHOLE_JOB, JOB_SIZE, pmix.seconds(), MAX_VALUE)?;
         let Some(Found::Number(size)) = found else {
             return Err(wrong(format!(
-                "the launcher did not say how large the job is ({found:?})"
+                "the launcher did not send the size of the job ({found:?})"
             )));
         };
         check_place(rank, size, ("PMIX_RANK", "the size of the job"))?;
         Ok(Bootstrap::new(NAME, (rank, size), job, pmix))
     }
 
-    /// Timeout in whole seconds, at least 1: PMIx takes 0 for no limit.
+    /// Returns the timeout in whole seconds, at least 1: PMIx treats 0 as no limit.
     fn seconds(&self) -> i32 {
         let seconds = i32::try_from(self.timeout.as_secs());
         seconds.unwrap_or(i32::MAX).max(1)
     }
 }
 
-/// Returns a key with a prefix that others of the job do not use.
+/// Returns a key with a prefix that no other library of the job uses.
 fn full(key: &str) -> String {
     format!("esp.{key}")
 }
@@ -86,7 +86,7 @@ fn full(key: &str) -> String {
 impl Client for Pmix {
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError> {
         // The first byte distinguishes an empty value from none: some versions of the library lose
-        // byte objects of no size.
+        // empty byte objects.
         self.pmix.put(&full(key), &[b"+", value].concat())
     }
 
@@ -105,7 +105,7 @@ impl Client for Pmix {
             Some(other) => format!("{other:?}"),
         };
         Err(wrong(format!(
-            "the note `{key}` of rank {rank} is damaged ({what})"
+            "the value `{key}` of rank {rank} is malformed ({what})"
         )))
     }
 

@@ -1,9 +1,9 @@
 //! All `unsafe` code of this crate: the calls into libpmix, and the descriptor that the launcher
-//! passes by its number.
+//! passes by number.
 //!
-//! The types of PMIx are written down here by hand, as small as our calls need them. Their sizes
-//! and offsets are those of PMIx 3 to 6 on 64-bit systems, asserted at compile time; a test
-//! compares them with the headers, where those are installed.
+//! The PMIx types are declared by hand, as far as the calls need them. Their sizes and offsets are
+//! those of PMIx 3 to 6 on 64-bit systems, asserted at compile time; a test compares them with the
+//! headers, where those are installed.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -19,12 +19,12 @@ use crate::error::printable;
 
 /// Duplicates the descriptor with this number, closed on exec.
 pub(crate) fn duplicate(number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: F_DUPFD_CLOEXEC looks at no memory; a number that is no descriptor is an error.
+    // SAFETY: F_DUPFD_CLOEXEC accesses no memory; an invalid number is an error.
     let new = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
     if new < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor for us alone.
+    // SAFETY: the kernel has just created this descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }
 
@@ -40,7 +40,7 @@ const TYPE_UINT32: u16 = 14;
 const TYPE_BYTE_OBJECT: u16 = 27;
 /// `PMIX_GLOBAL`.
 const GLOBAL: u8 = 3;
-/// `PMIX_RANK_WILDCARD`: what is said of the job, not of one process.
+/// `PMIX_RANK_WILDCARD`: selects values about the job, not about one process.
 pub(crate) const WHOLE_JOB: u32 = u32::MAX - 1;
 /// `PMIX_JOB_SIZE`, `PMIX_COLLECT_DATA`, `PMIX_TIMEOUT`, `PMIX_IMMEDIATE`.
 pub(crate) const JOB_SIZE: &str = "pmix.job.size";
@@ -66,7 +66,7 @@ struct ByteObject {
     size: usize,
 }
 
-/// The union in `pmix_value_t`, as far as we use it.
+/// The union in `pmix_value_t`, as far as it is used here.
 #[repr(C)]
 union Data {
     flag: bool,
@@ -74,7 +74,7 @@ union Data {
     uint32: u32,
     string: *mut c_char,
     bytes: ByteObject,
-    /// Its longest member has three words.
+    /// The longest member has three words.
     all: [u64; 3],
 }
 
@@ -149,8 +149,8 @@ pub(crate) enum Found {
 }
 
 impl Pmix {
-    /// Loads the library from the first place that has it, and connects to the launcher's service
-    /// on this node.
+    /// Loads the library from the first path that has it, and connects to the launcher's service on
+    /// this node.
     pub(crate) fn init(places: &[String]) -> Result<Pmix, BootError> {
         let library = load(places)?;
         let init: Symbol<InitFn> = symbol(&library, "PMIx_Init")?;
@@ -167,7 +167,7 @@ impl Pmix {
             get: symbol(&library, "PMIx_Get")?,
             text: symbol(&library, "PMIx_Error_string")?,
         };
-        // Its threads live until the process ends, and the symbols with them.
+        // The library's threads live until the process ends, so its symbols must stay.
         std::mem::forget(library);
         // SAFETY: the signature is that of pmix.h; `me` is a pmix_proc_t that it fills; no
         // attributes are given.
@@ -202,17 +202,17 @@ impl Pmix {
         // SAFETY: key and value live during the call, and PMIx_Put copies both; it does not write
         // through `bytes`.
         let status = unsafe { (self.put)(GLOBAL, key.as_ptr(), &raw mut value) };
-        self.judge("leaving a note", status, 0)
+        self.judge("publishing a value", status, 0)
     }
 
     /// Commits published values and waits for all processes, at most `seconds`.
     pub(crate) fn fence(&self, seconds: i32) -> Result<(), BootError> {
         // SAFETY: no arguments.
         let status = unsafe { (self.commit)() };
-        self.judge("handing notes to the launcher", status, 0)?;
+        self.judge("committing values to the launcher", status, 0)?;
         let info = [Info::flag(COLLECT), Info::number(TIMEOUT, seconds)];
-        // SAFETY: no processes are named (all of the job are meant); the two attributes live during
-        // the call.
+        // SAFETY: no processes are named, which means all of the job; the two attributes live
+        // during the call.
         let status = unsafe { (self.fence)(std::ptr::null(), 0, info.as_ptr(), info.len()) };
         self.judge("waiting for all processes of the job", status, seconds)
     }
@@ -247,14 +247,15 @@ impl Pmix {
         if value.is_null() {
             return Ok(None);
         }
-        // SAFETY: not null, and a whole pmix_value_t as the library says by its success.
+        // SAFETY: not null, and a whole pmix_value_t, since the call succeeded.
         Ok(Some(unsafe { take(value, limit) }))
     }
 
     /// Asks the launcher to end the job.
     pub(crate) fn abort(&self, code: i32, why: &str) -> Result<(), BootError> {
         let why = c_text(why);
-        // SAFETY: the text lives during the call; no processes are named: all of the job are meant.
+        // SAFETY: the text lives during the call; no processes are named, which means all of the
+        // job.
         let status = unsafe { (self.abort)(code, why.as_ptr(), std::ptr::null_mut(), 0) };
         self.judge("aborting the job", status, 0)
     }
@@ -263,10 +264,10 @@ impl Pmix {
     pub(crate) fn finalize(&self) -> Result<(), BootError> {
         // SAFETY: no attributes are given.
         let status = unsafe { (self.finalize)(std::ptr::null(), 0) };
-        self.judge("saying goodbye to the launcher", status, 0)
+        self.judge("leaving the launcher", status, 0)
     }
 
-    /// Returns an error if a call failed. `what` names its purpose, `seconds` its longest wait.
+    /// Returns an error if a call failed. `what` names its purpose, `seconds` its time limit.
     fn judge(&self, what: &str, status: Status, seconds: i32) -> Result<(), BootError> {
         if status == SUCCESS {
             return Ok(());
@@ -277,7 +278,7 @@ impl Pmix {
                 limit: Duration::from_secs(seconds.unsigned_abs().into()),
             });
         }
-        // SAFETY: gives a constant text of the library for any number, or null.
+        // SAFETY: returns a constant text of the library for any number, or null.
         let text = unsafe {
             let text = (self.text)(status);
             text.as_ref()
@@ -291,16 +292,15 @@ impl Pmix {
 }
 
 impl Info {
-    /// Makes an attribute that is set.
+    /// Creates an attribute that is set.
     fn flag(name: &str) -> Info {
-        // The whole union is written, so that no byte of it is undefined for a library that copies
-        // it.
+        // The whole union is written, so that a library that copies it reads no uninitialized byte.
         let mut data = Data { all: [0; 3] };
         data.flag = true;
         Info::new(name, TYPE_BOOL, data)
     }
 
-    /// Makes an attribute with a number.
+    /// Creates an attribute with a number.
     fn number(name: &str, number: c_int) -> Info {
         let mut data = Data { all: [0; 3] };
         data.integer = number;
@@ -309,7 +309,7 @@ impl Info {
 
     fn new(name: &str, kind: u16, data: Data) -> Info {
         let mut key = [0; KEY_ROOM];
-        // One place is left for the end.
+        // The last byte stays 0 and terminates the key.
         for (slot, byte) in key.iter_mut().take(KEY_ROOM - 1).zip(name.bytes()) {
             *slot = c_char::from_ne_bytes([byte]);
         }
@@ -322,14 +322,14 @@ impl Info {
     }
 }
 
-/// Takes the content of a value and frees it as `PMIX_VALUE_RELEASE` does. (The function for it
-/// came with PMIx 4.)
+/// Takes the content of a value and frees it as `PMIX_VALUE_RELEASE` does. (The function for it was
+/// added in PMIx 4.)
 ///
 /// # Safety
-/// `value` is a whole `pmix_value_t` that `PMIx_Get` has given, not used afterwards.
+/// `value` is a whole `pmix_value_t` returned by `PMIx_Get`, and not used afterwards.
 unsafe fn take(value: *mut Value, limit: usize) -> Found {
-    // SAFETY: whole, by the caller. The member read is the one that the kind names. The library
-    // allocates with malloc.
+    // SAFETY: whole, as the caller guarantees. The member read is the one that the kind names. The
+    // library allocates with malloc.
     unsafe {
         let found = match (*value).kind {
             TYPE_UINT32 => Found::Number((*value).data.uint32),
@@ -358,7 +358,7 @@ unsafe fn take(value: *mut Value, limit: usize) -> Found {
     }
 }
 
-/// Makes a C string, cut at the first zero byte (our keys have none).
+/// Creates a C string, cut at the first zero byte (our keys have none).
 fn c_text(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().take_while(|&b| b != 0).collect();
     CString::new(bytes).unwrap_or_default()
@@ -368,7 +368,7 @@ fn load(places: &[String]) -> Result<Library, BootError> {
     let mut why = Vec::new();
     for place in places {
         // SAFETY: its initializers are those of the system's libpmix. Global, because its plugins
-        // look for its symbols.
+        // look up its symbols.
         match unsafe { Library::open(Some(place), RTLD_NOW | RTLD_GLOBAL) } {
             Ok(library) => return Ok(library),
             Err(e) => why.push(printable(&e.to_string())),
@@ -378,12 +378,11 @@ fn load(places: &[String]) -> Result<Library, BootError> {
 }
 
 fn symbol<T>(library: &Library, name: &'static str) -> Result<Symbol<T>, BootError> {
-    // SAFETY: `T` is the signature that pmix.h gives the function of this name, the same in
-    // versions 2 to 6.
+    // SAFETY: `T` is the signature of this function in pmix.h, equal in versions 2 to 6.
     let found = unsafe { library.get::<T>(name.as_bytes()) };
     found.map_err(|e| {
         let why = printable(&e.to_string());
-        BootError::NoPmix(format!("no {name} in it: {why}"))
+        BootError::NoPmix(format!("the library has no {name}: {why}"))
     })
 }
 
@@ -392,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_is_doubled_and_a_wrong_number_is_refused() {
+    fn a_descriptor_is_duplicated_and_an_invalid_one_refused() {
         use std::os::fd::AsRawFd;
         let file = std::fs::File::open("/dev/null").unwrap();
         let copy = duplicate(file.as_raw_fd()).unwrap();
@@ -402,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_not_there_says_what_to_install() {
+    fn a_missing_library_names_the_package_to_install() {
         let text = load(&[
             "libno-such-thing.so.7".into(),
             "/nonexistent/libpmix.so.2".into(),
@@ -418,9 +417,9 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_another_one_is_refused() {
+    fn another_library_is_refused() {
         let Err(error) = Pmix::init(&["libc.so.6".into()]) else {
-            panic!("libc was taken for libpmix")
+            panic!("libc was accepted as libpmix")
         };
         assert!(error.to_string().contains("PMIx_Init"), "{error}");
     }
@@ -487,13 +486,12 @@ int main(void) {
                 std::env::var_os("ESP_TEST_REQUIRE_PRIVILEGE").is_none_or(|v| v != "1"),
                 "{why}"
             );
-            // Past the capture of the test harness, so that it is counted.
+            // Written past the capture of the test harness, so that it is counted.
             let text = format!("SKIPPED the_layout_is_that_of_the_headers: {why}\n");
             let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
             return;
         }
-        // The functions are looked at by the compiler only: no library is needed to run the
-        // program.
+        // The functions are only compiled: no library is needed to run the program.
         let compiled = cc.output().unwrap();
         assert!(
             compiled.status.success(),
@@ -531,7 +529,7 @@ int main(void) {
 
     #[test]
     fn values_are_taken_and_freed() {
-        /// As the library makes one.
+        /// Creates a value as the library does.
         fn made(kind: u16, data: Data) -> *mut Value {
             // SAFETY: room for one, which is written before use.
             unsafe {
@@ -554,7 +552,7 @@ int main(void) {
                 },
             }
         }
-        // SAFETY: each value is whole, from malloc, and given away here.
+        // SAFETY: each value is whole, from malloc, and passed on here.
         unsafe {
             assert_eq!(
                 take(made(TYPE_UINT32, Data { uint32: 5 }), 9),

@@ -81,7 +81,7 @@ impl From<p2p::Error> for Fault {
 }
 
 /// Returns the text of a code.
-pub(crate) fn words(code: c_int) -> &'static CStr {
+pub(crate) fn text_of(code: c_int) -> &'static CStr {
     const WORDS: [&CStr; 20] = [
         c"success",
         c"not initialized, or finalized already",
@@ -107,7 +107,7 @@ pub(crate) fn words(code: c_int) -> &'static CStr {
     usize::try_from(code)
         .ok()
         .and_then(|code| WORDS.get(code).copied())
-        .unwrap_or(c"no error of this library")
+        .unwrap_or(c"not an error code of this library")
 }
 
 thread_local! {
@@ -118,7 +118,7 @@ thread_local! {
 /// Stores the details of an error.
 pub(crate) fn set_last_error(text: &str) {
     let text = CString::new(text.replace('\0', "")).unwrap_or_default();
-    // A thread that is ending has no storage any more.
+    // The storage of an ending thread may be gone.
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
@@ -133,12 +133,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_has_words_and_no_other_number_crashes() {
+    fn every_code_has_a_text_and_other_numbers_do_not_crash() {
         for code in 0..=Code::Internal as c_int {
-            assert_ne!(words(code), c"no error of this library", "{code}");
+            assert_ne!(
+                text_of(code),
+                c"not an error code of this library",
+                "{code}"
+            );
         }
         for code in [-1, 20, c_int::MAX, c_int::MIN] {
-            assert_eq!(words(code), c"no error of this library");
+            assert_eq!(text_of(code), c"not an error code of this library");
         }
     }
 }

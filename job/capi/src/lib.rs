@@ -5,7 +5,7 @@
 //! code; the work is done by the crates `job` and `p2p`.
 //!
 //! No panic reaches C: each function catches it and returns `ESP_ERR_INTERNAL`. The release profile
-//! of this workspace aborts on panic instead, which keeps a broken process from going on.
+//! of this workspace aborts on panic instead, so that a broken process does not continue.
 //!
 //! Installing: `cargo xtask install-c --prefix DIR`.
 #![cfg_attr(

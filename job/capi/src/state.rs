@@ -1,4 +1,4 @@
-//! The job of this process, and the handles by which C programs name its objects.
+//! The job of this process, and the handles of its objects in C.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -26,7 +26,7 @@ enum Phase {
 }
 
 static PHASE: RwLock<Phase> = RwLock::new(Phase::Before);
-/// The job, apart from [`PHASE`], whose lock is never held during a wait.
+/// The job. Separate from [`PHASE`], whose lock is never held during a wait.
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
 static MESSAGES: Mutex<(u64, BTreeMap<u64, Message>)> = Mutex::new((1, BTreeMap::new()));
 
@@ -68,7 +68,7 @@ pub(crate) fn init() -> Result<(), Fault> {
     // Held throughout, so that a second thread does not join again.
     let mut held = lock(&JOB);
     if !matches!(&*phase(), Phase::Before) {
-        let text = "esp_init was called before: a process joins one job, once";
+        let text = "esp_init was called before: a process can join only one job";
         return Err(Fault::new(Code::State, text));
     }
     let job = job::join().map_err(|e| Fault::new(Code::Join, e.to_string()))?;
@@ -132,7 +132,7 @@ fn no_comm(number: i32) -> Fault {
     Fault::new(Code::Comm, format!("there is no communicator {number}"))
 }
 
-/// Makes a handle for a new communicator.
+/// Creates a handle for a new communicator.
 pub(crate) fn add_comm(comm: Comm) -> Result<i32, Fault> {
     joined_mut(|j| {
         let number = j.next_comm;
@@ -162,7 +162,7 @@ pub(crate) fn add_message(message: Message) -> u64 {
 
 pub(crate) fn take_message(number: u64) -> Result<Message, Fault> {
     let found = lock(&MESSAGES).1.remove(&number);
-    let text = "a message that was received already or never was there";
+    let text = "a message that was already received or never existed";
     found.ok_or_else(|| Fault::new(Code::Message, text))
 }
 

@@ -1,14 +1,14 @@
-//! The header as C and C++ compilers see it, and C programs that are linked with the library.
+//! The header in C and C++ compilers, and C programs linked with the library.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes, on a machine busy with other tests.
+/// Time limit, longer than anything here takes on a machine busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder that goes with the value.
+/// A temporary folder, removed on drop.
 struct Temp(PathBuf);
 
 impl Temp {
@@ -34,13 +34,13 @@ fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Where cargo put the library that was built with this test.
+/// Returns the path of the library that was built with this test.
 fn library(name: &str) -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     let deps = exe.parent().unwrap();
     let places = [deps.join(name), deps.parent().unwrap().join(name)];
     let found: Vec<_> = places.iter().filter(|p| p.exists()).collect();
-    // Cargo keeps both in step, but only one of them is certain to be there.
+    // Cargo keeps both up to date, but only one of them is certain to exist.
     found
         .first()
         .unwrap_or_else(|| panic!("none of {places:?}"))
@@ -62,7 +62,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// A C program linked with the shared library (as installed, by its versioned name) or the archive.
+/// Builds a C program with the shared library (by its versioned name, as installed) or the archive.
 fn build(dir: &Path, source: &Path, shared: bool) -> PathBuf {
     let program = dir.join("program");
     let mut cc = Command::new("cc");
@@ -134,7 +134,7 @@ fn job(program: &Path, size: u32) -> Vec<Output> {
     children.into_iter().map(wait).collect()
 }
 
-/// Without what the tests' own environment may say.
+/// Removes variables of the tests' own environment.
 fn clean(command: &mut Command) -> &mut Command {
     for name in [
         "ESP_BTL",
@@ -189,9 +189,9 @@ fn the_header_is_c_and_cxx() {
     }
 }
 
-/// Every function of the header is in the library, and every one of the library's in the header.
+/// The header declares every function of the library, and no other.
 #[test]
-fn the_header_names_what_the_library_has() {
+fn the_header_declares_what_the_library_exports() {
     let header = std::fs::read_to_string(here("include/esp.h")).unwrap();
     let mut declared: Vec<&str> = header
         .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '('))
@@ -221,7 +221,7 @@ fn the_header_names_what_the_library_has() {
 }
 
 #[test]
-fn wrong_arguments_are_answered() {
+fn invalid_arguments_are_refused() {
     for shared in [true, false] {
         let dir = Temp::new();
         let program = build(&dir.0, &here("tests/refuse.c"), shared);
@@ -245,18 +245,18 @@ fn the_example_runs_in_a_job_of_four() {
     let program = build(&dir.0, &here("examples/ring.c"), true);
     for (rank, output) in job(&program, 4).into_iter().enumerate() {
         assert!(output.status.success(), "rank {rank}: {output:?}");
-        let said = String::from_utf8_lossy(&output.stdout);
+        let output_text = String::from_utf8_lossy(&output.stdout);
         let expected = if rank == 0 {
             "4 processes, the token came back as 1003, the ranks' sum is 6\n"
         } else {
             ""
         };
-        assert_eq!(said, expected, "rank {rank}");
+        assert_eq!(output_text, expected, "rank {rank}");
     }
 }
 
 #[test]
-fn a_job_that_cannot_start_is_an_error_in_words() {
+fn a_job_that_cannot_start_is_an_error() {
     let dir = Temp::new();
     let program = build(&dir.0, &here("examples/ring.c"), true);
     let mut command = Command::new(&program);
@@ -266,9 +266,9 @@ fn a_job_that_cannot_start_is_an_error_in_words() {
         .stderr(Stdio::piped());
     let output = wait(command.spawn().unwrap());
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
+    let output_text = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.contains("could not be joined") && said.contains("ESP_BTL=tcp"),
-        "{said}"
+        output_text.contains("could not be joined") && output_text.contains("ESP_BTL=tcp"),
+        "{output_text}"
     );
 }

@@ -38,7 +38,7 @@ pub(crate) fn bcast<T: Datum>(
         }
         return ring(messages, data, &blocks);
     }
-    // Ranks counted from the root; the lowest bit set says from whom.
+    // Ranks count from the root; the lowest bit set determines the sender.
     let mine = (rank + size - root) % size;
     let mut bit = 1;
     while bit < size {
@@ -78,7 +78,7 @@ pub(crate) fn gatherv<T: Datum>(
     Ok(())
 }
 
-/// Of the root, `mine` may be empty: its own part stays where it is.
+/// The root's `mine` may be empty: its own part stays in place.
 pub(crate) fn scatterv<T: Datum>(
     messages: &Messages<'_>,
     all: &[T],
@@ -89,7 +89,7 @@ pub(crate) fn scatterv<T: Datum>(
     if messages.rank != root {
         return messages.recv(mine, root);
     }
-    // At the same time, so that a late rank does not delay the others.
+    // Concurrently, so that a late rank does not delay the others.
     messages.comm.scope(|scope| {
         for (to, place) in places.iter().enumerate() {
             let part = part(all, *place);
@@ -103,7 +103,7 @@ pub(crate) fn scatterv<T: Datum>(
     })
 }
 
-/// Every rank has its own block; after size - 1 steps all.
+/// Every rank starts with its own block and has all after size - 1 steps.
 pub(crate) fn ring<T: Datum>(
     messages: &Messages<'_>,
     data: &mut [T],
@@ -128,7 +128,7 @@ pub(crate) fn allgatherv<T: Datum>(
     ring(messages, all, places)
 }
 
-/// As [`allgatherv`], with parts of the same length.
+/// Like [`allgatherv`], with parts of equal length.
 pub(crate) fn allgather<T: Datum>(
     messages: &Messages<'_>,
     mine: &[T],
@@ -153,7 +153,7 @@ pub(crate) fn alltoallv<T: Datum>(
     let (own_out, own_in) = (part(out, to[rank]), part_mut(into, from[rank]));
     if own_out.len() != own_in.len() {
         return Err(Error::InvalidArgument(
-            "what goes to the own rank is not as long as what comes from it",
+            "the part sent to the own rank and the part received from it differ in length",
         ));
     }
     own_in.copy_from_slice(own_out);

@@ -65,7 +65,7 @@ fn exact(received: Result<Status, Error>, length: usize) -> Result<(), Error> {
     }
 }
 
-/// Cuts `length` values into `parts` nearly equal parts of whole units.
+/// Splits `length` values into `parts` nearly equal parts of whole units.
 pub(crate) fn cut(length: usize, unit: usize, parts: usize) -> Vec<Block> {
     let units = length / unit.max(1);
     let at = |part: usize| (units / parts * part + (units % parts).min(part)) * unit;
@@ -81,12 +81,12 @@ pub(crate) fn part<T>(data: &[T], block: Block) -> &[T] {
     &data[block.offset..block.offset + block.count]
 }
 
-/// Returns the values of a block to be written.
+/// Returns the values of a block, mutably.
 pub(crate) fn part_mut<T>(data: &mut [T], block: Block) -> &mut [T] {
     &mut data[block.offset..block.offset + block.count]
 }
 
-/// Returns one block to read and another, apart from it, to write.
+/// Returns one block to read and another, disjoint one to write.
 pub(crate) fn two<T>(data: &mut [T], read: Block, write: Block) -> (&[T], &mut [T]) {
     if read.count == 0 {
         return (&[], part_mut(data, write));

@@ -1,9 +1,9 @@
-//! Collective operations: every rank of the communicator calls the same one, in the same order.
+//! Collective operations: every rank of the communicator calls them in one order.
 //!
-//! They use the communicator's hidden context, so they never take the program's messages. All work
-//! for any number of ranks and for zero lengths. If the ranks disagree on root, lengths or
-//! operation, the result is `InvalidArgument` where it is noticed, and undefined otherwise, as in
-//! MPI. After an error do not use the communicator any more.
+//! They use the communicator's hidden context, so they never receive the program's messages. All of
+//! them work for any number of ranks and for zero lengths. If the ranks disagree on root, lengths
+//! or operation, the result is `InvalidArgument` where it is detected, and undefined otherwise, as
+//! in MPI. After an error do not use the communicator any more.
 //!
 //! | operation | short | long |
 //! |---|---|---|
@@ -11,15 +11,15 @@
 //! | bcast | binomial tree | scatter, then ring allgather |
 //! | reduce | binomial tree | ring reduce-scatter, then gather |
 //! | allreduce | recursive doubling | ring reduce-scatter, then ring allgather |
-//! | scan | recursive doubling | the same |
-//! | gather, scatter | linear | the same |
+//! | scan | recursive doubling | recursive doubling |
+//! | gather, scatter | linear | linear |
 //! | allgather | gather, then broadcast | ring |
-//! | alltoall | pairwise | the same |
-//! | with different lengths | linear, ring, pairwise | the same |
+//! | alltoall | pairwise | pairwise |
+//! | with different lengths | linear, ring, pairwise | linear, ring, pairwise |
 //!
 //! # Order of reductions
-//! Brackets depend only on the number of ranks, the length and the operation's commutativity: a run
-//! repeated gives the same bits, and all ranks get the same bits. Short ones, and all that are not
+//! The grouping depends only on the number of ranks, the length and the operation's commutativity:
+//! a repeated run gives equal bits, and so do all ranks. Short reductions, and all that are not
 //! commutative, combine in the order of ranks (a tree over neighbours). Long commutative ones
 //! combine part b of the data in the order b + 1, b + 2, …, b (modulo the number of ranks).
 
@@ -49,10 +49,10 @@ pub struct Block {
 }
 
 impl Comm {
-    /// Waits until all ranks have called it.
+    /// Waits until all ranks have called this function.
     ///
     /// # Errors
-    /// `PeerFailed`, `Closed`; so for all collectives.
+    /// `PeerFailed` and `Closed`, which all collectives return.
     pub fn barrier(&self) -> Result<(), Error> {
         exchange::barrier(&Messages::new(self, 0))
     }
@@ -66,7 +66,7 @@ impl Comm {
         exchange::bcast(&Messages::new(self, 1), data, root as usize)
     }
 
-    /// Combines the `data` of all ranks into that of `root`. That of the others is unchanged.
+    /// Combines the `data` of all ranks into that of `root`. That of the other ranks is unchanged.
     ///
     /// # Errors
     /// As [`bcast`](Comm::bcast).
@@ -74,10 +74,10 @@ impl Comm {
         op::with(op, |reduction| self.reduce_with(data, reduction, root))
     }
 
-    /// Like [`reduce`](Comm::reduce), with an operation of the caller.
+    /// Like [`reduce`](Comm::reduce), with an operation defined by the caller.
     ///
     /// # Errors
-    /// As [`bcast`](Comm::bcast); `InvalidArgument` when the length is no multiple of the unit.
+    /// As [`bcast`](Comm::bcast); `InvalidArgument` when the length is not a multiple of the unit.
     pub fn reduce_with<T: Datum>(
         &self,
         data: &mut [T],
@@ -97,7 +97,7 @@ impl Comm {
         op::with(op, |reduction| self.allreduce_with(data, reduction))
     }
 
-    /// Like [`allreduce`](Comm::allreduce), with an operation of the caller.
+    /// Like [`allreduce`](Comm::allreduce), with an operation defined by the caller.
     ///
     /// # Errors
     /// As [`reduce_with`](Comm::reduce_with).
@@ -118,7 +118,7 @@ impl Comm {
         op::with(op, |reduction| self.scan_with(data, reduction))
     }
 
-    /// Like [`scan`](Comm::scan), with an operation of the caller.
+    /// Like [`scan`](Comm::scan), with an operation defined by the caller.
     ///
     /// # Errors
     /// As [`reduce_with`](Comm::reduce_with).
@@ -131,7 +131,8 @@ impl Comm {
     /// an empty `all`.
     ///
     /// # Errors
-    /// As [`bcast`](Comm::bcast); `InvalidArgument` when `all` is not as long as all together.
+    /// As [`bcast`](Comm::bcast); `InvalidArgument` when the length of `all` is not the sum of the
+    /// parts.
     pub fn gather<T: Datum>(&self, mine: &[T], all: &mut [T], root: Rank) -> Result<(), Error> {
         self.world_rank(root)?;
         if self.rank() == root {
@@ -196,14 +197,14 @@ impl Comm {
     /// Collects `mine` of all ranks in `all` of each rank, in the order of ranks.
     ///
     /// # Errors
-    /// As [`barrier`](Comm::barrier); `InvalidArgument` when `all` is not as long as all together.
+    /// As [`barrier`](Comm::barrier); `InvalidArgument` when the length of `all` is not the sum of
+    /// the parts.
     pub fn allgather<T: Datum>(&self, mine: &[T], all: &mut [T]) -> Result<(), Error> {
         self.check_equal(mine.len(), all.len())?;
         exchange::allgather(&Messages::new(self, 9), mine, all)
     }
 
-    /// Like [`allgather`](Comm::allgather), with different lengths; `places` is the same on all
-    /// ranks.
+    /// Like [`allgather`](Comm::allgather), with different lengths; all ranks pass equal `places`.
     ///
     /// # Errors
     /// As [`barrier`](Comm::barrier); `InvalidArgument` when places overlap, or do not fit.
@@ -218,16 +219,16 @@ impl Comm {
     }
 
     /// Sends part r of `out` to rank r and receives its part into part r of `into`. All parts have
-    /// the same length.
+    /// equal length.
     ///
     /// # Errors
-    /// As [`barrier`](Comm::barrier); `InvalidArgument` when the lengths differ, or are no multiple
-    /// of the number of ranks.
+    /// As [`barrier`](Comm::barrier); `InvalidArgument` when the lengths differ, or are not
+    /// multiples of the number of ranks.
     pub fn alltoall<T: Datum>(&self, out: &[T], into: &mut [T]) -> Result<(), Error> {
         let size = self.size() as usize;
         if out.len() != into.len() || !out.len().is_multiple_of(size) {
             return Err(Error::InvalidArgument(
-                "alltoall wants two buffers of one part for each rank",
+                "alltoall needs two buffers with one part for each rank",
             ));
         }
         let places = cut(out.len(), out.len() / size, size);
@@ -252,10 +253,10 @@ impl Comm {
         exchange::alltoallv(&Messages::new(self, 12), out, to, into, from)
     }
 
-    /// Makes a communicator of these ranks with a context of its own. Collective.
+    /// Creates a communicator of these ranks with a new context. Collective.
     ///
     /// # Errors
-    /// As [`barrier`](Comm::barrier); `InvalidContext` when no number is free for all.
+    /// As [`barrier`](Comm::barrier); `InvalidContext` when no context number is free on all ranks.
     pub fn dup(&self) -> Result<Comm, Error> {
         let comm = self.agree(Some(&self.inner.group))?;
         comm.ok_or(Error::InvalidContext {
@@ -263,8 +264,8 @@ impl Comm {
         })
     }
 
-    /// Makes a communicator of all ranks with the same `color`, ordered by `key`, then by rank
-    /// here. A rank with `None` takes part and gets none. Collective.
+    /// Creates a communicator of all ranks with equal `color`, ordered by `key`, then by rank here.
+    /// A rank with `None` takes part and gets no communicator. Collective.
     ///
     /// # Errors
     /// As [`dup`](Comm::dup).
@@ -322,12 +323,12 @@ impl Comm {
             return Ok(());
         }
         Err(Error::InvalidArgument(
-            "the whole is not as long as one part for each rank",
+            "the length of the whole buffer is not one part for each rank",
         ))
     }
 
-    /// Checks that there is a place for each rank, within the buffer, with the own length; if
-    /// `apart`, that they do not overlap.
+    /// Checks that there is a place for each rank, within the buffer, and that this rank's has the
+    /// length of its part; with `apart`, also that they do not overlap.
     fn check_places(
         &self,
         length: usize,
@@ -352,7 +353,7 @@ impl Comm {
         let own = places.get(self.rank() as usize).map(|place| place.count);
         if mine.is_some() && mine != own {
             return Err(Error::InvalidArgument(
-                "the own place is not as long as the own part",
+                "the length of this rank's place differs from that of its part",
             ));
         }
         if apart {

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::Error;
 use crate::memory::Datum;
 
-/// Operations known by name. All are associative and commutative but for rounding; integers wrap
+/// Predefined operations. All are associative and commutative except for rounding; integers wrap
 /// around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
@@ -13,21 +13,21 @@ pub enum Op {
     Sum,
     /// a × b
     Prod,
-    /// The smaller one; with a NaN: the right one.
+    /// The smaller one; the right one if either is a NaN.
     Min,
-    /// The larger one; with a NaN: the right one.
+    /// The larger one; the right one if either is a NaN.
     Max,
-    /// 1 if both are not 0, else 0.
+    /// 1 if both are not 0, otherwise 0.
     LogicalAnd,
-    /// 1 if one is not 0, else 0.
+    /// 1 if one is not 0, otherwise 0.
     LogicalOr,
-    /// 1 if exactly one is not 0, else 0.
+    /// 1 if exactly one is not 0, otherwise 0.
     LogicalXor,
-    /// Bit by bit; of floats, of their bits.
+    /// Bitwise and; for floats, of their bits.
     BitAnd,
-    /// Likewise.
+    /// Bitwise or, as for [`Op::BitAnd`].
     BitOr,
-    /// Likewise.
+    /// Bitwise exclusive or, as for [`Op::BitAnd`].
     BitXor,
 }
 
@@ -80,15 +80,15 @@ macro_rules! float {
 }
 float!(f32, f64);
 
-/// Operation of the caller. It must be associative.
+/// Operation defined by the caller. It must be associative.
 #[derive(Clone, Copy)]
 pub struct Reduction<'a, T> {
-    /// `combine(left, right)`: puts `left op right` into `right`, value by value. `left` is of the
-    /// lower ranks. Both have the same length, a multiple of `unit`.
+    /// Stores `left op right` in `right`, value by value: `combine(left, right)`. `left` comes from
+    /// lower ranks. Both have equal length, a multiple of `unit`.
     pub combine: &'a dyn Fn(&[T], &mut [T]),
     /// The operation is commutative. Otherwise the order of ranks is kept.
     pub commutative: bool,
-    /// Number of values that belong together and are not separated; 1 or more.
+    /// Number of consecutive values that are never separated; at least 1.
     pub unit: usize,
 }
 
@@ -105,7 +105,7 @@ impl<T> Reduction<'_, T> {
     pub(crate) fn check(&self, data: &[T]) -> Result<(), Error> {
         if self.unit == 0 || !data.len().is_multiple_of(self.unit) {
             return Err(Error::InvalidArgument(
-                "the length is no multiple of the operation's unit",
+                "the length is not a multiple of the operation's unit",
             ));
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Reductions. `combine(left, right)` leaves the result in `right`; `left` is always of the lower
+//! Reductions. `combine(left, right)` leaves the result in `right`; `left` always comes from lower
 //! ranks where the order matters.
 
 use super::messages::{Messages, cut, part, two};
@@ -10,7 +10,7 @@ use crate::memory::Datum;
 /// Minimum length of a reduction that is divided among the ranks, in bytes.
 const LONG: usize = 32 << 10;
 
-/// Returns the parts if each rank reduces a part of its own.
+/// Returns the parts if each rank should reduce a separate part.
 fn parts<T: Datum>(
     messages: &Messages<'_>,
     data: &[T],
@@ -35,8 +35,8 @@ pub(crate) fn reduce<T: Datum>(
         let own = part(&sum, blocks[messages.rank]);
         return exchange::gatherv(messages, own, data, &blocks, root);
     }
-    // A tree over neighbours with rank 0 on top: whoever hears has the ranks just below those it
-    // hears of.
+    // A tree over neighbours with rank 0 on top: the receiver has combined the ranks just below
+    // those of the sender.
     let mut theirs = vec![T::default(); data.len()];
     let mut bit = 1;
     while bit < messages.size {
@@ -60,7 +60,7 @@ pub(crate) fn reduce<T: Datum>(
     Ok(())
 }
 
-/// Each rank's own block becomes the sum of all ranks'.
+/// Turns each rank's own block into the combination of all ranks' blocks.
 fn reduce_scatter<T: Datum>(
     messages: &Messages<'_>,
     data: &mut [T],
@@ -93,8 +93,8 @@ pub(crate) fn allreduce<T: Datum>(
     if size == 1 {
         return Ok(());
     }
-    // Those beyond a power of two join a neighbour first: pairs (0, 1), (2, 3), … of which the odd
-    // one goes on.
+    // Ranks beyond a power of two first join a neighbour: pairs (0, 1), (2, 3), … of which the odd
+    // one continues.
     let power = 1 << size.ilog2();
     let extra = size - power;
     let mut theirs = vec![T::default(); data.len()];
@@ -140,7 +140,7 @@ pub(crate) fn scan<T: Datum>(
     op: &Reduction<'_, T>,
 ) -> Result<(), Error> {
     let rank = messages.rank;
-    // Of the aligned group of ranks around this one, as far as it was heard of.
+    // Combination of the aligned group of ranks around this one, as far as received.
     let mut group = data.to_vec();
     let mut theirs = vec![T::default(); data.len()];
     let mut bit = 1;

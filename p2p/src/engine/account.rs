@@ -1,8 +1,8 @@
 //! Bounded memory for unexpected messages: senders pay, receivers grant credit.
 //!
-//! Every envelope costs its sender [`cost`]. A sender starts with two windows
-//! of credit. The envelope that completes a window requests credit, and the receiver returns what
-//! was spent since the last request. So a sender is never more than two windows ahead.
+//! Every envelope costs its sender [`cost`]. A sender starts with two windows of credit. The
+//! envelope that completes a window requests credit, and the receiver returns the credit spent
+//! since the last request. So a sender is never more than two windows ahead.
 //!
 //! A receiver whose memory fills up asks for RTS only: bodies stay with the sender until a receive
 //! matches. Beyond that it delays its answer until there is room. Both apply only to peers that
@@ -13,7 +13,7 @@ use super::protocol::Protocol;
 use crate::ids::PeerId;
 use crate::wire::Header;
 
-/// Cost of an envelope apart from its body, in bytes: the bookkeeping of both sides.
+/// Cost of an envelope in addition to its body, in bytes: the bookkeeping of both sides.
 const ENVELOPE: usize = 256;
 /// Largest window, in bytes. Two of them hold 64 messages of 16 KiB.
 const WINDOW_MAX: usize = 1 << 20;
@@ -29,14 +29,14 @@ pub(crate) fn cost(body: usize) -> usize {
     ENVELOPE + body + body / 4
 }
 
-/// Returns the window in a job of `size` ranks. Both sides must agree, so it depends on nothing
-/// else.
+/// Returns the window in a job of `size` ranks. It depends on nothing else, because both sides must
+/// agree.
 pub(crate) fn window(size: u32) -> u32 {
     let window = WINDOWS / (size as usize).saturating_sub(1).max(1);
     window.clamp(WINDOW_MIN, WINDOW_MAX) as u32
 }
 
-/// Window between endpoints, which do not know how many there are.
+/// Window between endpoints, which do not know their number.
 pub(crate) const OPEN_WINDOW: u32 = 256 << 10;
 
 /// Returns the longest body that may be sent eagerly: its cost fits into a window.
@@ -63,13 +63,13 @@ fn windows(window: u32, peers: usize) -> usize {
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     window: u32,
-    /// Outgoing: what may still be spent.
+    /// Outgoing: credit that may still be spent.
     credit: u32,
-    /// Outgoing: what was spent since the last request for credit.
+    /// Outgoing: credit spent since the last request for credit.
     spent: u32,
-    /// Incoming: what the peer spent since its last request.
+    /// Incoming: credit that the peer has spent since its last request.
     heard: u32,
-    /// Incoming: what the peer asked back and has not got.
+    /// Incoming: credit that the peer has requested and not received.
     pub(super) owed: u32,
     /// Cost of the peer's unexpected messages.
     pub(crate) held: usize,
@@ -241,7 +241,7 @@ impl Protocol {
         let state = &mut self.peers[peer];
         if !state.account.receive(amount) {
             return Err(format!(
-                "gives back {amount} bytes of credit, more than was spent"
+                "returns {amount} bytes of credit, more than was spent"
             ));
         }
         self.stats.pressed_by_peers += u64::from(rts_only && !state.rts_only);
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
     use crate::testing::Random;
 
-    /// A sender that keeps to the rules is never refused and never stuck.
+    /// A sender that follows the protocol is never refused and never stuck.
     #[test]
     fn sender_and_receiver_agree() {
         for seed in 0..200 {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn sending_without_credit_is_noticed() {
+    fn sending_without_credit_is_detected() {
         let mut receiver = Account::new(WINDOW_MAX as u32);
         let mut bytes = 0;
         while receiver.hear(cost(1000), false) {

@@ -1,5 +1,5 @@
 //! Peers of an endpoint: declared by its owner, reached by the first send, or strangers that have
-//! connected; and the report of ended requests.
+//! connected; and reports of completed requests.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,12 +20,12 @@ use crate::types::TransportAddress;
 const MAX_STRANGERS: usize = 4096;
 /// Number of strangers for which the memory for unexpected messages grows.
 const EXPECTED_STRANGERS: usize = 64;
-/// Maximum number of peers with which strangers are still admitted: a number is not used again.
+/// Maximum number of peers up to which strangers are admitted, because a number is never reused.
 const MAX_NUMBERS: u32 = 64 << 10;
 /// Maximum number of strangers admitted in one poll.
 const ADMISSIONS: usize = 16;
 
-/// State of an endpoint that a rank does not have.
+/// State of an endpoint in addition to that of a rank.
 #[derive(Debug)]
 pub(crate) struct Open {
     identity: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Open {
     numbers: HashMap<u64, PeerId>,
     /// Identities by number.
     identities: Vec<u64>,
-    /// Addresses of declared peers that nothing was sent to.
+    /// Addresses of declared peers to which nothing was sent.
     addresses: HashMap<PeerId, Vec<TransportAddress>>,
     /// Peers that were not declared and are alive, or have left messages.
     strangers: HashSet<PeerId>,
@@ -41,7 +41,7 @@ pub(crate) struct Open {
     declared: usize,
 }
 
-/// A request that is over.
+/// A completed request.
 #[derive(Debug)]
 pub(crate) struct Reported {
     pub(crate) cookie: u64,
@@ -85,8 +85,8 @@ impl Protocol {
         }));
     }
 
-    /// Declares a peer, which the first send reaches by the addresses. Returns the same number for
-    /// the same identity.
+    /// Declares a peer, which the first send reaches by the addresses. Equal identities return
+    /// equal numbers.
     pub(crate) fn declare(
         &mut self,
         identity: u64,
@@ -133,7 +133,7 @@ impl Protocol {
         Some(peer)
     }
 
-    /// Takes back the peer that was added last and never had a connection.
+    /// Removes the peer that was added last and never had a connection.
     fn remove_stranger(&mut self, identity: u64) {
         if let Some(open) = &mut self.open
             && let Some(peer) = open.numbers.remove(&identity)
@@ -163,7 +163,7 @@ impl Protocol {
         self.limit = open_limit(self.config.unexpected_bytes, peers);
     }
 
-    /// Returns a request of the endpoint that is over, and forgets it.
+    /// Returns a completed request of the endpoint, and forgets it.
     pub(crate) fn next_report(&mut self) -> Option<Reported> {
         loop {
             let key = self.reports.pop_front()?;
@@ -191,15 +191,16 @@ impl Protocol {
 }
 
 impl Engine {
-    /// Reaches a declared peer, if that was not tried before. Fails the peer if no transport does.
+    /// Connects to a declared peer, unless that was tried before. Fails the peer if no transport
+    /// reaches it.
     pub(super) fn reach(&mut self, peer: PeerId) {
         if let Err((_, error)) = self.try_reach(peer) {
             self.protocol.fail(peer, error, None);
         }
     }
 
-    /// Reaches a declared peer as [`reach`](Engine::reach) does. Returns its addresses if no
-    /// transport does.
+    /// Connects to a declared peer as [`reach`](Engine::reach) does. Returns its addresses if no
+    /// transport reaches it.
     fn try_reach(&mut self, peer: PeerId) -> Result<(), (Vec<TransportAddress>, PeerError)> {
         let Some(open) = &mut self.protocol.open else {
             return Ok(());
@@ -252,12 +253,12 @@ impl Engine {
             }
         };
         let Some(peer) = peer else {
-            let reason = "this endpoint takes no connection from it";
+            let reason = "this endpoint refuses its connection";
             let btl = &mut self.transports[transport].btl;
             return btl.refuse_stranger(identity, reason);
         };
-        // A declared peer is reached as by a send, and so over the same rails; if its addresses do
-        // not reach it, by the connection that it has made.
+        // A declared peer is reached as by a send, and so over equal rails; if its addresses do not
+        // reach it, the connection that it has made is used.
         let unreached = self.try_reach(peer).err();
         let btl = &mut self.transports[transport].btl;
         // Reaching it may have accepted the connection.
@@ -268,8 +269,8 @@ impl Engine {
         }
         match added {
             Some(Ok(info)) => self.set_rails(peer, vec![Rail::new(transport, info)]),
-            // Others may have used its identity: whoever has connected is refused, but the peer may
-            // still be reached, or come.
+            // Others may have used its identity: the connection is refused, but the peer may still
+            // be reached, or connect.
             _ if known.is_none() => self.protocol.remove_stranger(identity),
             _ => {
                 if let Some((addresses, _)) = unreached
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_make_room_when_nothing_of_them_is_left() {
+    fn strangers_make_room_when_none_of_their_messages_is_left() {
         let mut protocol = protocol();
         let all: Vec<PeerId> = (0..MAX_STRANGERS as u64)
             .map(|at| protocol.add_stranger(100 + at).unwrap())
@@ -315,10 +316,10 @@ mod tests {
         assert_eq!(protocol.add_stranger(51), None);
         protocol.release(all[0], 1000);
         let last = protocol.add_stranger(51).unwrap();
-        // One that was never connected leaves no trace.
+        // A peer that was never connected leaves no trace.
         protocol.remove_stranger(51);
         assert_eq!(protocol.add_stranger(52), Some(last));
-        // A stranger that is declared is none any more.
+        // A declared stranger is not a stranger any more.
         assert_eq!(protocol.declare(52, Vec::new()), Ok(last));
         assert!(protocol.add_stranger(53).is_some());
     }

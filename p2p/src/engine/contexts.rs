@@ -7,13 +7,13 @@ use crate::group::Group;
 
 /// Highest context of a job's world: 0 for the program's messages, 1 for its collectives.
 const WORLD: u32 = 1;
-/// Highest context of an endpoint, whose contexts all have every peer.
+/// Highest context of an endpoint, whose contexts include every peer.
 pub(crate) const ENDPOINT: u32 = 3;
 
-/// The contexts of this process: those that have all peers, and the communicators of a job.
+/// The contexts of this process: those shared with all peers, and the communicators of a job.
 #[derive(Debug)]
 pub(crate) struct Contexts {
-    /// Highest context that has all peers.
+    /// Highest context that includes all peers.
     common: u32,
     /// Even context and members, sorted by context.
     entries: Vec<(u32, Arc<Group>)>,
@@ -21,7 +21,7 @@ pub(crate) struct Contexts {
 }
 
 impl Contexts {
-    /// `open`: for an endpoint, otherwise for a job.
+    /// Creates the contexts of an endpoint (`open`) or of a job.
     pub(crate) fn new(open: bool) -> Contexts {
         let common = if open { ENDPOINT } else { WORLD };
         Contexts {
@@ -31,7 +31,7 @@ impl Contexts {
         }
     }
 
-    /// Returns true if the context has all peers.
+    /// Returns true if the context includes all peers.
     #[inline]
     pub(crate) fn is_common(&self, context: u32) -> bool {
         context <= self.common
@@ -63,7 +63,7 @@ impl Contexts {
         context < self.next
     }
 
-    /// Returns the least number that no communicator of this process had, and uses it up.
+    /// Returns the lowest number that no communicator of this process had, and marks it as used.
     pub(crate) fn propose(&mut self) -> u32 {
         let context = self.next;
         self.next = context.saturating_add(2);
@@ -71,7 +71,7 @@ impl Contexts {
     }
 
     /// Takes a context that all members agreed on. Returns false if it is not free here: it must
-    /// have been proposed here or be higher than all before.
+    /// have been proposed here, or be higher than all before.
     pub(crate) fn reserve(&mut self, context: u32, proposed: u32, group: &Arc<Group>) -> bool {
         if !context.is_multiple_of(2) || context < proposed || context > u32::MAX - 3 {
             return false;

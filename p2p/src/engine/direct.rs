@@ -1,7 +1,7 @@
 //! Blocking receives without a request.
 //!
-//! While the receiving thread polls with the lock held and no other receive is posted, an eager
-//! message that matches goes straight into its buffer, without the matching tables. Any other event
+//! While the receiving thread polls with the lock held and no other receive is posted, a matching
+//! eager message is copied straight into its buffer, without the matching tables. Any other event
 //! that concerns receives (a failure, an RTS) first turns it into a posted receive, and so does the
 //! thread before it releases the lock.
 
@@ -75,7 +75,7 @@ impl Protocol {
         matches
     }
 
-    /// Returns what became of the direct receive.
+    /// Returns the outcome of the direct receive.
     #[inline]
     pub(crate) fn direct_found(&mut self) -> Found {
         let Some(direct) = &self.direct else {

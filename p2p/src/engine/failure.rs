@@ -12,7 +12,7 @@ use crate::matching::unexpected::{Arrival, Arrived};
 use crate::wire::{Header, MAX_REASON};
 
 impl Engine {
-    /// Ends the requests of a failed peer, and any-source receives that might have meant it.
+    /// Ends the requests of a failed peer, and any-source receives that the peer might have served.
     pub(super) fn end_requests_of(&mut self, peer: PeerId, reason: Option<String>) {
         if let Some(reason) = reason {
             self.send_bye(peer, &reason);
@@ -74,10 +74,10 @@ impl Engine {
         }
     }
 
-    /// Takes memory of this process out of a failed peer's reach; repeated until that is so.
+    /// Removes memory of this process from a failed peer's reach; repeated until that is done.
     pub(super) fn drop_peer(&mut self, peer: PeerId) {
         let mut quiet = true;
-        // Transports that are not rails of the peer as well: it may be connected there.
+        // Also on transports that are not rails of the peer, because it may be connected there.
         for (_, transport) in self.transports.iter_mut() {
             quiet &= transport.btl.drop_peer(peer.rank());
         }
@@ -93,7 +93,7 @@ impl Engine {
         }
     }
 
-    /// Sends BYE. If there is no room the peer only loses the connection.
+    /// Sends BYE. Without room the peer only loses the connection.
     fn send_bye(&mut self, peer: PeerId, reason: &str) {
         let Some(primary) = self.protocol.peers[peer].primary() else {
             return;
@@ -108,7 +108,7 @@ impl Engine {
         let _ = btl.send(peer.rank(), header.bytes(), &[IoSlice::new(body)]);
     }
 
-    /// Returns true if everything was handed to the transports and they have sent it.
+    /// Returns true if everything was passed to the transports and they have sent it.
     pub(crate) fn is_flushed(&mut self) -> bool {
         let empty = self.protocol.unsent() == 0 && !self.protocol.has_work();
         self.transports

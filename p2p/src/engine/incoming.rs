@@ -24,8 +24,8 @@ pub(super) struct Origin {
 }
 
 impl Handler<'_> {
-    /// Checks a rank that the transport reports. A rank that is not in the job is an error of the
-    /// transport, which was never given it.
+    /// Checks a rank reported by a transport. A rank that is not in the job is a bug of the
+    /// transport, which never received it.
     #[inline]
     fn peer(&self, rank: Rank) -> Option<PeerId> {
         let peer = self.protocol.peers.id(rank);
@@ -104,7 +104,7 @@ impl Events for Handler<'_> {
         if request.state == State::Posted {
             protocol.posted.remove(place_of(token), &selector);
         }
-        // The envelope is what the peer says: untrusted.
+        // The envelope is written by the peer, hence untrusted.
         let tag = u64::try_from(envelope.tag);
         let fits = tag.is_ok_and(|tag| selector.matches(envelope.context, peer, tag))
             && protocol.contexts.is_member(envelope.context, peer);
@@ -134,14 +134,14 @@ impl Events for Handler<'_> {
             return;
         };
         let rails = &mut self.protocol.peers[peer].rails;
-        // A transport that is not used for the peer does not matter.
+        // A transport that is not used for the peer is ignored.
         let Some(rail) = rails
             .iter_mut()
             .find(|rail| rail.transport == self.transport)
         else {
             return;
         };
-        // A peer that leaves does so on every rail, on each after its last message.
+        // A peer that leaves does so on every rail, after its last message there.
         rail.left |= error == PeerError::Left;
         let some_left = rails.iter().any(|rail| rail.left);
         let error = match error {
@@ -228,7 +228,7 @@ impl Protocol {
         };
         let context = label.context;
         if sequenced.is_extended() && self.open.is_none() {
-            return Err("a header as between endpoints, in a job of ranks".to_owned());
+            return Err("a header of endpoints in a job of ranks".to_owned());
         }
         let state = &mut self.peers[from.peer];
         // P2P-2
@@ -398,13 +398,13 @@ impl Protocol {
         }
     }
 
-    /// Fails a peer that violated the protocol, and tells it why.
+    /// Fails a peer that violated the protocol, and sends it the reason.
     #[cold]
     pub(super) fn violation(&mut self, peer: PeerId, reason: String) {
         self.fail(peer, PeerError::Violation(reason.clone()), Some(reason));
     }
 
-    /// Marks a peer as failed. Its requests end before this poll is over. `reason` is sent to it.
+    /// Marks a peer as failed. Its requests end before this poll returns. `reason` is sent to it.
     #[cold]
     pub(super) fn fail(&mut self, peer: PeerId, error: PeerError, reason: Option<String>) {
         let state = &self.peers[peer];

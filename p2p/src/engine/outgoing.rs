@@ -47,7 +47,7 @@ impl Protocol {
             return;
         }
         if state.control.len() >= CONTROL_MAX {
-            let reason = format!("it takes none of the {CONTROL_MAX} answers queued for it");
+            let reason = format!("it accepts none of the {CONTROL_MAX} answers queued for it");
             return self.fail(peer, PeerError::Lost(reason.clone()), Some(reason));
         }
         state.control.push_back(Control {
@@ -60,7 +60,7 @@ impl Protocol {
 
 impl Engine {
     /// Sends a short message to a peer for which nothing is queued. Returns false if that is not
-    /// possible now; [`submit`](Engine::submit) then finds out why.
+    /// possible now; [`submit`](Engine::submit) then determines why.
     #[inline]
     pub(crate) fn send_fast(&mut self, to: Destination, body: &[u8]) -> bool {
         let peer = &mut self.protocol.peers[to.peer];
@@ -124,8 +124,8 @@ impl Engine {
         Ok(key)
     }
 
-    /// Sends what is queued for a peer: answers first, then envelopes, then fragments. Returns the
-    /// number of messages.
+    /// Sends the queued messages of a peer: answers first, then envelopes, then fragments. Returns
+    /// the number of messages.
     pub(super) fn send_queued(&mut self, peer: PeerId) -> usize {
         self.protocol.peers[peer].active = false;
         let done = self.send_control(peer) + self.send_envelopes(peer) + self.send_fragments(peer);
@@ -195,7 +195,7 @@ impl Engine {
     /// Sends EAGER; long ones from the program's memory if the transport supports it (VIA-RPI).
     fn send_eager(&mut self, peer: PeerId, key: u64, request: &Request) -> Attempt {
         let (memory, rank) = (request.memory, peer.rank());
-        // SAFETY: the request is not over, and the slice is used in this call.
+        // SAFETY: the request is not complete, and the slice is used in this call only.
         let body = unsafe { memory.bytes() };
         let state = &self.protocol.peers[peer];
         let held = !request.sync && body.len() >= state.held_from;
@@ -208,7 +208,8 @@ impl Engine {
         let mut pending = false;
         let send = |btl: &mut dyn Btl, header: &[u8]| {
             if let Some(token) = token {
-                // SAFETY: valid and unchanged until the request is over: not before completion.
+                // SAFETY: valid and unchanged until the request is complete, which is not before
+                // this send completes.
                 match unsafe { btl.send_held(rank, header, memory.at(0), body.len(), token) } {
                     Err(SendError::Unsupported) => {}
                     result => return result.map(|started| pending = started == Started::Pending),
@@ -237,7 +238,7 @@ impl Engine {
         attempt
     }
 
-    /// Sends an envelope that costs as much as an eager message of `length` bytes.
+    /// Sends an envelope whose cost is that of an eager message of `length` bytes.
     pub(super) fn send_envelope(
         &mut self,
         peer: PeerId,
@@ -282,7 +283,7 @@ impl Engine {
         Attempt::Failed
     }
 
-    /// Sends fragments of the oldest message, each rail its share.
+    /// Sends fragments of the oldest message, to each rail its share.
     fn send_fragments(&mut self, peer: PeerId) -> usize {
         let mut done = 0;
         // Rails without room, one bit each.
@@ -312,7 +313,7 @@ impl Engine {
             }
             .encode();
             let key = transfer.request;
-            // SAFETY: the request is not over, and the slice is used in this call.
+            // SAFETY: the request is not complete, and the slice is used in this call only.
             let body = unsafe { self.protocol.requests[key].memory.bytes() };
             let body = &body[offset..offset + length];
             let btl = &mut self.transports[rail.transport].btl;

@@ -11,7 +11,7 @@ use crate::ids::{PeerId, TransportId};
 use crate::matching::unexpected::RegionKey;
 use crate::wire::{EAGER_LENGTH, Encoded, MAX_HEADER};
 
-/// Longest message in bytes that the primary rail carries eagerly if another rail is much faster.
+/// Longest eager message of the primary rail if another rail is much faster, in bytes.
 const EAGER_BESIDE_FASTER: usize = 8 << 10;
 /// Maximum number of rails to one peer.
 pub(crate) const MAX_RAILS: usize = 4;
@@ -56,7 +56,7 @@ pub(crate) struct Control {
 
 #[derive(Debug, Default)]
 pub(crate) struct Peer {
-    /// Alive, not the own rank, and nothing queued: a send needs only credit.
+    /// The peer is alive, not the own rank, and nothing is queued: a send only needs credit.
     pub(crate) fast: bool,
     pub(crate) alive: bool,
     pub(crate) own: bool,
@@ -74,7 +74,7 @@ pub(crate) struct Peer {
     eager_skewed: usize,
     /// Messages of this length or more are moved by `get` or `put`; `usize::MAX`: none.
     pub(crate) one_sided_from: usize,
-    /// The first is the primary rail; empty for the own rank.
+    /// Rails, the primary first; empty for the own rank.
     pub(crate) rails: Vec<Rail>,
     /// The peer asked for RTS only.
     pub(crate) rts_only: bool,
@@ -83,7 +83,7 @@ pub(crate) struct Peer {
     /// The peer knows that this process is late.
     pub(crate) knows_late: bool,
     pub(crate) failed: Option<PeerError>,
-    /// The peer failed, and no transport lets it reach memory of this process any more.
+    /// The peer failed, and no transport gives it access to memory of this process any more.
     pub(crate) quiet: bool,
     /// Transfers that end once the peer is quiet.
     pub(crate) doomed: Vec<u64>,
@@ -105,7 +105,7 @@ fn is_much_faster(rail: &PeerInfo, than: &PeerInfo) -> bool {
 }
 
 impl Peer {
-    /// Makes the entry of the own rank.
+    /// Creates the entry of the own rank.
     pub(crate) fn own() -> Peer {
         Peer {
             own: true,
@@ -115,14 +115,14 @@ impl Peer {
         }
     }
 
-    /// Makes a peer with these rails, the primary first.
+    /// Creates a peer with these rails, the primary first.
     pub(crate) fn new(rails: Vec<Rail>, config: &Config, eager_limit: usize, window: u32) -> Peer {
         let mut peer = Peer::without_rails(window);
         peer.set_rails(rails, config, eager_limit);
         peer
     }
 
-    /// Makes a peer to which nothing can be sent yet.
+    /// Creates a peer to which nothing can be sent yet.
     pub(crate) fn without_rails(window: u32) -> Peer {
         Peer {
             alive: true,
@@ -142,8 +142,8 @@ impl Peer {
         let body = |message: usize| message.saturating_sub(EAGER_LENGTH);
         let eager = config.eager.or(info.map(|info| body(info.eager)));
         let mut eager = eager.unwrap_or(0).min(cap);
-        // Eager messages take the primary rail. Where another one is much faster, the exchange of
-        // a rendezvous costs less than the slow rail from here on.
+        // Eager messages use the primary rail. Where another one is much faster, the exchange of a
+        // rendezvous costs less than the slow rail from this length on.
         if let Some(info) = info
             && rails.iter().any(|rail| is_much_faster(&rail.info, info))
         {
@@ -184,8 +184,8 @@ impl Peer {
     /// Divides a message among the rails in proportion to their declared bandwidth.
     ///
     /// A rail whose part would be less than [`STRIPE_MIN`], or with less than half of the largest
-    /// bandwidth, carries nothing: rails that differ so much share a link, such as raw Ethernet and
-    /// UDP. The rail of the largest bandwidth carries what is left.
+    /// bandwidth, carries nothing: rails that differ that much share a link, such as raw Ethernet
+    /// and UDP. The rail of the largest bandwidth carries the remainder.
     pub(crate) fn shares(&self, length: usize) -> [usize; MAX_RAILS] {
         let mut shares = [0; MAX_RAILS];
         let bandwidth = |rail: &Rail| u64::from(rail.info.bandwidth.max(1));
@@ -330,7 +330,7 @@ mod tests {
         assert!(peers.iter().all(|(_, peer)| peer.late));
     }
 
-    /// An id of a larger job is an error that is seen, not one that is ignored.
+    /// An id of a larger job is detected as an error, not ignored.
     #[test]
     #[should_panic(expected = "out of bounds")]
     fn an_id_outside_the_table_panics() {

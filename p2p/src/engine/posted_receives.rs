@@ -1,7 +1,7 @@
-//! Posted-receive copy (LiMIC, section 4.3): a receive is published to its senders, and whichever
-//! side comes later copies.
+//! Posted-receive copy (LiMIC, section 4.3): a receive is published to its senders, and the side
+//! that arrives later copies.
 //!
-//! A receive may be published only if no older unpublished receive could match the same message.
+//! A receive may be published only if no older unpublished receive could match a message for it.
 
 use btl::{PostedDelivery, PostedReceive, SendError};
 
@@ -13,7 +13,8 @@ use crate::memory::Memory;
 use crate::types::narrow;
 
 impl Engine {
-    /// Copies a long message into a receive that the peer has published. `Blocked`: there is none.
+    /// Copies a long message into a receive that the peer has published. `Blocked` if there is
+    /// none.
     pub(super) fn send_to_posted(&mut self, peer: PeerId, key: u64, request: &Request) -> Attempt {
         let state = &self.protocol.peers[peer];
         // A send with a transfer was tried before; only its RTS found no room.
@@ -28,7 +29,7 @@ impl Engine {
             tag: narrow(request.tag),
         };
         let (at, btl) = (request.memory.at(0), &mut self.transports[primary].btl);
-        // SAFETY: the memory is readable until the request is over, and it is not over.
+        // SAFETY: the memory is readable until the request is complete, which it is not yet.
         match unsafe { btl.send_to_posted(peer.rank(), envelope, at, request.length) } {
             Ok(PostedDelivery::Delivered) => {
                 self.protocol.end(key, RequestOutcome::Done);
@@ -43,14 +44,14 @@ impl Engine {
     }
 
     /// Publishes a receive to the peers that it selects. Returns false if it stays private, as all
-    /// do while a private one is posted.
+    /// receives do while a private one is posted.
     pub(super) fn publish(&mut self, key: u64, memory: Memory, selector: &Selector) -> bool {
         let protocol = &self.protocol;
         if memory.len() < protocol.publish_from || protocol.private != 0 {
             return false;
         }
         let id = match selector.source {
-            // All possible senders must see it, so there must be one transport only.
+            // All possible senders must see it, so there must be only one transport.
             None => self
                 .transports
                 .ids()
@@ -73,8 +74,8 @@ impl Engine {
             length: memory.len(),
             token: key,
         };
-        // SAFETY: the memory is writable and not used by others until the request is over, which is
-        // not before the event or a successful withdrawal.
+        // SAFETY: the memory is writable and not used by others until the request is complete,
+        // which is not before the event or a successful withdrawal.
         let post = unsafe { self.transports[id].btl.post(&receive) };
         self.protocol.requests[key].post = post.map(|post| (id, post));
         post.is_some()

@@ -18,7 +18,7 @@ use crate::matching::unexpected::{Arrived, Unexpected};
 use crate::slab::Slab;
 use crate::types::{Stats, Status, narrow};
 
-/// Work that a callback leaves to be done with the transports.
+/// Work that a callback defers because it needs the transports.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Advances a transfer.
@@ -27,7 +27,7 @@ pub(crate) enum Work {
     Failed(PeerId, Option<String>),
 }
 
-/// All state but the transports.
+/// The whole state except the transports.
 #[derive(Debug)]
 pub(crate) struct Protocol {
     pub(crate) peers: Peers,
@@ -47,15 +47,15 @@ pub(crate) struct Protocol {
     pub(crate) closed: bool,
     /// Peers are endpoints, not ranks of a job.
     pub(crate) open: Option<Box<Open>>,
-    /// Requests of an endpoint that are over and were not reported.
+    /// Completed requests of an endpoint that were not reported.
     pub(crate) reports: VecDeque<u64>,
     pub(super) transfers: Slab<Transfer>,
     pub(super) work: VecDeque<Work>,
     /// Transfers whose next step found no room.
     pub(super) again: Vec<u64>,
-    /// Registrations to take back.
+    /// Registrations to be released.
     pub(super) released: Vec<(TransportId, u64)>,
-    /// Failed peers that may still reach memory of this process.
+    /// Failed peers that may still access memory of this process.
     pub(super) dropping: Vec<PeerId>,
     /// Peers with something to send.
     pub(super) active: VecDeque<PeerId>,
@@ -67,12 +67,12 @@ pub(crate) struct Protocol {
     /// Limit for unexpected messages in bytes, and the number of peers held back for it.
     pub(super) limit: usize,
     pub(super) held_back: usize,
-    /// Buffers of dropped requests that are not over, by request.
+    /// Buffers of dropped requests that are not complete, by request.
     pub(crate) kept: Vec<(u64, Vec<u8>)>,
 }
 
 impl Protocol {
-    /// `posted_receives`: a transport supports them.
+    /// Creates the state. `posted_receives` states that a transport supports them.
     pub(crate) fn new(
         own: PeerId,
         peers: Peers,
@@ -120,7 +120,7 @@ impl Protocol {
         self.requests.len() != 0 || self.direct.is_some()
     }
 
-    /// Returns true if there is work that no event will announce: do not sleep.
+    /// Returns true if there is work that no event will announce, so that threads must not sleep.
     pub(crate) fn must_poll(&self) -> bool {
         self.has_work() || !self.dropping.is_empty()
     }
@@ -168,7 +168,7 @@ impl Protocol {
         }
     }
 
-    /// Drops the result of a request, now or when it is over.
+    /// Drops the result of a request, now or on completion.
     pub(crate) fn detach(&mut self, key: u64) {
         if let Some(request) = self.requests.get_mut(key) {
             request.detached = true;
@@ -178,7 +178,7 @@ impl Protocol {
         }
     }
 
-    /// Returns the result of a request and forgets the request; `None` if it is not over.
+    /// Returns the result of a request and forgets the request; `None` if it is not complete.
     #[inline]
     pub(crate) fn take(&mut self, key: u64) -> Option<Result<Status, Error>> {
         let request = match self.requests.get(key) {
@@ -193,7 +193,7 @@ impl Protocol {
         Some(result)
     }
 
-    /// Returns true if the request is over.
+    /// Returns true if the request is complete.
     pub(crate) fn is_over(&self, key: u64) -> Result<bool, Error> {
         match self.requests.get(key) {
             Some(request) if !request.detached => Ok(request.state == State::Over),
@@ -201,7 +201,7 @@ impl Protocol {
         }
     }
 
-    /// Returns the result of a request that is over, as the program gets it.
+    /// Returns the result of a completed request in the form that the program receives.
     #[inline]
     pub(super) fn result(&self, request: &Request) -> Result<Status, Error> {
         let (tag, length) = (request.tag, request.length);
@@ -220,7 +220,7 @@ impl Protocol {
         }
     }
 
-    /// Returns the result for a message of `length` bytes in a buffer with `room`.
+    /// Returns the result for a message of `length` bytes in a buffer with `room` bytes.
     #[inline]
     pub(super) fn received(
         &self,
@@ -293,7 +293,7 @@ impl Protocol {
     pub(crate) fn check_any_alive(&self, context: u32) -> Result<(), Error> {
         let mut dead = Ok(());
         if self.open.is_some() {
-            // Others may still come.
+            // Others may still send.
             return dead;
         }
         for peer in self.peers.ids().filter(|peer| *peer != self.own) {

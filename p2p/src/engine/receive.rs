@@ -16,7 +16,7 @@ use crate::types::{Status, narrow};
 const OWN_EAGER: usize = 64 << 10;
 
 impl Engine {
-    /// Posts a receive, or gives it a message that waits.
+    /// Posts a receive, or delivers a waiting message to it.
     #[inline]
     pub(crate) fn receive(&mut self, request: Request) -> Result<u64, Error> {
         let (memory, selector) = (request.memory, request.selector());
@@ -31,8 +31,8 @@ impl Engine {
             Some(entry) => {
                 let source = protocol.unexpected.get(entry).map(|arrived| arrived.source);
                 protocol.receive_waiting(key, entry);
-                // A program that finds all its messages here already does not poll otherwise, and
-                // its senders would wait for credit.
+                // A program that always finds its messages here already does not poll otherwise,
+                // and its senders would wait for credit.
                 let hint = source.and_then(|source| self.protocol.peers[source].primary());
                 self.poll(hint);
             }
@@ -67,7 +67,7 @@ impl Engine {
         let request = protocol.requests[key];
         protocol.stats.self_sent += 1;
         let (own, label) = (protocol.own, request.label());
-        // SAFETY: the send `key` is not over.
+        // SAFETY: the send `key` is not complete.
         let body = unsafe { request.memory.bytes() };
         // A receive that may be from the own rank is published only if there is one transport.
         let first = self.transports.iter_mut().next();
@@ -134,10 +134,10 @@ impl Engine {
 }
 
 impl Protocol {
-    /// Gives a receive a message that waits.
+    /// Delivers a waiting message to a receive.
     fn receive_waiting(&mut self, key: u64, entry: u64) {
         let Some(arrived) = self.unexpected.remove(entry) else {
-            debug_assert!(false, "message {entry:#x} was found and does not exist");
+            debug_assert!(false, "message {entry:#x} was found but does not exist");
             return;
         };
         let label = arrived.label();
@@ -145,7 +145,7 @@ impl Protocol {
         match arrived.arrival {
             Arrival::Eager { body, sync } => {
                 self.deliver(key, source, label, &body);
-                self.unexpected.give_back(body);
+                self.unexpected.recycle(body);
                 self.send_fin(source, sync);
             }
             Arrival::Rts {
@@ -161,7 +161,7 @@ impl Protocol {
                 self.start_receive(key, from, label, (length, remote, region));
             }
             Arrival::Own { send, .. } => {
-                // SAFETY: the request `send` is not over.
+                // SAFETY: the request `send` is not complete.
                 let body = unsafe { self.requests[send].memory.bytes() };
                 self.deliver(key, source, label, body);
                 self.end(send, RequestOutcome::Done);
@@ -179,7 +179,7 @@ impl Protocol {
         let source = arrived.source;
         match arrived.arrival {
             Arrival::Eager { body, sync } => {
-                self.unexpected.give_back(body);
+                self.unexpected.recycle(body);
                 self.send_fin(source, sync);
             }
             Arrival::Rts { remote, .. } => self.send_fin(source, Some(remote)),
@@ -189,8 +189,8 @@ impl Protocol {
         self.check_skew();
     }
 
-    /// Returns the oldest message that matches and its description. `takes`: removes it from the
-    /// matching, but keeps it. Fails if there is none and no peer is alive that could send it.
+    /// Returns the oldest message that matches and its description. With `takes`, removes it from
+    /// the matching, but keeps it. Fails if there is none and no live peer could send it.
     pub(crate) fn find(
         &mut self,
         selector: &Selector,
@@ -213,7 +213,7 @@ impl Protocol {
         Ok(Some((entry, status)))
     }
 
-    /// Fails if no peer is alive that could send a matching message.
+    /// Fails if no live peer could send a matching message.
     #[inline]
     pub(crate) fn check_source(&self, selector: &Selector) -> Result<(), Error> {
         match selector.source {
@@ -223,7 +223,7 @@ impl Protocol {
         }
     }
 
-    /// Returns true if a failed peer might have sent what this any-source receive waits for.
+    /// Returns true if a failed peer might have sent the message of this any-source receive.
     pub(super) fn may_have_meant(&self, request: &Request, peer: PeerId, left: bool) -> bool {
         // A peer that left in order matters only if no other is alive.
         request.peer.is_none()

@@ -47,9 +47,9 @@ impl Engine {
         if !worthwhile || !self.protocol.config.tuning.get || !transport.capabilities.get {
             return;
         }
-        // SAFETY: valid until the request is over; the registration is taken back before the
-        // program learns of the end. A peer that writes with a key for reading is another process
-        // of the same user, against which memory that it may write is no defence.
+        // SAFETY: valid until the request is complete; the registration is released before the
+        // program learns of the completion. A peer that writes with a key for reading is another
+        // process of this user, which can write to our memory anyway.
         let region = unsafe { transport.btl.register(memory.at(0), memory.len()) };
         if let Ok(region) = region {
             match hold_region(transfer, &region) {
@@ -59,7 +59,7 @@ impl Engine {
         }
     }
 
-    /// Advances a transfer, if there still is one of this number.
+    /// Advances a transfer, if one of this number still exists.
     pub(super) fn step(&mut self, number: u64) {
         let Some(transfer) = self.protocol.transfers.get(number) else {
             return;
@@ -77,7 +77,7 @@ impl Engine {
                 self.choose_method(number);
             }
             Method::OneSided => self.move_bytes(number),
-            // A refused one ends with its peer, which has failed.
+            // A refused transfer ends with its peer, which has failed.
             Method::Held if !transfer.open && !transfer.refused => {
                 self.protocol.end(key, RequestOutcome::Done);
             }
@@ -85,8 +85,8 @@ impl Engine {
         }
     }
 
-    /// Chooses how a receive gets its bytes: `get` if the RTS has a key, `put` from the threshold
-    /// on, fragments otherwise.
+    /// Selects how a receive gets its bytes: `get` if the RTS has a key, `put` from the threshold
+    /// on, otherwise fragments.
     fn choose_method(&mut self, number: u64) {
         let transfer = &mut self.protocol.transfers[number];
         let capabilities = self.transports[transfer.transport].capabilities;
@@ -105,7 +105,7 @@ impl Engine {
         self.protocol.request_fragments(number);
     }
 
-    /// Sends CTS with a key to put to. Returns false if the memory cannot be registered.
+    /// Sends CTS with a key for `put`. Returns false if the memory cannot be registered.
     fn offer_put(&mut self, number: u64) -> bool {
         let transfer = &mut self.protocol.transfers[number];
         // The FIN that the sender would send, if its transport can deliver it with the bytes.
@@ -117,10 +117,10 @@ impl Engine {
         let at = self.protocol.requests[transfer.request].memory.at(0);
         let notice = fin.encode();
         let btl = &mut self.transports[transfer.transport].btl;
-        // SAFETY: writable and not used by others until the request is over; the registration is
-        // taken back before the program learns of the end.
+        // SAFETY: writable and not used by others until the request is complete; the registration
+        // is released before the program learns of the completion.
         let region = unsafe { btl.register_noticed(at, wanted, peer.rank(), notice.bytes()) }
-            // SAFETY: the same.
+            // SAFETY: as above.
             .or_else(|_| unsafe { btl.register(at, wanted) });
         let key = region.ok().and_then(|region| {
             let key = hold_region(transfer, &region);
@@ -144,7 +144,7 @@ impl Engine {
         true
     }
 
-    /// Gets as a receiver or puts as a sender, one part after the other.
+    /// Executes `get`s as a receiver or `put`s as a sender, one part after the other.
     fn move_bytes(&mut self, number: u64) {
         let part = self.protocol.config.tuning.one_sided_part.max(1);
         loop {
@@ -165,7 +165,7 @@ impl Engine {
             let key = transfer.key.bytes();
             let btl = &mut self.transports[transfer.transport].btl;
             // SAFETY, for all three: `offset + length` is within the memory, valid until the
-            // request is over: not before completion.
+            // request is complete, which is not before completion of the operation.
             let result = if memory.is_writable() {
                 // SAFETY: see above.
                 unsafe { btl.get(rank, at, length, key, offset, number) }
@@ -293,13 +293,13 @@ impl Protocol {
         let wanted = usize::try_from(length).unwrap_or(usize::MAX);
         if wanted > send.length {
             return Err(format!(
-                "wants {length} bytes of a message of {}",
+                "requests {length} bytes of a message of {}",
                 send.length
             ));
         }
         // P2P-9
         if key.is_some() && self.peers[from.peer].primary() != Some(from.transport) {
-            return Err("wants a put over another rail than that of envelopes".to_owned());
+            return Err("requests a put over another rail than that of envelopes".to_owned());
         }
         send.state = State::Moving;
         let transfer = &mut self.transfers[number];
@@ -332,7 +332,7 @@ impl Protocol {
         offset: u64,
         body: &[u8],
     ) -> Result<(), String> {
-        let unknown = || format!("sends a fragment to {target:#x}, which expects none of it");
+        let unknown = || format!("sends a fragment to {target:#x}, which expects none from it");
         let request = *self.requests.get(target).ok_or_else(unknown)?;
         let fits =
             !request.is_send() && request.peer == Some(peer) && request.state == State::Moving;
@@ -341,7 +341,7 @@ impl Protocol {
             .get_mut(request.transfer)
             .filter(|_| fits)
             .ok_or_else(unknown)?;
-        // While this process gets, the peer may not send, not even between two gets.
+        // While this process executes `get`s, the peer may not send, not even between two of them.
         if transfer.method != Method::Fragments || transfer.doomed || transfer.open {
             return Err(unknown());
         }
@@ -369,7 +369,7 @@ impl Protocol {
         let request = self.requests.get(key).copied();
         let expected = |request: &Request| {
             if written {
-                // Only if the peer was given a region to write to.
+                // Valid only if the peer received a region to write to.
                 let transfer = self.transfers.get(request.transfer);
                 let region = transfer
                     .is_some_and(|transfer| transfer.region.is_some() && transfer.moved == 0);
@@ -379,7 +379,9 @@ impl Protocol {
             }
         };
         if !request.is_some_and(|request| request.peer == Some(peer) && expected(&request)) {
-            return Err(format!("ends request {key:#x}, which is none of its"));
+            return Err(format!(
+                "ends request {key:#x}, which does not belong to it"
+            ));
         }
         self.stats.by_put += u64::from(written);
         self.end(key, RequestOutcome::Done);
@@ -396,8 +398,8 @@ impl Protocol {
     }
 }
 
-/// Keeps a registration on the transfer's transport until its request is over. `None`: the key is
-/// empty or too long.
+/// Keeps a registration on the transfer's transport until its request is complete. `None` if the
+/// key is empty or too long.
 fn hold_region(transfer: &mut Transfer, region: &btl::Region) -> Option<RegionKey> {
     let key = RegionKey::of(&region.key).filter(|key| !key.bytes().is_empty())?;
     transfer.region = Some((transfer.transport, region.handle));

@@ -18,7 +18,7 @@ pub(crate) enum State {
     Waiting,
     /// Bytes are moving.
     Moving,
-    /// The result is there.
+    /// The result is available.
     Over,
 }
 
@@ -51,13 +51,13 @@ pub(crate) struct Request {
     pub(crate) tag: u64,
     /// Bits of the tag that a receive does not compare.
     pub(crate) ignore: u64,
-    /// Number that the sender gave the receiver.
+    /// Number passed from the sender to the receiver.
     pub(crate) data: Option<u64>,
-    /// The name that an endpoint's owner gave it, by which its end is reported.
+    /// Id given by the owner of an endpoint, by which the completion is reported.
     pub(crate) cookie: Option<u64>,
     /// Length of the message, in bytes.
     pub(crate) length: usize,
-    /// Published by this transport under this name.
+    /// Transport that published the receive, and its id there.
     pub(crate) post: Option<(TransportId, PostId)>,
     /// Number of its transfer, or 0.
     pub(crate) transfer: u64,
@@ -106,7 +106,7 @@ impl Request {
         !self.memory.is_writable()
     }
 
-    /// Returns what the envelope of a send says.
+    /// Returns the label for the envelope of a send.
     pub(crate) fn label(&self) -> Label {
         Label {
             context: self.context,
@@ -115,7 +115,7 @@ impl Request {
         }
     }
 
-    /// Returns what a posted receive selects.
+    /// Returns the selector of a posted receive.
     #[inline]
     pub(crate) fn selector(&self) -> Selector {
         Selector {

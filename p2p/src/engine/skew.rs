@@ -1,5 +1,5 @@
-//! Skew: a late receiver tells its senders, which then send medium messages through the transport's
-//! memory instead of waiting for it (hybrid paper, section 4.2).
+//! Skew: a late receiver informs its senders, which then send medium messages through the
+//! transport's memory instead of waiting for it (hybrid paper, section 4.2).
 
 use crate::ids::PeerId;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::wire::Header;
 #[derive(Debug, Default)]
 pub(crate) struct Skew {
     pub(crate) late: bool,
-    /// When the queue of unexpected messages became long, or short again if late.
+    /// Time since which the queue of unexpected messages has been long, or short again if late.
     since: Option<Instant>,
 }
 
@@ -62,7 +62,8 @@ impl Protocol {
         }
     }
 
-    /// Sends SKEW to a peer that does not know the state; lateness only if its messages wait.
+    /// Sends SKEW to a peer that does not know the state; lateness only if messages of that peer
+    /// wait.
     pub(crate) fn send_skew(&mut self, peer: PeerId) {
         let late = self.skew.late;
         let state = &mut self.peers[peer];

@@ -16,18 +16,19 @@ pub(crate) enum Method {
     Held,
 }
 
-/// A rendezvous message, or a held send. Its number is the token of its operations, of which one at
-/// a time is pending.
+/// A rendezvous message, or a held send. Its number is the token of its operations, at most one of
+/// which is pending.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) request: u64,
-    /// The other end's number of its request.
+    /// The other end's number for its request.
     pub(crate) remote: u64,
     pub(super) peer: PeerId,
     /// Transport of the one-sided operations, and the key of the peer's region.
     pub(super) transport: TransportId,
     pub(super) key: RegionKey,
-    /// Bytes that the receiver wants, that were started, and that fragments have brought.
+    /// Number of bytes that the receiver requests, that were started, and that arrived in
+    /// fragments.
     pub(super) wanted: usize,
     pub(super) issued: usize,
     pub(super) moved: usize,
@@ -40,9 +41,9 @@ pub(crate) struct Transfer {
     pub(super) refused: bool,
     /// The last put notifies the receiver, so no FIN is needed.
     pub(super) notified: bool,
-    /// The peer failed: ends when no operation is open and the peer is quiet.
+    /// The peer failed: the transfer ends when no operation is open and the peer is quiet.
     pub(super) doomed: bool,
-    /// Registration of the own memory that the peer may use.
+    /// Registration of local memory that the peer may use.
     pub(super) region: Option<(TransportId, u64)>,
 }
 

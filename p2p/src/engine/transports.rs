@@ -1,5 +1,5 @@
 //! The transports with the protocol state above them, and one poll of both: progress of the
-//! transports, then what their callbacks left to do.
+//! transports, then the work that their callbacks left.
 
 use std::ops::{Index, IndexMut};
 
@@ -10,12 +10,12 @@ use super::peer::Peer;
 use super::protocol::{Protocol, Work};
 use crate::ids::TransportId;
 
-/// Every poll with this number polls all transports, whatever the hint.
+/// Interval, in polls, at which all transports are polled, whatever the hint.
 const ALL_EVERY: u32 = 8;
-/// While this process is late, every poll with this number checks whether it still is.
+/// Interval, in polls, at which a late process checks whether it still is.
 const SKEW_EVERY: u32 = 64;
 
-/// A transport and what it can do.
+/// A transport and its capabilities.
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) btl: Box<dyn Btl>,
@@ -56,7 +56,7 @@ impl Transports {
         self[id].btl.name()
     }
 
-    /// Sets from which length on a peer is sent messages from the program's memory.
+    /// Sets the length from which messages to a peer are sent from the program's memory.
     pub(super) fn set_held(&self, peer: &mut Peer) {
         if let Some(primary) = peer.primary() {
             let held_from = self[primary].capabilities.held_from;
@@ -143,7 +143,7 @@ impl Engine {
         for peer in std::mem::take(&mut self.protocol.dropping) {
             self.drop_peer(peer);
         }
-        // Work that this work queues is done too, unless it waits for room (`again`).
+        // Work that this work queues is done as well, unless it waits for room (`again`).
         while let Some(work) = self.protocol.work.pop_front() {
             done += 1;
             match work {

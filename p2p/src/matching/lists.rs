@@ -1,5 +1,5 @@
 //! Lists by key: a hash table whose entries are the ends of linked lists. Adding, finding the
-//! oldest of a key, and removing take constant time. Does not allocate once grown.
+//! oldest number of a key, and removing take constant time. Does not allocate once grown.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -157,7 +157,7 @@ impl Lists {
         }
     }
 
-    /// Moves up entries that probing would not find behind the empty slot.
+    /// Moves entries up that probing would not find beyond the empty slot.
     #[inline]
     fn close_gap(&mut self, mut gap: usize) {
         let mask = self.slots.len() - 1;

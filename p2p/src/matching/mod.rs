@@ -1,9 +1,9 @@
 //! Matching of posted receives and unexpected messages.
 //!
-//! Both are kept in one table for each [`Class`]: each combination of wildcards. A message compares
-//! the oldest receive of each class; a receive takes the oldest message of its own. The cost does
-//! not depend on their number. MPI needs at most four classes. A program that ignores bits of tags
-//! by a mask has two for each mask that it uses at a time.
+//! Both are kept in one table for each [`Class`], that is, for each combination of wildcards. A
+//! message is compared with the oldest receive of each class; a receive takes the oldest message of
+//! its own. The cost does not depend on their number. MPI needs at most four classes. A program
+//! that ignores bits of tags by a mask has two for each mask that is in use.
 
 pub(crate) mod lists;
 pub(crate) mod posted;

@@ -1,4 +1,4 @@
-//! Posted receives, by the place of their request.
+//! Posted receives, by the index of their request.
 
 use super::lists::Lists;
 use super::{Class, key_of};
@@ -6,9 +6,9 @@ use crate::ids::{PeerId, Selector};
 
 #[derive(Debug)]
 pub(crate) struct Posted {
-    /// The classes that were needed so far. An empty table may get another class.
+    /// The classes needed so far. An empty table may be reused for another class.
     tables: Vec<(Class, Lists)>,
-    /// Age by number, to compare between tables.
+    /// Age by number, compared between tables.
     ages: Vec<u64>,
     next_age: u64,
     count: usize,
@@ -47,7 +47,7 @@ impl Posted {
         self.tables[place].1.push(key_of(selector), number);
     }
 
-    /// Returns the place of the table of a class, which is made if there is none.
+    /// Returns the index of the table of a class, creating it if there is none.
     #[inline]
     fn place_for(&mut self, class: Class) -> usize {
         let found = self.tables.iter().position(|table| table.0 == class);
@@ -72,7 +72,7 @@ impl Posted {
         self.count -= 1;
     }
 
-    /// Returns the oldest receive that matches such a message.
+    /// Returns the oldest receive that matches a message.
     #[inline]
     pub(crate) fn find(&self, context: u32, source: PeerId, tag: u64) -> Option<u32> {
         if self.count == 0 {

@@ -34,13 +34,13 @@ fn any_receive(random: &mut Random) -> Selector {
     }
 }
 
-/// Posts, messages, cancels and probes in any order. Numbers of receives are used again.
+/// Posts, messages, cancels and probes in random order. Numbers of receives are reused.
 fn run(seed: u64) {
     let mut random = Random::new(seed);
     let (mut posted, mut unexpected, mut model) =
         (Posted::new(), Unexpected::new(), Model::default());
     let mut free: Vec<u32> = (0..400).rev().collect();
-    // Drifts, so that both long posted and long unexpected lists come up.
+    // Drifts, so that both long posted and long unexpected lists occur.
     let mut bias = 50;
     for step in 0..600 {
         if step % 100 == 0 {

@@ -36,9 +36,9 @@ impl RegionKey {
 /// Form in which a message arrived.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    /// Eager. The sender of a synchronous message waits for FIN under this number.
+    /// Eager. The sender of a synchronous message waits for FIN with this number.
     Eager { body: Vec<u8>, sync: Option<u64> },
-    /// RTS: the sender's request, and the key to get the bytes by (may be empty) over `transport`.
+    /// RTS: the sender's request, and the key for a `get` over `transport` (may be empty).
     Rts {
         length: usize,
         remote: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Arrived {
     pub(crate) tag: u64,
     data: Option<u64>,
     pub(crate) arrival: Arrival,
-    /// Cost that its sender is charged.
+    /// Cost charged to the sender.
     pub(crate) cost: usize,
     /// Order of arrival.
     age: u64,
@@ -82,7 +82,7 @@ impl Arrived {
     }
 }
 
-/// Capacity of the buffers that are used again, in bytes: what an envelope costs without its body.
+/// Capacity of the buffers that are reused, in bytes: the cost of an envelope without its body.
 const SHORT: usize = 256;
 /// Maximum number of tables. Each costs every message an insertion.
 const CLASSES: usize = 8;
@@ -94,12 +94,12 @@ pub(crate) struct Unexpected {
     entries: Slab<Arrived>,
     /// One table for each class of which a receive was posted, at most [`CLASSES`].
     tables: Vec<(Class, Lists)>,
-    /// Place of the table that is replaced next when there are too many.
+    /// Index of the table that is replaced next when there are too many.
     replaced: usize,
     next_age: u64,
     /// Messages that are not taken.
     count: usize,
-    /// Buffers of short messages that are used again.
+    /// Buffers of short messages, for reuse.
     spare: Vec<Vec<u8>>,
 }
 
@@ -121,7 +121,7 @@ impl Unexpected {
         self.count
     }
 
-    /// Returns a copy of a body. That of a short message allocates nothing once enough have come.
+    /// Returns a copy of a body. Copies of short messages do not allocate once enough have arrived.
     pub(crate) fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
         if bytes.is_empty() || bytes.len() > SHORT {
             return bytes.to_vec();
@@ -132,8 +132,8 @@ impl Unexpected {
         buffer
     }
 
-    /// Takes back a buffer of [`copy`](Unexpected::copy).
-    pub(crate) fn give_back(&mut self, mut buffer: Vec<u8>) {
+    /// Keeps a buffer of [`copy`](Unexpected::copy) for reuse.
+    pub(crate) fn recycle(&mut self, mut buffer: Vec<u8>) {
         if buffer.capacity() == SHORT && self.spare.len() < SPARE {
             buffer.clear();
             self.spare.push(buffer);
@@ -180,7 +180,7 @@ impl Unexpected {
         self.entries.key_at(table.front(key_of(selector))?)
     }
 
-    /// Makes the table of a class. Returns its place.
+    /// Creates the table of a class. Returns its index.
     #[cold]
     fn fill_table(&mut self, class: Class) -> usize {
         let mut keys = self.keys(|entry| !entry.taken);

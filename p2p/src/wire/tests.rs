@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::Random;
 
-/// A header that decodes encodes to the same bytes, so every header has one form only.
+/// Checks that a header that decodes encodes to equal bytes, so every header has one form only.
 fn check(bytes: &[u8]) {
     if let Ok(header) = Header::decode(bytes) {
         assert_eq!(header.encode().bytes(), bytes, "{header:?}");
@@ -46,11 +46,11 @@ fn random_strings_are_refused_or_have_one_form() {
         good += u32::from(Header::decode(&bytes).is_ok());
         check(&bytes);
     }
-    assert!(good > 3_000, "only {good} were headers at all");
+    assert!(good > 3_000, "only {good} were valid headers");
 }
 
 #[test]
-fn what_is_encoded_decodes() {
+fn encoded_headers_decode() {
     let envelope = Sequenced {
         flags: ASK,
         sequence: 65_535,
@@ -105,9 +105,9 @@ fn what_is_encoded_decodes() {
     );
 }
 
-/// The vectors of docs/p2p.md, in which each line `| `hex` | meaning |` is one.
+/// The vectors of docs/p2p.md, one per line: `| `hex` | meaning |`.
 #[test]
-fn the_page_has_the_bytes() {
+fn the_specification_has_these_bytes() {
     let page = include_str!("../../../docs/p2p.md");
     let envelope = Sequenced {
         flags: 0,

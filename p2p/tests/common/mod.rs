@@ -14,13 +14,13 @@ use btl::Btl;
 use btl_conformance::loopback::{self, Killer, Limits, LoopbackBtl};
 use p2p::{Comm, Config, P2p, Rank, Setup, TransportAddress};
 
-/// A test that takes longer hangs.
+/// Time limit after which a test counts as hanging.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
 
 #[allow(unused_imports, reason = "each test uses a part of it")]
 pub(crate) use random::Random;
 
-/// Ranks are threads here, more of them than CPUs.
+/// Returns the configuration: ranks are threads here, more of them than CPUs.
 pub(crate) fn config(size: u32) -> Config {
     Config {
         local_ranks: size.max(64),
@@ -29,7 +29,7 @@ pub(crate) fn config(size: u32) -> Config {
     }
 }
 
-/// Starts every rank of a job, with these transports each.
+/// Starts every rank of a job with these transports.
 pub(crate) fn start(transports: Vec<Vec<Box<dyn Btl>>>, config: &Config) -> Vec<P2p> {
     let size = transports.len() as u32;
     let setups: Vec<Setup> = (0..size)
@@ -49,7 +49,7 @@ pub(crate) fn start(transports: Vec<Vec<Box<dyn Btl>>>, config: &Config) -> Vec<
         .collect()
 }
 
-/// A loopback for each rank.
+/// Returns a loopback for each rank.
 pub(crate) fn loopbacks(size: u32, limits: Limits) -> (Vec<Vec<Box<dyn Btl>>>, Killer) {
     let job = loopback::job(size, limits);
     let killer = job[0].killer();
@@ -61,7 +61,7 @@ pub(crate) fn loopbacks(size: u32, limits: Limits) -> (Vec<Vec<Box<dyn Btl>>>, K
     )
 }
 
-/// Runs every rank in a thread of its own until all have returned; panics when one does, or hangs.
+/// Runs every rank in a separate thread until all have returned; panics when one does, or hangs.
 pub(crate) fn each<R: Send + 'static>(
     layers: Vec<P2p>,
     what: &str,
@@ -80,8 +80,8 @@ pub(crate) fn each<R: Send + 'static>(
                     f(&layer, layer.world())
                 }));
                 let good = result.is_ok();
-                // As `finalize` would: what is still to be said to others is said, for as long as
-                // they are at work.
+                // As `finalize` would: remaining messages to others are sent for as long as these
+                // are running.
                 over.fetch_add(1, Ordering::SeqCst);
                 while good && over.load(Ordering::SeqCst) < count {
                     layer.progress();
@@ -92,7 +92,7 @@ pub(crate) fn each<R: Send + 'static>(
             })
         })
         .collect();
-    // The layers live until all are done: one that is dropped early has left the job.
+    // The layers live until all ranks are done: one that is dropped early has left the job.
     let mut alive = Vec::new();
     let mut missing: Vec<usize> = (0..count).collect();
     while !missing.is_empty() {
@@ -127,14 +127,15 @@ pub(crate) fn run<R: Send + 'static>(
     each(start(loopbacks(size, limits).0, config), what, f)
 }
 
-/// Bytes that depend on their position.
+/// Returns bytes that depend on their position.
 pub(crate) fn pattern(length: usize, salt: usize) -> Vec<u8> {
     (0..length)
         .map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ salt.wrapping_mul(97)) as u8)
         .collect()
 }
 
-/// All ways a message can take, by what the transport offers; with a name.
+/// Returns limits that cover all protocols of a message, by the transport's capabilities, with
+/// names.
 pub(crate) fn all_limits() -> Vec<(&'static str, Limits)> {
     let all = Limits::default();
     let tight = Limits::tight();

@@ -1,5 +1,5 @@
-//! A transport that is a variable: a few messages on their way in each direction, both ends in one
-//! thread. It allocates nothing and costs next to nothing.
+//! A transport that is a variable: a few messages in flight in each direction, both ends in one
+//! thread. It allocates nothing and costs almost nothing.
 #![allow(dead_code, reason = "each user needs a part of it")]
 
 use std::cell::UnsafeCell;
@@ -12,7 +12,7 @@ use btl::{
 };
 use p2p::{Config, P2p, Setup, TransportAddress};
 
-/// One message on its way.
+/// A message in flight.
 #[derive(Debug, Default)]
 struct Slot {
     full: bool,
@@ -49,7 +49,7 @@ impl Tx for Bare {
     #[inline]
     fn send(&mut self, _: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
         let body = btl::contiguous(body);
-        // SAFETY: one thread, and no reference is kept.
+        // SAFETY: used by one thread, and no reference is kept.
         let queue = unsafe { &mut (*self.wire.0.get())[1 - self.rank] };
         let slot = &mut queue.slots[queue.put % 8];
         if slot.full || header.len() > 16 || body.len() > 32 {
@@ -96,7 +96,7 @@ impl Btl for Bare {
     }
     #[inline]
     fn progress(&mut self, events: &mut dyn Events) -> usize {
-        // SAFETY: as in `send`; what is delivered is copied out first.
+        // SAFETY: as in `send`; the message is copied out before its delivery.
         let (header, header_length, body, length) = unsafe {
             let queue = &mut (*self.wire.0.get())[self.rank];
             let slot = &mut queue.slots[queue.taken % 8];
@@ -117,7 +117,7 @@ impl Btl for Bare {
     fn close(&mut self) {}
 }
 
-/// Both ends.
+/// Returns both ends.
 pub(crate) fn pair() -> Vec<Bare> {
     let wire = Arc::new(Wire(UnsafeCell::new(Default::default())));
     (0..2)
@@ -128,7 +128,7 @@ pub(crate) fn pair() -> Vec<Bare> {
         .collect()
 }
 
-/// A layer on each end.
+/// Returns a layer on each end.
 pub(crate) fn layers() -> Vec<P2p> {
     let layer = |btl: Bare| {
         let rank = btl.rank as u32;
@@ -138,11 +138,11 @@ pub(crate) fn layers() -> Vec<P2p> {
             transports: vec![Box::new(btl)],
             config: Config::default(),
         };
-        let card = TransportAddress {
+        let address = TransportAddress {
             transport: "variable".into(),
             address: vec![1],
         };
-        P2p::start(setup, |_| Ok(vec![card.clone()])).expect("a variable reaches everything")
+        P2p::start(setup, |_| Ok(vec![address.clone()])).expect("a variable reaches everything")
     };
     pair().into_iter().map(layer).collect()
 }

@@ -1,9 +1,9 @@
-//! Measures latency and bandwidth of the shared-memory transport between two pinned processes,
-//! beside what the machine can do: a cache line between the same two CPUs, and memcpy.
+//! Measures latency and bandwidth of the shared-memory transport between two pinned processes, next
+//! to what the machine can do: a cache line between these two CPUs, and memcpy.
 //!
 //! `cargo run --release -p shm-btl --example shmbench [-- cpu cpu rounds]`, or `-- poll` for the
-//! cost of polling many peers, `-- self` for the CPU time of a message. Rounds of everything
-//! alternate; the best of each is printed, and the ratios count.
+//! cost of polling many peers, `-- self` for the CPU time of a message. Rounds of all measurements
+//! alternate; the best of each is printed. Compare the ratios.
 
 mod mover;
 
@@ -19,7 +19,7 @@ use mover::Mover;
 use shm_btl::{ShmBtl, ShmConfig};
 
 const LONGEST: usize = 4 << 20;
-/// Bytes that no cache holds, on both sides.
+/// Number of bytes that exceeds every cache, on both sides.
 const COLD: usize = 192 << 20;
 const SLICE: Duration = Duration::from_millis(20);
 /// Duration of one sample, see [`timed`].
@@ -43,7 +43,7 @@ fn main() {
 
 fn number(args: &[String], index: usize, otherwise: u32) -> Outcome<u32> {
     args.get(index).map_or(Ok(otherwise), |arg| {
-        arg.parse().map_err(|_| format!("{arg} is no number"))
+        arg.parse().map_err(|_| format!("{arg} is not a number"))
     })
 }
 
@@ -65,11 +65,11 @@ fn unhex(text: &str) -> Outcome<Vec<u8>> {
     let pairs = text.trim().as_bytes().chunks(2);
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     pairs
-        .map(|pair| byte(pair).ok_or_else(|| "not a address".to_owned()))
+        .map(|pair| byte(pair).ok_or_else(|| "not an address".to_owned()))
         .collect()
 }
 
-/// Answers as rank 1. It waits without spinning while the others measure alone.
+/// Answers as rank 1. It waits without spinning while other measurements run.
 fn child(args: &[String]) -> Outcome<()> {
     pin(number(args, 0, 1)?)?;
     let mut btl = transport(1, args.get(1).map_or("", String::as_str))?;
@@ -79,7 +79,7 @@ fn child(args: &[String]) -> Outcome<()> {
     let address = unhex(&next()?.unwrap_or_default())?;
     btl.add_peer(0, &address).map_err(|error| error.reason)?;
     println!("ready");
-    // One line for each time it has to answer.
+    // One line of input for each measurement that needs answers.
     let mut mover = Mover::new(COLD);
     while next()?.is_some() {
         mover.serve(&mut btl)?;
@@ -118,8 +118,8 @@ impl Drop for Other {
     }
 }
 
-/// Returns the nanoseconds of one call: the best average over a sample, so short that both
-/// processes probably run all through it even on a busy machine.
+/// Returns the time of one call in nanoseconds: the best average over a sample, which is so short
+/// that both processes probably run throughout it even on a busy machine.
 fn timed(mut call: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let (begin, mut best) = (Instant::now(), f64::INFINITY);
     while begin.elapsed() < SLICE {
@@ -139,8 +139,8 @@ fn timed(mut call: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
 #[repr(align(128))]
 struct Ball(AtomicU64);
 
-/// Returns the time of one transfer of a cache line between two CPUs, by two threads that do
-/// nothing else.
+/// Returns the time of one transfer of a cache line between two CPUs, measured by two threads that
+/// do nothing else.
 fn line_latency(cpus: (u32, u32)) -> Outcome<f64> {
     const LAPS: u64 = 100_000;
     const BLOCK: u64 = 500;
@@ -243,7 +243,7 @@ fn parent(args: &[String]) -> Outcome<()> {
             };
             best.note(format!("copy {size}"), timed(copy)?);
         }
-        // Each time other memory, so that nothing is in a cache.
+        // Uses other memory each time, so that nothing is cached.
         let mut next = || {
             place = (place + LONGEST) % COLD;
             place
@@ -273,7 +273,7 @@ fn show(best: &Best, sizes: &[usize]) {
         println!("{size:5} B          {ns:8.1}  {:8.2}", ns / line);
     }
     println!(
-        "\ntransfer and word back, GB/s      two copies   one copy     memcpy   one/memcpy  one/two"
+        "\ntransfer and reply, GB/s          two copies   one copy     memcpy   one/memcpy  one/two"
     );
     for size in sizes {
         let rate = |what: &str| *size as f64 / best.of(&format!("{what} {size}"));
@@ -325,7 +325,7 @@ fn poll_cost() -> Outcome<()> {
     Ok(())
 }
 
-/// Prints the CPU time of a short message to oneself, when no line has to move.
+/// Prints the CPU time of a short message to the own rank, when no cache line has to move.
 fn own_cost() -> Outcome<()> {
     struct Count(u64);
     impl btl::Events for Count {

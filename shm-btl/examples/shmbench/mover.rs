@@ -1,5 +1,5 @@
 //! Moves messages of any length between two ranks, by two copies or by one, over any transport: the
-//! least that a point-to-point layer does for a long message.
+//! minimum that a point-to-point layer does for a long message.
 
 use btl::{Btl, Envelope, Events, PeerError, Rank, SendError, Tx};
 use std::io::IoSlice;
@@ -47,7 +47,7 @@ fn open(header: &[u8]) -> (u8, usize) {
 /// One side of a transfer.
 #[derive(Debug)]
 pub(super) struct Mover {
-    /// Target of messages, as long as the longest.
+    /// Target of messages, as long as the longest one.
     buffer: Vec<u8>,
     got: usize,
     /// Body of answers to pings.
@@ -57,12 +57,12 @@ pub(super) struct Mover {
     /// A reply that found no room.
     owed: Option<(Rank, usize)>,
     stopped: bool,
-    /// Why it cannot continue.
-    trouble: Option<String>,
+    /// Error after which this side cannot continue.
+    error: Option<String>,
 }
 
 impl Mover {
-    /// Returns a side for messages of up to this many bytes.
+    /// Creates a side for messages of up to this many bytes.
     pub(super) fn new(longest: usize) -> Self {
         Mover {
             buffer: vec![1; longest],
@@ -71,7 +71,7 @@ impl Mover {
             acks: 0,
             owed: None,
             stopped: false,
-            trouble: None,
+            error: None,
         }
     }
 
@@ -83,7 +83,7 @@ impl Mover {
         ) {
             Ok(()) => {}
             Err(SendError::Busy) => self.owed = Some((peer, length)),
-            Err(error) => self.trouble = Some(error.to_string()),
+            Err(error) => self.error = Some(error.to_string()),
         }
     }
 
@@ -94,7 +94,7 @@ impl Mover {
         if let Some((peer, length)) = self.owed.take() {
             self.reply(btl, peer, length);
         }
-        self.trouble.clone().map_or(Ok(()), Err)
+        self.error.clone().map_or(Ok(()), Err)
     }
 
     fn send(
@@ -162,7 +162,7 @@ impl Mover {
         self.wait(btl)
     }
 
-    /// Moves `length` bytes of a region, from a multiple of 4096 on, to that place in the
+    /// Moves `length` bytes of a region, from a multiple of 4096 on, to the matching offset in the
     /// receiver's buffer by offering them, and waits for the receiver's reply.
     pub(super) fn one_copy(
         &mut self,
@@ -202,7 +202,7 @@ impl Events for Mover {
             READY => {
                 let offset = page(header);
                 let Some(to) = self.buffer.get_mut(offset..offset.saturating_add(length)) else {
-                    self.trouble = Some("a message longer than the buffer".into());
+                    self.error = Some("a message longer than the buffer".into());
                     return;
                 };
                 // SAFETY: the buffer is that long, and is not used before the reply, for which the
@@ -212,20 +212,20 @@ impl Events for Mover {
                 match got {
                     Ok(btl::Started::Done) => self.reply(tx, peer, 0),
                     Ok(btl::Started::Pending) => {}
-                    other => self.trouble = Some(format!("get: {other:?}")),
+                    other => self.error = Some(format!("get: {other:?}")),
                 }
             }
             PING => self.reply(tx, peer, length),
             ACK => self.acks += 1,
             STOP => self.stopped = true,
-            _ => self.trouble = Some("a message of no kind".into()),
+            _ => self.error = Some("a message of unknown kind".into()),
         }
     }
 
     fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
         match (result, Rank::try_from(token)) {
             (Ok(()), Ok(peer)) => self.reply(tx, peer, 0),
-            (result, _) => self.trouble = Some(format!("get: {result:?}")),
+            (result, _) => self.error = Some(format!("get: {result:?}")),
         }
     }
 
@@ -241,6 +241,6 @@ impl Events for Mover {
 
     fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
         self.stopped = true;
-        self.trouble = Some(format!("rank {peer}: {error}"));
+        self.error = Some(format!("rank {peer}: {error}"));
     }
 }

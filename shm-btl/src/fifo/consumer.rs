@@ -11,7 +11,7 @@ use shmem::cache::prefetch;
 use shmem::sync::Ordering;
 use shmem::{Bytes, Shared, SharedSlice, View};
 
-/// Place of a message's body.
+/// Position of a message's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// After the header in [`Taken::bytes`].
@@ -35,7 +35,7 @@ impl Taken {
         &self.bytes[..self.header]
     }
 
-    /// Returns true if the message came through the pool, so that the chunk should be given back at
+    /// Returns true if the message came through the pool, so that its chunk should be returned at
     /// once.
     pub(crate) fn in_pool(&self) -> bool {
         matches!(self.place, Place::Pool(_))
@@ -64,10 +64,10 @@ pub(crate) struct Consumer {
     published: u64,
     ring_at: u64,
     ring: Bytes,
-    /// The sender's pool, and the distance of two chunks.
+    /// Pool of the sender, and the distance between two chunks.
     pool: Bytes,
     stride: usize,
-    /// Own words for the sender: how much was consumed.
+    /// Own words for the sender: the number of messages consumed.
     mine: Shared<PairHead>,
 }
 
@@ -92,7 +92,7 @@ impl Consumer {
         }
     }
 
-    /// Returns word 0 of the next slot if that holds a message, or `None` if not yet.
+    /// Returns word 0 of the next slot if it holds a message, otherwise `None`.
     #[inline]
     pub(crate) fn poll(&self) -> Result<Option<u64>, Corruption> {
         // SYNC POINT slot
@@ -102,7 +102,7 @@ impl Consumer {
             return Ok(Some(word));
         }
         if word == 0 || word & !0 << 48 == expected.wrapping_sub(1 << 48) {
-            // If a pair comes, its second line is fetched along with the first one.
+            // If the next message is a pair, its second line is fetched along with the first one.
             prefetch(self.lane.slot(self.taken + 1));
             return Ok(None);
         }
@@ -120,7 +120,7 @@ impl Consumer {
     /// Takes the second half of a pair whose first slot was just taken.
     #[inline]
     fn take_rest(&mut self) -> Result<[u8; INLINE_BYTES], Corruption> {
-        // Acquire of the first slot's word covers it: an honest sender wrote it before.
+        // The Acquire of the first slot's word covers it: an honest sender wrote it before.
         let word = self.slot().0[0].load(Ordering::Relaxed);
         if word != word0(self.lane.lap(self.taken), REST, 0, 0) {
             return Err(Corruption {
@@ -147,8 +147,8 @@ impl Consumer {
         Some((bytes, header, header + body))
     }
 
-    /// Takes what [`Consumer::take_short`] has left, by the same word 0. Everything in it is
-    /// checked.
+    /// Takes a message for which [`Consumer::take_short`] returned `None`, by the word passed
+    /// there. Everything in it is checked.
     pub(crate) fn take(&mut self, word: u64) -> Result<Found, Corruption> {
         let (kind, header, body) = open_word0(word);
         let bad = |what| Err(Corruption { what, value: word });
@@ -248,12 +248,12 @@ impl Consumer {
             // SAFETY: as above.
             Place::Pool(at) => unsafe { self.pool.view(at, taken.body) },
         };
-        // `take` has checked that it is inside.
+        // `take` has checked that it is within bounds.
         view.unwrap_or_default()
     }
 
-    /// Publishes how many messages were consumed: taken, and their callbacks have returned. The
-    /// sender may use the space again.
+    /// Publishes the number of messages consumed: taken, with their callbacks returned. The sender
+    /// may reuse the space.
     #[inline]
     pub(crate) fn done(&mut self) {
         if self.published != self.taken {

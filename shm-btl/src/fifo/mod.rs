@@ -21,18 +21,18 @@
 //! | `FILLED` | a posted receive was filled: id, length, envelope | in the receiver's buffer |
 //! | `HELP` | this process copies a long message and asks for help (`coop.rs`): id, from, to, length | in the sender's memory |
 //!
-//! A longer header is in the ring or chunk, in a line of its own before the body. Because of the
-//! lap neither side clears anything: a short message costs one transfer of one line.
+//! A longer header is in the ring or chunk, in a separate line before the body. Because of the lap
+//! neither side clears anything: a short message costs one transfer of one line.
 //!
 //! # The ring
-//! A slot does not say where its bytes are. Both sides place messages by one rule ([`place`]): one
-//! after the other in whole lines, and at the start if there is not enough left before the end. A
-//! corrupt sender cannot name a place.
+//! A slot does not contain the position of its bytes. Both sides place messages by one rule
+//! ([`place`]): consecutively in whole lines, and at the start if there is not enough room before
+//! the end. A corrupt sender cannot choose a position.
 //!
 //! # Reuse
 //! The receiver counts the messages whose callbacks have returned. It publishes that count at the
-//! end of a batch, which gives back slot, ring and chunk at once. A message into a posted receive
-//! waits for the same count.
+//! end of a batch, which returns slot, ring and chunk at once. A message into a posted receive
+//! waits for this count as well.
 //!
 //! # Orderings
 //! - `SYNC POINT slot`: word 0, Release by the sender, Acquire by the receiver: a receiver that
@@ -71,7 +71,7 @@ const REST: u8 = 7;
 #[derive(Debug)]
 struct Lane {
     slots: SharedSlice<Slot>,
-    /// Slot at which it starts: another one in each pair, so that a receiver that polls the next
+    /// Slot at which it starts. It differs between pairs, so that a receiver that polls the next
     /// slot of many peers does not poll one set of its cache each time.
     start: u64,
     shift: u32,
@@ -125,8 +125,8 @@ fn open_word0(word: u64) -> (u8, usize, usize) {
     (kind, usize::from(header), body as usize)
 }
 
-/// Returns where in a ring of `size` bytes a message of `len` begins and ends, if the last one
-/// ended at `at`. All count from the start of the queue.
+/// Returns where a message of `len` bytes begins and ends in a ring of `size` bytes, if the last
+/// one ended at `at`. All positions count from the start of the queue.
 #[inline]
 fn place(at: u64, len: usize, size: usize) -> (u64, u64) {
     let len = len.next_multiple_of(ALIGN) as u64;
@@ -158,16 +158,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_lie_whole_lines_apart_and_never_across_the_end() {
+    fn messages_take_whole_lines_and_never_cross_the_end() {
         assert_eq!(place(0, 1, 256), (0, 64));
         assert_eq!(place(64, 128, 256), (64, 192));
         assert_eq!(place(192, 64, 256), (192, 256));
-        assert_eq!(place(192, 65, 256), (256, 384), "skips what is left");
+        assert_eq!(place(192, 65, 256), (256, 384), "skips the rest");
         assert_eq!(place(256, 0, 256), (256, 256));
     }
 
     #[test]
-    fn no_two_laps_look_alike_soon() {
+    fn laps_repeat_only_after_65535() {
         assert_eq!(lap(0, 8), 1 << 48);
         assert_eq!(lap(256, 8), 2 << 48);
         assert_eq!(

@@ -20,10 +20,10 @@ pub(crate) struct Producer {
     ring: Bytes,
     /// Own words for this peer.
     mine: Shared<PairHead>,
-    /// The peer's words for this process: how much it has consumed.
+    /// The peer's words for this process: the number of messages it has consumed.
     theirs: Shared<PairHead>,
     sent: u64,
-    /// Value of `sent` after the last message proper: `FILLED` and `HELP` match no receive.
+    /// Value of `sent` after the last message that can match a receive, unlike `FILLED` and `HELP`.
     last_message: u64,
     consumed: u64,
     ring_head: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Producer {
 }
 
 impl Producer {
-    /// Returns the end of the queue from one rank to another, which holds `lent` chunks at most.
+    /// Returns the end of the queue from one rank to another, which holds at most `lent` chunks.
     pub(crate) fn new(
         ranks: (u32, u32),
         slots: SharedSlice<Slot>,
@@ -62,7 +62,7 @@ impl Producer {
         }
     }
 
-    /// Reads how much the peer has consumed.
+    /// Reads the number of messages that the peer has consumed.
     pub(crate) fn refresh(&mut self) -> Result<(), Corruption> {
         // SYNC POINT consumed
         let now = self.theirs.consumed.0.load(Ordering::Acquire);
@@ -80,8 +80,8 @@ impl Producer {
         Ok(())
     }
 
-    /// Does what [`Producer::refresh`] does, and times one call in eight to learn how far away the
-    /// peer is.
+    /// Does what [`Producer::refresh`] does, and times one call in eight to measure the distance of
+    /// the peer.
     pub(crate) fn refresh_timed(&mut self) -> Result<(), Corruption> {
         let mut distance = self.distance;
         if distance.is_due() {
@@ -114,8 +114,7 @@ impl Producer {
         Ok(fits(self))
     }
 
-    /// Returns true if half of the queue is free. Requests that may be left out leave the rest to
-    /// messages.
+    /// Returns true if half of the queue is free. Optional requests leave the rest to messages.
     pub(crate) fn is_half_free(&mut self) -> Result<bool, Corruption> {
         self.has_room(self.lane.slots.len() / 2)
     }
@@ -127,8 +126,7 @@ impl Producer {
         Ok(self.consumed >= self.last_message)
     }
 
-    /// Returns true if the peer has consumed all that was sent, as of the last
-    /// [`Producer::refresh`].
+    /// Returns true if the peer has consumed everything sent, as of the last [`Producer::refresh`].
     pub(crate) fn is_idle(&self) -> bool {
         self.consumed == self.sent
     }
@@ -144,7 +142,7 @@ impl Producer {
         order: Ordering,
     ) {
         let slot = self.lane.slot(count);
-        // SAFETY: the slot is free (the caller has asked), in the own file, which is mapped
+        // SAFETY: the slot is free (the caller has checked), in the own file, which is mapped
         // writable.
         unsafe { store_message(slot, first, second) };
         let word = word0(self.lane.lap(count), kind, header, body);
@@ -196,7 +194,7 @@ impl Producer {
         self.publish(kind, (header.len(), body), &first.to_ne_bytes(), in_slot);
     }
 
-    /// Copies a header that does not fit into the slot, and returns where the body goes.
+    /// Copies a header that does not fit into the slot, and returns the position of the body.
     fn fill(bytes: &Bytes, at: usize, header: &[u8]) -> usize {
         let line = header_line(header.len());
         if line > 0 {
@@ -220,7 +218,7 @@ impl Producer {
         #[allow(clippy::cast_possible_truncation)] // masked
         let at = begin as usize & (size - 1);
         let at = Self::fill(&self.ring, at, header);
-        // SAFETY: the peer has consumed what lay here, or nothing did; the own file is writable.
+        // SAFETY: the peer has consumed earlier bytes here, if any; the own file is writable.
         unsafe { self.ring.store(at, body) };
         self.ring_head = end;
         self.publish_elsewhere(RING, 0, header, body.len());
@@ -246,9 +244,9 @@ impl Producer {
         self.lent.len()
     }
 
-    /// Returns the next chunk that came back, as of the last [`Producer::refresh`]. `all`: whether
-    /// it came back or not, because the peer is gone.
-    pub(crate) fn take_back(&mut self, all: bool) -> Option<u32> {
+    /// Returns the next chunk that the peer has returned, as of the last [`Producer::refresh`].
+    /// With `all`, also those it still holds, because the peer is gone.
+    pub(crate) fn next_returned(&mut self, all: bool) -> Option<u32> {
         let (due, chunk) = *self.lent.front()?;
         (all || due <= self.consumed).then(|| {
             self.lent.pop_front();
@@ -262,7 +260,7 @@ impl Producer {
         self.publish_words(FILLED, [id, length, envelope, 0]);
     }
 
-    /// Asks the peer to help with copying one of its messages. The caller has checked
+    /// Asks the peer to help copy one of its messages. The caller has checked
     /// [`Producer::has_room`].
     pub(crate) fn push_help(&mut self, help: Help) {
         let words = [help.id.into(), help.from, help.to, help.length];

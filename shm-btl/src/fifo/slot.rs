@@ -1,4 +1,4 @@
-//! The bytes of a slot behind its word 0.
+//! The bytes of a slot after its word 0.
 
 use shmem::sync::Ordering;
 
@@ -10,8 +10,8 @@ pub(crate) const INLINE_BYTES: usize = 56;
 /// Writes `header` and `body`, one after the other, after word 0 of a slot. They fit (checked).
 ///
 /// # Safety
-/// The slot is in a mapping that is writable, and the protocol gives it to the caller, who
-/// publishes it by word 0.
+/// The slot is in a writable mapping, and by the protocol belongs to the caller, which publishes it
+/// by word 0.
 #[cfg(not(loom))]
 #[inline]
 pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
@@ -21,8 +21,8 @@ pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
     }
     let slot = core::ptr::from_ref(slot).cast_mut().cast::<u8>();
     // SAFETY: that many bytes of atomics lie after word 0 (checked above), and may be written
-    // through a shared reference. No process that keeps to the protocol reads the slot now; another
-    // one spoils only what it reads.
+    // through a shared reference. No process that follows the protocol reads the slot now; another
+    // one affects only what it reads.
     unsafe {
         let at = slot.add(8);
         store_short(at, header);
@@ -30,7 +30,7 @@ pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
     }
 }
 
-/// Copies bytes; the usual lengths without a call.
+/// Copies bytes, the usual lengths without a call.
 ///
 /// # Safety
 /// `to` is writable for the length of `bytes`, and the memory is the caller's.
@@ -38,7 +38,7 @@ pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
 #[inline]
 unsafe fn store_short(to: *mut u8, bytes: &[u8]) {
     let from = bytes.as_ptr();
-    // SAFETY: as promised; each length is the slice's.
+    // SAFETY: guaranteed by the caller; each length is the slice's.
     unsafe {
         match bytes.len() {
             0 => {}
@@ -49,11 +49,11 @@ unsafe fn store_short(to: *mut u8, bytes: &[u8]) {
     }
 }
 
-/// Writes a message in a model, where the words of slots are atomics: a wrong value shows, not a
-/// race.
+/// Writes a message in a model, where the words of slots are atomics: the model detects a wrong
+/// value, not a race.
 ///
 /// # Safety
-/// None; as the real one.
+/// None, in contrast to the real function.
 #[cfg(loom)]
 pub(super) unsafe fn store_message(slot: &Slot, header: &[u8], body: &[u8]) {
     let mut bytes = [0u8; INLINE_BYTES];

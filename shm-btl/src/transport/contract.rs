@@ -28,8 +28,8 @@ impl Btl for ShmBtl {
             held_from: None,
             blocking: true,
             detects_death: true,
-            // Deaths are in the wait set; this is for a peer that takes our wake-ups out of the
-            // pipe, and one that stops writing to this process's memory.
+            // Deaths are in the wait set; the tick is for a peer that takes our wake-ups out of the
+            // pipe, and for one that stops writing to this process's memory.
             tick: Some(2 * super::LIVENESS_INTERVAL),
         }
     }
@@ -58,7 +58,7 @@ impl Btl for ShmBtl {
         if !self.one_copy {
             return Err(RegisterError::Unsupported);
         }
-        // Nothing to pin: the kernel looks the pages up with each copy.
+        // Nothing to pin: the kernel looks up the pages with each copy.
         let (address, length) = (memory.expose_provenance() as u64, length as u64);
         self.last_region += 1;
         self.regions.insert(self.last_region, (address, length));
@@ -85,13 +85,13 @@ impl Btl for ShmBtl {
     }
 
     /// Sent messages are in this process's memory, which peers have mapped once they have added it;
-    /// that outlives the process.
+    /// that memory outlives the process.
     fn flush(&mut self) -> bool {
         self.peers.iter_mut().all(|entry| {
             let PeerState::Added(peer) = entry else {
                 return true;
             };
-            // A peer that writes nonsense is not waited for.
+            // A peer that violates the protocol is not waited for.
             peer.ending.is_some()
                 || peer.producer.refresh().is_err()
                 || peer.producer.is_idle()
@@ -103,13 +103,13 @@ impl Btl for ShmBtl {
         let Some(mut own) = self.own.take() else {
             return;
         };
-        // Posted memory is the caller's again, so no peer may write it any more. A peer that is
-        // copying is waited for: the copy is the kernel's and short. One that does not end it,
-        // stopped or corrupt, is waited for until a time limit.
+        // Posted memory belongs to the caller again, so no peer may write it any more. Wait for a
+        // peer that is copying: the copy is done by the kernel, and short. A stopped or corrupt
+        // peer that does not end it is waited for until a time limit.
         own.common.about.0.left.store(1, Ordering::Release);
         let claimed = own.posted.clear();
-        // SYNC POINT revoke: a peer that writes has published that before it checks whether this
-        // process has left.
+        // SYNC POINT revoke: a peer publishes that it writes before it checks whether this process
+        // has left.
         fence(Ordering::SeqCst);
         let begin = Instant::now();
         let mut stopped = self.stop_coop(true);

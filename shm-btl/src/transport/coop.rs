@@ -10,8 +10,8 @@ use crate::fifo::Help;
 use crate::layout::PUTTING;
 use shmem::sync::{AtomicU64, Ordering};
 
-/// Length from which help is asked for: a shorter message is copied before the other side has
-/// begun.
+/// Length from which help is requested: a shorter message is copied before the other side has
+/// started.
 const FROM: usize = 48 << 10;
 /// Number of chunks of a message, unless they become too short or too long.
 const CHUNKS: usize = 8;
@@ -19,7 +19,7 @@ const CHUNKS: usize = 8;
 /// end one side waits for a chunk of the other.
 const CHUNK: (usize, usize) = (32 << 10, 128 << 10);
 const PAGE: usize = 4096;
-/// Bytes that this side copies for a peer in one call.
+/// Maximum number of bytes that this side copies for a peer in one call.
 const AT_ONCE: usize = 2 << 20;
 
 /// Returns the bytes of a chunk and the number of chunks of a message of this length. Both sides
@@ -48,20 +48,20 @@ pub(super) struct CoopGet {
     pub(super) rank: Rank,
     pub(super) token: u64,
     offer: Offer,
-    /// Address of the memory here, lent until completion.
+    /// Address of the local memory, lent until completion.
     to: usize,
     from: u64,
     length: usize,
     chunk: usize,
-    /// A chunk to copy again, because the system was short of something.
+    /// A chunk to copy again after a temporary error.
     again: Option<u32>,
     /// The copy failed; no further chunk is copied.
     failed: Option<CmaError>,
-    /// Result, if it is complete.
+    /// Result, once it is complete.
     over: Option<Result<(), CmaError>>,
 }
 
-/// A message of this process that a peer copies with its help.
+/// A message of this process that a peer copies with this process's help.
 #[derive(Debug)]
 pub(super) struct Helping {
     pub(super) rank: Rank,
@@ -81,7 +81,7 @@ impl CoopGet {
         )
     }
 
-    /// Copies until the sender has the rest or all is complete.
+    /// Copies until only the sender can continue, or all is complete.
     fn advance(&mut self, peer: &Peer) -> Result<(), crate::Corruption> {
         let (mine, theirs) = self.words(peer);
         while self.over.is_none() {
@@ -104,8 +104,8 @@ impl CoopGet {
             let (offset, length) = part(chunk, self.chunk, self.length);
             let to = core::ptr::with_exposed_provenance_mut::<u8>(self.to.wrapping_add(offset));
             let from = self.from.wrapping_add(offset as u64);
-            // SAFETY: inside the memory of the `get`, which is ours until completion; that is when
-            // no side copies any more.
+            // SAFETY: inside the memory of the `get`, which is ours until completion; at completion
+            // neither side copies any more.
             match unsafe { cma::read(peer.pid, to, from, length) } {
                 Ok(()) => {}
                 Err(CmaError::Other(libc::ENOMEM | libc::EAGAIN)) => {
@@ -136,7 +136,7 @@ impl CoopGet {
 
 impl ShmBtl {
     /// Starts to copy, and asks the peer to help. The memory at `to` is lent until completion.
-    /// `None`: not started, because it is too short, or too many are open.
+    /// `None`: not started, because the message is too short, or too many are open.
     pub(super) fn start_coop(
         &mut self,
         rank: Rank,
@@ -176,7 +176,7 @@ impl ShmBtl {
             failed: None,
             over: None,
         };
-        // The peer is not woken for that: while it sleeps, this side copies all.
+        // The peer is not woken: while it sleeps, this side copies everything.
         peer.producer.push_help(Help {
             id,
             from,
@@ -189,7 +189,7 @@ impl ShmBtl {
         }
         self.gets.push(get);
         if let Err(corruption) = advanced {
-            // It ends with the peer.
+            // The copy ends with the peer.
             self.broke(rank, corruption);
         }
         Some(Ok(Started::Pending))
@@ -199,7 +199,7 @@ impl ShmBtl {
     fn advance_gets(&mut self) {
         let mut gets = std::mem::take(&mut self.gets);
         for get in &mut gets {
-            // Those of a peer that has ended are completed by its end.
+            // Copies of a peer that has ended are completed by its end.
             if let Ok((_, peer)) = self.peer(get.rank)
                 && let Err(corruption) = get.advance(peer)
             {
@@ -216,7 +216,7 @@ impl ShmBtl {
         while let Some(at) = self.gets.iter().position(|get| get.over.is_some()) {
             let get = self.gets.remove(at);
             let result = get.over.unwrap_or(Ok(())).map_err(|error| match error {
-                // The peer is no worse for that.
+                // This is not the peer's fault.
                 CmaError::Refused(_) => PeerError::Lost(format!("cross-memory attach: {error}")),
                 error => self.copy_failed(get.rank, error),
             });
@@ -243,7 +243,7 @@ impl ShmBtl {
     /// Handles a request for help with one of our messages. Returns true if there was something to
     /// do.
     pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> bool {
-        // The next request in this place means that the previous copy is complete.
+        // The next request in this entry means that the previous copy is complete.
         self.helping
             .retain(|old| old.rank != rank || place(old.asked.id) != place(asked.id));
         let done = 0;
@@ -284,7 +284,7 @@ impl ShmBtl {
         let holds = |(address, size): &(u64, u64)| {
             *address <= asked.from && address.checked_add(*size).is_some_and(|limit| end <= limit)
         };
-        if length == 0 || !self.regions.values().any(holds) || self.still_itself(rank).is_err() {
+        if length == 0 || !self.regions.values().any(holds) || self.check_identity(rank).is_err() {
             return None;
         }
         let ((chunk, chunks), (_, peer)) = (cut(length)?, self.peer(rank).ok()?);
@@ -305,11 +305,11 @@ impl ShmBtl {
             };
             let from = core::ptr::with_exposed_provenance(from + offset);
             // SAFETY: inside a region that is registered, as checked, so readable until it is
-            // deregistered, which cannot be during this call. The other address is the peer's own
-            // matter: the kernel checks it.
+            // deregistered, which cannot be during this call. The remote address is chosen by the
+            // peer and checked by the kernel.
             unsafe { cma::write(pid, from, to, length) }.is_ok()
         });
-        // It may have gone to sleep over the last chunk.
+        // The peer may sleep while it waits for the last chunk.
         peer.ring();
         Some(helped)
     }
@@ -359,7 +359,7 @@ mod tests {
             (4 << 20) + 7,
             1 << 33,
         ] {
-            let (chunk, chunks) = cut(length).expect("a length that is");
+            let (chunk, chunks) = cut(length).expect("a length above the minimum");
             let mut at = 0;
             for index in 0..chunks {
                 let (offset, part) = part(index, chunk, length);
@@ -368,11 +368,7 @@ mod tests {
                 at += part;
             }
             assert_eq!(at, length);
-            assert_eq!(
-                part(chunks, chunk, length).1,
-                0,
-                "there is nothing after the end"
-            );
+            assert_eq!(part(chunks, chunk, length).1, 0, "no chunk after the end");
         }
         assert_eq!(cut(64 << 10), Some((32 << 10, 2)));
         assert_eq!(cut(4 << 20), Some((128 << 10, 32)));

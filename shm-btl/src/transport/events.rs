@@ -38,9 +38,9 @@ impl ShmBtl {
         done
     }
 
-    /// Delivers from all peers, beginning with one that has something.
+    /// Delivers messages of all peers, starting with `first`.
     fn deliver_from(&mut self, first: usize, events: &mut dyn Events) -> usize {
-        // Callbacks send and withdraw, which concerns the rest of self only.
+        // Callbacks send and withdraw, which affects only the rest of self.
         let mut inbound = mem::take(&mut self.inbound);
         let (later, first) = inbound.split_at_mut(first);
         let both = first.iter_mut().chain(later);
@@ -49,7 +49,7 @@ impl ShmBtl {
         done
     }
 
-    /// Reads the clock in every eighth call without an event and every 64th other one, for that
+    /// Reads the clock in every eighth call without an event and every 64th other one, because it
     /// costs as much as polling a few peers. Returns true if peers should be checked.
     #[inline]
     fn check_is_due(&mut self, done: usize) -> bool {
@@ -93,7 +93,7 @@ impl ShmBtl {
                 }) => self.receive_filled(from.rank, id, length, envelope, events),
                 Ok(Found::Help(help)) => {
                     if self.help_with(from.rank, help) {
-                        // That was work enough for one call.
+                        // Enough work for one call.
                         break;
                     }
                 }
@@ -106,7 +106,7 @@ impl ShmBtl {
         done
     }
 
-    /// Returns true if nothing of the peer is delivered any more.
+    /// Returns true if no message of the peer is delivered any more.
     fn is_cut_off(&self, rank: Rank) -> bool {
         self.added(rank).is_some_and(Peer::is_cut_off)
     }
@@ -133,8 +133,8 @@ impl ShmBtl {
         }
     }
 
-    /// Detects peers that have died, closed or given this process up, and claims without a
-    /// claimant.
+    /// Detects peers that have died, closed or ended the connection to this process, and claims
+    /// without a claimant.
     fn check_peers(&mut self, events: &mut dyn Events) -> usize {
         self.checked_at = coarse_now();
         self.check_now = false;
@@ -161,7 +161,7 @@ impl ShmBtl {
             if peer.ending.is_none() {
                 continue;
             }
-            // Everything that it had sent is delivered first.
+            // Everything that it sent is delivered first.
             if !peer.is_cut_off() && matches!(from.consumer.poll(), Ok(Some(_))) {
                 self.check_now = true;
             } else {
@@ -199,7 +199,7 @@ impl ShmBtl {
             let (peers, inbound) = (&self.peers, &self.inbound);
             let at_work = |rank: Option<Rank>, id| {
                 let stands = Self::confirms(peers, rank, id);
-                // Read after the above: a claim reported meanwhile is in the queue.
+                // Read after the check above: a claim reported meanwhile is in the queue.
                 let unread = |from: &Inbound| {
                     rank.is_none_or(|rank| rank == from.rank)
                         && !matches!(from.consumer.poll(), Ok(None))
@@ -221,8 +221,7 @@ impl ShmBtl {
     fn wake_up(&mut self) {
         let Some(own) = &mut self.own else { return };
         own.sleep.wake(&own.common.sleep.0);
-        // One read empties the pipe. Bytes that a peer writes without need cost a wake-up and no
-        // more.
+        // One read empties the pipe. Unneeded bytes from a peer only cost a wake-up.
         let mut bytes = [0u8; 4096];
         let _ = rustix::io::read(&own.pipe.0, &mut bytes);
         self.check_now = true;

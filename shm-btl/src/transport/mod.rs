@@ -40,7 +40,7 @@ const LIVENESS_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of messages of one peer in a call of `progress`, for fairness.
 const BATCH: usize = 32;
 
-/// The byte transport between processes of one node; see the crate's documentation.
+/// Transport between processes of one node; see the crate's documentation.
 pub struct ShmBtl {
     config: ShmConfig,
     job: u64,
@@ -50,9 +50,9 @@ pub struct ShmBtl {
     /// `None` after `close`.
     own: Option<Own>,
     peers: Vec<PeerState>,
-    /// Receiving ends, apart from the peers: `progress` holds them while callbacks use the rest.
+    /// Receiving ends, separate from the peers: `progress` holds them while callbacks use the rest.
     inbound: Vec<Inbound>,
-    /// Number of peers that are connected, or hold chunks.
+    /// Number of peers that are connected or hold chunks.
     live: usize,
     /// Peers that are closing.
     closing: Vec<Rank>,
@@ -73,7 +73,7 @@ pub struct ShmBtl {
     checked_at: Duration,
     /// Check at the next call of `progress`, because a peer ended.
     check_now: bool,
-    /// Grows with calls of `progress` since the clock was read.
+    /// Number of calls of `progress`, weighted by activity, since the clock was read.
     calls: u32,
 }
 
@@ -84,11 +84,11 @@ struct Own {
     pool: Pool,
     posted: PostedQueue,
     sleep: SleepEpoch,
-    /// The descriptors that the address names.
+    /// Descriptors named in the address.
     _files: [OwnedFd; 2],
     pipe: (OwnedFd, OwnedFd),
     epoll: OwnedFd,
-    /// Read and written by peers.
+    /// Memory that peers read and write as a probe.
     _probe: Box<Probe>,
 }
 
@@ -98,14 +98,14 @@ impl fmt::Debug for ShmBtl {
     }
 }
 
-/// Data of the pipe in the epoll set; that of a peer is its rank.
+/// Key of the pipe in the epoll set; the key of a peer is its rank.
 const PIPE: u64 = u64::MAX;
 
 impl ShmBtl {
-    /// Creates the memory that peers will map. It has no name, and is gone with the process.
+    /// Creates the memory that peers will map. It has no name, and is freed with the process.
     ///
     /// # Errors
-    /// A configuration out of range, or what the system refused.
+    /// The configuration is out of range, or a system call failed.
     pub fn new(config: ShmConfig) -> Result<ShmBtl, ShmError> {
         config.check()?;
         let layout = Layout::of(config.size);
@@ -222,7 +222,7 @@ impl ShmBtl {
         }
     }
 
-    /// Returns the same for a change.
+    /// Returns an added peer, mutably.
     fn added_mut(&mut self, rank: Rank) -> Option<&mut Peer> {
         match self.peers.get_mut(rank as usize)? {
             PeerState::Added(peer) => Some(peer),
@@ -230,7 +230,7 @@ impl ShmBtl {
         }
     }
 
-    /// Ends a peer; `progress` reports that. The first reason counts, unless a later one is a
+    /// Ends a peer, which `progress` reports. The first reason is kept, unless a later one is a
     /// violation.
     fn end(&mut self, rank: Rank, error: PeerError) -> PeerError {
         self.check_now = true;

@@ -15,7 +15,7 @@ use crate::layout::PUTTING;
 use crate::posted::{claim, encode, end_copy, is_revoked};
 use shmem::sync::Ordering;
 
-/// Reason for which a peer is lost that has given this process up.
+/// Reason of the failure of a peer that has ended the connection to this process.
 pub(super) const BROKEN: &str = "it ended the connection because of what this process wrote";
 
 /// Encodes the key of a region: nonce of its owner, address, length.
@@ -47,16 +47,16 @@ fn remote(nonce: u64, key: &[u8], offset: usize, length: usize) -> Result<u64, S
 }
 
 impl ShmBtl {
-    /// Returns a peer that cross-memory attach works with.
+    /// Returns a peer with which cross-memory attach works.
     fn cma_peer(&mut self, rank: Rank) -> Result<&mut Peer, SendError> {
-        self.still_itself(rank)?;
+        self.check_identity(rank)?;
         let (_, peer) = self.peer(rank)?;
         peer.one_sided.then_some(peer).ok_or(SendError::Unsupported)
     }
 
-    /// Checks that the process id is still the peer's, if that was not checked for long. The kernel
-    /// uses an id again only after all others.
-    pub(super) fn still_itself(&mut self, rank: Rank) -> Result<(), SendError> {
+    /// Checks that the process id still belongs to the peer, if that was not checked for long. The
+    /// kernel reuses an id only after all others.
+    pub(super) fn check_identity(&mut self, rank: Rank) -> Result<(), SendError> {
         if coarse_now().saturating_sub(self.checked_at) < 2 * super::LIVENESS_INTERVAL {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl ShmBtl {
     pub(super) fn copy_failed(&mut self, rank: Rank, error: CmaError) -> PeerError {
         let error = match error {
             CmaError::Gone => PeerError::Died,
-            CmaError::Fault => PeerError::Violation("memory it offered is not there".into()),
+            CmaError::Fault => PeerError::Violation("memory it registered is not mapped".into()),
             error => PeerError::Lost(format!("cross-memory attach: {error}")),
         };
         self.end(rank, error)
@@ -116,7 +116,7 @@ impl Tx for ShmBtl {
         if let Some(started) = self.start_coop(rank, local, from, length, token) {
             return started;
         }
-        // SAFETY: as promised to us.
+        // SAFETY: guaranteed by the caller.
         let result = unsafe { cma::read(pid, local, from, length) };
         self.copied(rank, result)
     }
@@ -137,7 +137,7 @@ impl Tx for ShmBtl {
         let result = if is_revoked(peer.producer.theirs()) || peer.has_left() {
             None
         } else {
-            // SAFETY: as promised to us.
+            // SAFETY: guaranteed by the caller.
             Some(unsafe { cma::write(peer.pid, local, to, length) })
         };
         end_copy(mine);
@@ -166,7 +166,7 @@ impl PostedReceives for ShmBtl {
             Ok((true, true)) => {}
             Ok((true, false)) => return Ok(PostedDelivery::NotPosted),
             Ok((false, _)) => {
-                // It may sleep over requests for help, which wake no peer.
+                // The peer may sleep with unread requests for help, which wake no peer.
                 peer.ring();
                 return Err(SendError::Busy);
             }
@@ -178,11 +178,12 @@ impl PostedReceives for ShmBtl {
             return Ok(PostedDelivery::NotPosted);
         };
         let room = usize::try_from(claimed.length).unwrap_or(usize::MAX);
-        // SAFETY: readable for `length`, as promised to us, and this is no more.
+        // SAFETY: readable for `length` bytes, as the caller guarantees; at most that many are
+        // read.
         let result = unsafe { cma::write(peer.pid, local, claimed.address, length.min(room)) };
         if let Err(error) = result {
-            // The receive is claimed and spoilt, and the peer must not wait for it: it learns that
-            // we gave it up.
+            // The receive is claimed and partly written, and the peer must not wait for it: it
+            // learns that this process ended the connection.
             let error = self.copy_failed(rank, error);
             return Err(SendError::Failed { peer: rank, error });
         }
@@ -226,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_checked_to_the_byte() {
+    fn every_byte_of_a_key_is_checked() {
         let made = key(7, 4096, 100);
         assert_eq!(remote(7, &made, 0, 100), Ok(4096));
         assert_eq!(remote(7, &made, 100, 0), Ok(4196));

@@ -27,48 +27,51 @@ pub(super) enum PeerState {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) producer: Producer,
-    /// The peer's words for all.
+    /// The peer's words for all processes.
     pub(super) common: Shared<Common>,
     pub(super) sleep: PeerSleep,
     pub(super) claims: SharedSlice<AtomicU64>,
     pub(super) bell: OwnedFd,
     pub(super) pidfd: OwnedFd,
     pub(super) pid: u32,
-    /// Cross-memory attach works with it.
+    /// Cross-memory attach works with the peer.
     pub(super) one_sided: bool,
-    /// First word of its region keys.
+    /// First word of the peer's region keys.
     pub(super) nonce: u64,
-    /// Id of the last `get` that it was asked to help with.
+    /// Id of the last `get` for which the peer was asked to help.
     pub(super) last_offer: u32,
-    /// Reason of its end; `progress` reports it once everything that the peer sent is delivered.
+    /// Reason of the peer's end; `progress` reports it once everything that the peer sent is
+    /// delivered.
     pub(super) ending: Option<PeerError>,
-    /// Ended by this process: nothing of it is delivered any more.
+    /// Ended by this process: no message of the peer is delivered any more.
     pub(super) closed_here: bool,
-    /// Time when its permission to copy into this process's memory was revoked (coarse clock).
+    /// Time when the peer's permission to copy into this process's memory was revoked (coarse
+    /// clock).
     pub(super) revoked_at: Option<Duration>,
-    /// All that it sent is delivered, and its memory not given back yet; see `teardown.rs`.
+    /// Everything that the peer sent is delivered, but its memory is not released yet; see
+    /// `teardown.rs`.
     pub(super) closing: bool,
-    /// Its end was reported.
+    /// The end of the peer was reported.
     pub(super) reported: bool,
 }
 
 impl Peer {
-    /// Wakes the peer if it sleeps. To be called after publishing.
+    /// Wakes the peer if it sleeps. Call it after publishing.
     #[inline]
     pub(super) fn ring(&mut self) {
         if self.sleep.needs_wake(&self.common.sleep.0) {
-            // A full pipe wakes as well as another byte would. We hold the reading end, so there is
-            // no other error.
+            // A full pipe wakes as well as another byte would. This process holds the reading end,
+            // so there is no other error.
             let _ = rustix::io::write(&self.bell, &[1]);
         }
     }
 
-    /// Returns true if nothing of it is delivered any more.
+    /// Returns true if no message of the peer is delivered any more.
     pub(super) fn is_cut_off(&self) -> bool {
         self.closed_here || matches!(self.ending, Some(PeerError::Violation(_)))
     }
 
-    /// Returns true if it has closed. What it sent before is there.
+    /// Returns true if the peer has closed. Its earlier messages are visible then.
     pub(super) fn has_left(&self) -> bool {
         self.common.about.0.left.load(Ordering::Acquire) != 0
     }
@@ -91,8 +94,8 @@ impl ShmBtl {
         })
     }
 
-    /// Tells a peer that this process cannot reach it. The peer may have reached this process, and
-    /// must not send into memory that is never read. Ranks of other nodes cannot read that, and get
+    /// Publishes that this process cannot reach a peer. The peer may have reached this process, and
+    /// must not send into memory that is never read. Ranks of other nodes cannot read it, and get
     /// no page for it.
     fn publish_refused(&self, rank: Rank, address: &[u8]) {
         let (Some(own), Some(PeerState::NotAdded)) = (&self.own, self.peers.get(rank as usize))
@@ -115,7 +118,7 @@ impl ShmBtl {
             None => return Err(format!("rank {rank} is not one of {}", self.config.size)),
         }
         if address.is_empty() {
-            return Err("the peer offers none".into());
+            return Err("the peer does not offer it".into());
         }
         let address = ShmAddress::decode(address).map_err(|error| error.to_string())?;
         eligible(&address, rank, self.job, &self.node)?;

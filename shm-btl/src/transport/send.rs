@@ -7,9 +7,9 @@ use crate::fifo::{INLINE_BYTES, PAIR_BYTES};
 use crate::layout::LONGEST;
 use crate::{Corruption, transport::peer::Peer};
 
-/// Longest message that goes through a ring. The lines of a ring are used again after 64 KiB, so
-/// they are still in the cache of the core that has read them, and are fetched from there one by
-/// one. Chunks are used again later (`pool.rs`), but cost 50 ns more for each message.
+/// Maximum length of a message that goes through a ring. The lines of a ring are reused after 64
+/// KiB, so they are still in the cache of the core that has read them, and are fetched from there
+/// one by one. Chunks are reused later (`pool.rs`), but cost 50 ns more for each message.
 const THROUGH_RING: usize = 2048 + MAX_HEADER;
 
 impl ShmBtl {
@@ -54,7 +54,7 @@ impl ShmBtl {
                 Ok(())
             }
             Ok(false) => {
-                // It may sleep over requests for help, which wake no peer.
+                // The peer may sleep with unread requests for help, which wake no peer.
                 peer.ring();
                 Err(SendError::Busy)
             }
@@ -63,7 +63,7 @@ impl ShmBtl {
     }
 }
 
-/// Sends through a chunk. Each peer may hold its fair part of them, so that one that does not read
+/// Sends through a chunk. Each peer may hold a fair share of them, so that one that does not read
 /// leaves the others theirs.
 fn through_pool(
     own: &mut Own,
@@ -72,11 +72,11 @@ fn through_pool(
     header: &[u8],
     body: &[u8],
 ) -> Result<bool, Corruption> {
-    // One line from the peer's cache, little beside the copy: so few chunks are used as can be, and
-    // it is seen how far away the peer is.
+    // Fetches one line from the peer's cache, which is cheap compared with the copy: it keeps the
+    // number of used chunks low, and measures the distance of the peer.
     peer.producer.refresh_timed()?;
-    while let Some(chunk) = peer.producer.take_back(false) {
-        own.pool.give_back(chunk);
+    while let Some(chunk) = peer.producer.next_returned(false) {
+        own.pool.put_back(chunk);
     }
     let fair = (own.pool.len() / live.max(1)).max(1);
     if peer.producer.lent() >= fair {

@@ -1,10 +1,10 @@
 //! Ending a peer: when it no longer writes to this process's memory, and when the chunks it holds
-//! come back.
+//! are returned.
 //!
-//! A peer that has died copies nothing. One that lives, because it broke the protocol or was
-//! dropped by this process, may be in the middle of a copy into this process's memory: into a
-//! posted receive, a region, or the target of a `get` that it helps with. That memory cannot be
-//! taken away from it, so this process revokes its permission and waits:
+//! A dead peer copies nothing. A live one that violated the protocol or was dropped by this process
+//! may be in the middle of a copy into this process's memory: into a posted receive, a region, or
+//! the target of a `get` that it helps with. That memory cannot be taken away from it, so this
+//! process revokes its permission and waits:
 //! ```text
 //! this process                          peer, before each copy
 //!   end = BROKEN, offers stopped          copying = id
@@ -13,8 +13,8 @@
 //!     yes: the memory is ours             copying = 0
 //! ```
 //! A process that runs and does not end a copy within [`STOP_TIMEOUT`] is corrupt, and could write
-//! here without asking anyway. One that is *stopped* is not: it will continue its copy, and is
-//! waited for until it does or dies.
+//! here anyway. A *stopped* process is not: it will continue its copy, and is waited for until it
+//! does or dies.
 //!
 //! The peer keeps chunks of the pool that it has not consumed: it may still read them, and would
 //! otherwise deliver the bytes of another message.
@@ -32,12 +32,12 @@ use crate::layout::{END_BROKEN, END_REFUSED};
 use crate::process::is_stopped;
 use shmem::sync::{Ordering, fence};
 
-/// Maximum time that a running peer is waited for.
+/// Maximum time to wait for a running peer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Peer {
-    /// Returns true if the peer neither copies nor reads any more: it has died, has closed, or has
-    /// given this process up.
+    /// Returns true if the peer neither copies nor reads any more: it has died, closed, or ended
+    /// the connection to this process.
     fn is_gone(&self) -> bool {
         let end = self.producer.theirs().writing.0.end.load(Ordering::Acquire);
         matches!(self.ending, Some(PeerError::Died | PeerError::Left))
@@ -66,7 +66,7 @@ impl ShmBtl {
         fence(Ordering::SeqCst);
     }
 
-    /// Returns true if a peer writes nothing any more, after [`ShmBtl::revoke`].
+    /// Returns true if a peer has stopped writing, after [`ShmBtl::revoke`].
     fn has_stopped_writing(&self, rank: Rank) -> bool {
         let Some(peer) = self.added(rank) else {
             return true;
@@ -82,18 +82,18 @@ impl ShmBtl {
         !at_work || peer.is_gone() || overdue()
     }
 
-    /// Starts closing a peer; nothing more from it is delivered.
+    /// Starts closing a peer, of which no message is delivered any more.
     pub(super) fn start_closing(&mut self, rank: Rank) {
         self.revoke(rank);
         if let Some(peer) = self.added_mut(rank) {
-            // It wants to know that it was given up, unless it is gone itself.
+            // The peer has to notice that the connection ended, unless it has ended itself.
             peer.ring();
             peer.closing = true;
             self.closing.push(rank);
         }
     }
 
-    /// Reports closing peers that have stopped writing, and takes chunks back.
+    /// Reports closing peers that have stopped writing, and reclaims chunks.
     pub(super) fn advance_closing(&mut self, events: &mut dyn Events) -> usize {
         let mut count = 0;
         for rank in std::mem::take(&mut self.closing) {
@@ -135,7 +135,7 @@ impl ShmBtl {
         1
     }
 
-    /// Takes chunks back. Returns true if nothing of the peer is left.
+    /// Reclaims chunks. Returns true if the peer holds none any more.
     fn reclaim(&mut self, rank: Rank) -> bool {
         // Callbacks may have closed the transport.
         let (Some(own), Some(entry)) = (&mut self.own, self.peers.get_mut(rank as usize)) else {
@@ -145,10 +145,10 @@ impl ShmBtl {
             return true;
         };
         let gone = peer.is_gone();
-        // A corrupt count is not believed beyond what was sent.
+        // A corrupt count is limited to what was sent.
         let _ = peer.producer.refresh();
-        while let Some(chunk) = peer.producer.take_back(gone) {
-            own.pool.give_back(chunk);
+        while let Some(chunk) = peer.producer.next_returned(gone) {
+            own.pool.put_back(chunk);
         }
         if !peer.reported || peer.producer.lent() != 0 {
             return false;
@@ -168,7 +168,7 @@ impl ShmBtl {
         if !peer.closing {
             peer.closed_here = true;
             peer.ending
-                .get_or_insert_with(|| PeerError::Lost("this process has closed it out".into()));
+                .get_or_insert_with(|| PeerError::Lost("this process dropped the peer".into()));
             self.revoke(rank);
             self.check_now = true;
         }

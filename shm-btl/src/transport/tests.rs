@@ -1,4 +1,4 @@
-//! Addresses that are wrong in one respect, and ends of peers.
+//! Addresses with one wrong field, and ends of peers.
 
 use btl::{Btl, PostedReceives, SendError, Tx};
 use std::io::IoSlice;
@@ -26,54 +26,57 @@ fn refused(change: impl FnOnce(&mut ShmAddress)) -> String {
         .expect_err("a wrong address")
         .reason;
     assert_eq!(one.send(1, &[], &[]), Err(SendError::NoPeer(1)), "{reason}");
-    // The right address is still good.
+    // The unchanged address still works.
     one.add_peer(1, &other.address())
         .expect("the right address");
     one.send(1, &[], &[]).expect("room");
     reason
 }
 
-fn says(reason: &str, word: &str) {
-    assert!(reason.contains(word), "{reason:?} says nothing of {word:?}");
+fn expect_word(reason: &str, word: &str) {
+    assert!(
+        reason.contains(word),
+        "{reason:?} does not mention {word:?}"
+    );
 }
 
 #[test]
 fn wrong_addresses_are_refused_with_a_reason() {
-    says(&refused(|address| address.job ^= 1), "job");
-    says(&refused(|address| address.rank = 0), "rank 0");
-    says(&refused(|address| address.node.boot ^= 1), "another node");
-    says(
+    expect_word(&refused(|address| address.job ^= 1), "job");
+    expect_word(&refused(|address| address.rank = 0), "rank 0");
+    expect_word(&refused(|address| address.node.boot ^= 1), "another node");
+    expect_word(
         &refused(|address| address.node.net_ns ^= 1),
         "network namespace",
     );
-    says(
+    expect_word(
         &refused(|address| address.node.pid_ns ^= 1),
         "PID namespace",
     );
-    says(&refused(|address| address.node.uid ^= 1), "user");
-    says(&refused(|address| address.pid = 0), "process id");
-    says(&refused(|address| address.pid = u32::MAX), "process id");
-    says(&refused(|address| address.pid = (1 << 22) + 7), "ended");
-    says(&refused(|address| address.pid = 1), "ended");
-    says(
+    expect_word(&refused(|address| address.node.uid ^= 1), "user");
+    expect_word(&refused(|address| address.pid = 0), "process id");
+    expect_word(&refused(|address| address.pid = u32::MAX), "process id");
+    expect_word(&refused(|address| address.pid = (1 << 22) + 7), "ended");
+    expect_word(&refused(|address| address.pid = 1), "ended");
+    expect_word(
         &refused(|address| address.started += 1),
         "another process has its number",
     );
-    says(&refused(|address| address.data = 1_000_000), "No such file");
-    says(
+    expect_word(&refused(|address| address.data = 1_000_000), "No such file");
+    expect_word(
         &refused(|address| address.claims = u32::MAX),
         "No such file",
     );
-    says(
+    expect_word(
         &refused(|address| address.data = address.bell),
         "not its memory",
     );
-    says(
+    expect_word(
         &refused(|address| address.bell = address.data),
         "not its pipe",
     );
-    says(&refused(|address| address.data = address.claims), "length");
-    says(&refused(|address| address.nonce[1] ^= 1), "nonce");
+    expect_word(&refused(|address| address.data = address.claims), "length");
+    expect_word(&refused(|address| address.nonce[1] ^= 1), "nonce");
 }
 
 /// The reported failures.
@@ -90,20 +93,20 @@ impl btl::Events for Failures {
 
 #[test]
 fn reachability_is_mutual() {
-    // The other way was refused before: unreachable at once.
+    // The other direction was refused before, so it is unreachable at once.
     let (mut one, mut other) = (transport(0), transport(1));
     let mut address = ShmAddress::decode(&other.address()).expect("a good address");
     address.started += 1;
     one.add_peer(1, &address.encode())
         .expect_err("a wrong address");
-    says(
+    expect_word(
         &other
             .add_peer(0, &one.address())
             .expect_err("one way only")
             .reason,
         "could not reach this process",
     );
-    // It is refused afterwards: the peer fails.
+    // Refused afterwards: the peer fails.
     let (mut one, mut other) = (transport(0), transport(1));
     other.add_peer(0, &one.address()).expect("reachable");
     one.add_peer(1, &address.encode())
@@ -112,7 +115,10 @@ fn reachability_is_mutual() {
     let begin = std::time::Instant::now();
     while failures.0.is_empty() {
         other.progress(&mut failures);
-        assert!(begin.elapsed().as_secs() < 20, "never told");
+        assert!(
+            begin.elapsed().as_secs() < 20,
+            "failure not reported in time"
+        );
     }
     assert!(
         matches!(&failures.0[..], [(0, btl::PeerError::Lost(_))]),
@@ -126,7 +132,7 @@ fn reachability_is_mutual() {
 }
 
 #[test]
-fn a_probe_that_reads_something_else_means_two_copies() {
+fn a_failed_probe_falls_back_to_two_copies() {
     let (mut one, other) = (transport(0), transport(1));
     let mut address = ShmAddress::decode(&other.address()).expect("a good address");
     if address.probe == 0 {
@@ -140,12 +146,12 @@ fn a_probe_that_reads_something_else_means_two_copies() {
         (path.one_sided_from, path.eager),
         (usize::MAX, path.max_send)
     );
-    says(&path.reason, "something else");
+    expect_word(&path.reason, "other bytes");
     let (mut one, mut mine) = (transport(0), config(1));
     mine.one_copy = false;
     let other = ShmBtl::new(mine).expect("shared memory");
     let path = one.add_peer(1, &other.address()).expect("reachable");
-    says(&path.reason, "configured so");
+    expect_word(&path.reason, "disabled by the peer");
     assert!(!path.one_sided && !other.capabilities().get);
 }
 
@@ -246,7 +252,7 @@ fn receives_of_a_closed_transport_are_not_filled() {
     assert_eq!(buffer[..50], [7; 50]);
 }
 
-/// Asks for help with copying, with an offer that leaves all of it to the other side.
+/// Sends a request for help with an offer that leaves all chunks to the other side.
 fn ask(asker: &mut ShmBtl, id: u32, (from, to, length): (u64, u64, u64)) {
     use crate::coop::{Offer, place};
     let (_, peer) = asker.peer(0).expect("it was added");
@@ -262,7 +268,7 @@ fn ask(asker: &mut ShmBtl, id: u32, (from, to, length): (u64, u64, u64)) {
 }
 
 #[test]
-fn only_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
+fn only_registered_memory_is_copied_on_request_for_help() {
     let (mut one, mut other) = (transport(0), transport(1));
     let path = one.add_peer(1, &other.address()).expect("reachable");
     other.add_peer(0, &one.address()).expect("reachable");
@@ -301,7 +307,7 @@ fn only_registered_memory_is_copied_for_a_peer_that_asks_for_help() {
         (u64::MAX - 5, to, length),
         (to, from, length),
         (from, to, 0),
-        // Memory that is not there is no error of this process.
+        // Memory that is not mapped is no error of this process.
         (from, 8, length),
         (from, u64::MAX - 100, length),
     ] {
@@ -332,7 +338,7 @@ impl btl::Events for Seen {
     }
 }
 
-/// Receiver and sender, with memory of the sender that the receiver can get.
+/// Returns receiver and sender, with memory of the sender that the receiver can get.
 fn pair(length: usize) -> Option<(ShmBtl, ShmBtl, Vec<u8>, btl::Region)> {
     let (mut one, mut other) = (transport(0), transport(1));
     let path = one.add_peer(1, &other.address()).expect("reachable");
@@ -347,7 +353,7 @@ fn pair(length: usize) -> Option<(ShmBtl, ShmBtl, Vec<u8>, btl::Region)> {
     Some((one, other, source, region))
 }
 
-/// Lets the sender claim the last chunk of the receiver's first `get`, and say whether it is done.
+/// Lets the sender claim the last chunk of the receiver's first `get`, complete or not.
 fn claims_last_chunk(sender: &mut ShmBtl, done: u64) {
     let (_, peer) = sender.peer(0).expect("it was added");
     let word = &peer.producer.mine().shares.0[crate::coop::place(1)];
@@ -384,11 +390,11 @@ fn a_receiver_that_waits_for_a_chunk_sleeps_and_is_woken() {
     for _ in 0..100 {
         one.progress(&mut seen);
     }
-    // The one that is at work may be stopped for long.
-    assert!(one.arm(), "nothing is to be done here");
+    // The sender may be stopped for long.
+    assert!(one.arm(), "nothing to do for the receiver");
     assert!(!is_readable(&one) && seen.0.is_empty());
     claims_last_chunk(&mut other, 1);
-    assert!(is_readable(&one), "nobody woke the receiver");
+    assert!(is_readable(&one), "the receiver was not woken");
     assert!(!one.arm() || one.progress(&mut seen) != 0);
     one.progress(&mut seen);
     assert_eq!(seen.0, ["5 done"]);
@@ -419,7 +425,10 @@ fn a_living_peer_is_waited_for_before_its_end_is_reported() {
     while seen.0.len() < 2 {
         one.drop_peer(1);
         one.progress(&mut seen);
-        assert!(begin.elapsed().as_secs() < 20, "never told");
+        assert!(
+            begin.elapsed().as_secs() < 20,
+            "failure not reported in time"
+        );
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(seen.0, ["5 failed", "lost 1"]);
@@ -427,7 +436,7 @@ fn a_living_peer_is_waited_for_before_its_end_is_reported() {
 }
 
 #[test]
-fn a_peer_that_never_stops_writing_is_given_up() {
+fn a_peer_that_never_stops_writing_is_ended() {
     let Some((mut one, mut other, _source, region)) = pair(256 << 10) else {
         return;
     };
@@ -441,7 +450,10 @@ fn a_peer_that_never_stops_writing_is_given_up() {
     while seen.0.len() < 2 {
         one.drop_peer(1);
         one.progress(&mut seen);
-        assert!(begin.elapsed().as_secs() < 20, "never told");
+        assert!(
+            begin.elapsed().as_secs() < 20,
+            "failure not reported in time"
+        );
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     assert_eq!(seen.0, ["5 failed", "lost 1"]);
@@ -489,7 +501,7 @@ fn a_long_request_for_help_is_done_in_parts() {
     let mut seen = Seen::default();
     let mut copied = Vec::new();
     while copied.last() != Some(&LENGTH) {
-        assert_ne!(one.progress(&mut seen), 0, "it stopped at {copied:?}");
+        assert_ne!(one.progress(&mut seen), 0, "the copy stopped at {copied:?}");
         assert!(!copied.is_empty() || !one.arm(), "there is more to do");
         // SAFETY: the vector is not touched by its name while this runs; the kernel writes into it.
         let target = unsafe {
@@ -532,7 +544,7 @@ fn chunks_of_a_living_peer_are_not_used_for_others() {
         (heard.1, std::mem::take(&mut heard_other.1)),
         (vec![body], vec![vec![9u8; 20_000]])
     );
-    // It has read them, or given up, so they come back.
+    // It has read them or ended the connection, so they are returned.
     let begin = std::time::Instant::now();
     while !one.closing.is_empty() {
         one.progress(&mut seen);
@@ -543,7 +555,7 @@ fn chunks_of_a_living_peer_are_not_used_for_others() {
 }
 
 #[test]
-fn only_what_is_registered_now_has_a_key() {
+fn only_registered_memory_has_a_key() {
     let mut one = transport(0);
     if !one.capabilities().get {
         println!("SKIPPED: cross-memory attach is not allowed here");
@@ -581,7 +593,7 @@ impl btl::Events for Whole {
 }
 
 #[test]
-fn long_messages_are_whole_at_every_distance() {
+fn long_messages_are_complete_at_every_distance() {
     let (mut one, mut other) = (transport(0), transport(1));
     one.add_peer(1, &other.address()).expect("reachable");
     other.add_peer(0, &one.address()).expect("reachable");
@@ -594,7 +606,7 @@ fn long_messages_are_whole_at_every_distance() {
             (64, 0, 32_768),
         ] {
             let super::PeerState::Added(peer) = &mut one.peers[1] else {
-                panic!("it is there")
+                panic!("the peer is added")
             };
             let state = if far {
                 crate::distance::Distance::far()
@@ -615,11 +627,11 @@ fn long_messages_are_whole_at_every_distance() {
 }
 
 #[test]
-fn unchanged_lines_leave_the_distance_alone() {
+fn unchanged_lines_do_not_affect_the_distance() {
     let (mut one, other) = (transport(0), transport(1));
     one.add_peer(1, &other.address()).expect("reachable");
     let super::PeerState::Added(peer) = &mut one.peers[1] else {
-        panic!("it is there")
+        panic!("the peer is added")
     };
     *peer.producer.distance() = crate::distance::Distance::far();
     for _ in 0..200 {

@@ -1,5 +1,5 @@
-//! Ranks in other processes: the test's own binary, started again to execute the same test with a
-//! role.
+//! Ranks in other processes: the test binary is started again to execute only the calling test,
+//! with a role.
 #![allow(dead_code)] // each test program uses its part
 
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -10,10 +10,10 @@ use btl::{Btl, Envelope, Events, PeerError, Rank, Tx};
 use shm_btl::{ShmBtl, ShmConfig};
 
 const ROLE: &str = "SHM_BTL_TEST_ROLE";
-/// Time limit for hangs.
+/// Time limit for waits.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Returns rank, number of ranks, job and the test's own word, if this process is a child.
+/// Returns rank, number of ranks, job and the test's argument, if this process is a child.
 pub(crate) fn role() -> Option<(Rank, u32, String, String)> {
     let role = std::env::var(ROLE).ok()?;
     let words: Vec<&str> = role.split(' ').collect();
@@ -46,8 +46,7 @@ pub(crate) fn join(rank: Rank, size: u32, job: &str) -> ShmBtl {
     let mut next = || lines.next().expect("the test lives").expect("a line");
     for peer in 0..size {
         let address = unhex(&next());
-        btl.add_peer(peer, &address)
-            .expect("a peer on the same node");
+        btl.add_peer(peer, &address).expect("a peer on this node");
     }
     println!("\nready");
     assert_eq!(next(), "start");
@@ -83,8 +82,8 @@ impl Drop for Process {
     }
 }
 
-/// Starts `children` (the ranks after `here`, each with its word) and makes one job of all. The
-/// ranks of `here` are in this process.
+/// Starts `children` (the ranks after `here`, each with its argument) and creates one job of all.
+/// The ranks of `here` are in this process.
 pub(crate) fn job(test: &str, here: u32, children: &[&str]) -> (Vec<ShmBtl>, Vec<Process>) {
     static JOBS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = JOBS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -118,7 +117,7 @@ pub(crate) fn job(test: &str, here: u32, children: &[&str]) -> (Vec<ShmBtl>, Vec
     for btl in &mut own {
         for (rank, address) in (0..).zip(&addresses) {
             btl.add_peer(rank, &unhex(address))
-                .expect("a peer on the same node");
+                .expect("a peer on this node");
         }
     }
     for process in &mut processes {
@@ -144,7 +143,7 @@ pub(crate) struct Seen {
 impl Events for Seen {
     fn message(&mut self, _: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
         self.count += 1;
-        // Touch all of it.
+        // Reads every byte.
         let sum = body.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
         std::hint::black_box(sum);
         if !self.forget {
@@ -176,7 +175,7 @@ impl Events for Seen {
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < PATIENCE, "waited in vain for: {what}");
+        assert!(begin.elapsed() < PATIENCE, "timed out waiting for: {what}");
     }
 }
 

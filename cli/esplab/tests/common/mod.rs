@@ -10,15 +10,15 @@ use lab::{Lab, LabError, LabOptions};
 
 pub type TestResult = Result<(), Box<dyn std::error::Error>>;
 
-/// The folder of the programs built for this test.
+/// Returns the folder of the programs built for this test.
 pub fn programs() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_esplab"))
         .parent()
-        .expect("a program lies in a folder")
+        .expect("the program has a folder")
         .to_owned()
 }
 
-/// A name that no other test has.
+/// Returns a name that no other test has.
 pub fn unique(what: &str) -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!(
@@ -28,7 +28,7 @@ pub fn unique(what: &str) -> String {
     )
 }
 
-/// Says loudly that a test did not run; fails it where it must.
+/// Reports that a test did not run; fails it where skipping is forbidden.
 pub fn skip(why: &str) {
     assert!(
         std::env::var_os("ESP_TEST_REQUIRE_PRIVILEGE").is_none_or(|v| v != "1"),
@@ -37,7 +37,7 @@ pub fn skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
-/// Options of a small lab without daemons.
+/// Returns the options of a small lab without daemons.
 pub fn bare(nodes: usize) -> LabOptions {
     let mut options = LabOptions::new(nodes);
     options.daemon = false;
@@ -45,7 +45,8 @@ pub fn bare(nodes: usize) -> LabOptions {
     options
 }
 
-/// Makes a lab that test threads can enter. `None` (and SKIPPED) when the system does not allow it.
+/// Creates a lab that test threads can enter. `None` (and SKIPPED) when the system does not allow
+/// it.
 pub fn lab(options: &LabOptions) -> Option<Lab> {
     if !rustix::process::geteuid().is_root() {
         skip("threads can enter the nodes of root's labs only");
@@ -72,7 +73,7 @@ pub fn esplab(args: &[&str]) -> Output {
     command.output().expect("esplab was built for this test")
 }
 
-/// Runs esplab and expects this exit code; gives standard output.
+/// Runs esplab and expects this exit code; returns its standard output.
 #[track_caller]
 pub fn esplab_ends(args: &[&str], code: i32) -> String {
     let output = esplab(args);
@@ -97,13 +98,12 @@ impl Drop for Downer {
     }
 }
 
-/// Waits for a condition that comes about by itself; gives up after a time that only a broken
-/// program needs.
+/// Waits for a condition; panics after a time that only a broken program needs.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !condition() {
-        assert!(Instant::now() < end, "gave up waiting until {what}");
+        assert!(Instant::now() < end, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,5 +1,5 @@
-//! Memory that one thread lends and another copies. All unsafe code of the loopback transport is
-//! here.
+//! Memory lent by one thread and copied by another. Contains all unsafe code of the loopback
+//! transport.
 
 /// A piece of memory that its owner has lent to the transport by contract ([`btl::Btl::register`],
 /// [`btl::PostedReceives::post`], [`btl::Tx::get`], [`btl::Tx::put`]).
@@ -10,7 +10,7 @@ pub(super) struct Memory {
 }
 
 // SAFETY: a `Memory` is only used to copy while the job's lock is held, and the lender keeps the
-// memory valid until it takes it back under the same lock.
+// memory valid until it takes it back under that lock.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -34,7 +34,7 @@ impl Memory {
         }
     }
 
-    /// A copy. Call it while the lender waits.
+    /// Returns a copy of the bytes. The lender must be waiting.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.length];
         if self.length > 0 {
@@ -48,7 +48,7 @@ impl Memory {
         self.length
     }
 
-    /// A part, if it lies inside.
+    /// Returns a part, if it lies within the memory.
     pub(super) fn part(&self, offset: usize, length: usize) -> Option<Memory> {
         if offset.checked_add(length)? > self.length {
             return None;
@@ -60,7 +60,7 @@ impl Memory {
     }
 }
 
-/// Copies as much as fits; the two may overlap. Call it under the job's lock only.
+/// Copies as much as fits; the ranges may overlap. Call it under the job's lock only.
 pub(super) fn copy(from: Memory, to: Memory) -> usize {
     let length = from.length.min(to.length);
     if length > 0 {

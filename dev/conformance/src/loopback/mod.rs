@@ -1,7 +1,8 @@
 //! Transport of a job inside one process: each rank is a value that its own thread may use.
 //!
-//! It tests layers above transports. Every queue is bounded and every limit can be set, so that
-//! small numbers reach each branch of the layer. [`Killer`] ends a rank as a crash does.
+//! It serves tests of the layers above transports. Every queue is bounded and every limit is
+//! configurable, so small limits reach each branch of the layer. [`Killer`] ends a rank as a crash
+//! does.
 
 mod memory;
 mod world;
@@ -26,7 +27,7 @@ const MAGIC: &[u8; 8] = b"esp-loop";
 const ADDRESS_LENGTH: usize = 8 + 8 + 4 + 4;
 const KEY: usize = 8 + 8 + 4 + 8 + 8;
 
-/// Number of the next job of this process.
+/// Number of the next job in this process.
 static JOBS: AtomicU64 = AtomicU64::new(1);
 
 /// Capabilities and limits of a job's transport.
@@ -44,7 +45,7 @@ pub struct Limits {
     pub eager: usize,
     /// [`PeerInfo::eager_skewed`].
     pub eager_skewed: usize,
-    /// [`PeerInfo::max_send`]; raised to what the contract asks for.
+    /// [`PeerInfo::max_send`]; raised to the contract's minimum.
     pub max_send: usize,
     /// Maximum number of messages in transit between two ranks, and of `get`s and `put`s pending at
     /// one. At least 1.
@@ -55,8 +56,8 @@ pub struct Limits {
     pub put: bool,
     /// [`PeerInfo::one_sided_from`].
     pub one_sided_from: usize,
-    /// `get` and `put` are [`Started::Pending`] and done by the next `progress`; else
-    /// [`Started::Done`].
+    /// `get` and `put` return [`Started::Pending`] and complete in the next `progress`; otherwise
+    /// they return [`Started::Done`].
     pub pending: bool,
     /// [`Capabilities::posted_receives`].
     pub posted_receives: bool,
@@ -199,9 +200,9 @@ pub struct Killer {
 }
 
 impl Killer {
-    /// Ends a rank as if its process had crashed: its own calls answer `Closed`, its peers see
-    /// [`PeerError::Died`] once they have taken what it sent before. Unknown, dead and closed ranks
-    /// are left alone.
+    /// Ends a rank as if its process had crashed: its own calls return `Closed`, and its peers see
+    /// [`PeerError::Died`] after the messages it sent before. Unknown, dead and closed ranks are
+    /// ignored.
     pub fn kill(&self, rank: Rank) {
         let mut world = lock(&self.world);
         if (rank as usize) < world.nodes.len() {
@@ -345,8 +346,8 @@ impl LoopbackBtl {
         done
     }
 
-    /// Completes held sends, whose bodies were copied.
-    fn tell_held(&mut self, events: &mut dyn Events) -> usize {
+    /// Completes held sends, whose bodies have been copied.
+    fn complete_held(&mut self, events: &mut dyn Events) -> usize {
         let count = self.held.len().min(self.limits.burst);
         for _ in 0..count {
             let Some((peer, token)) = self.held.pop_front() else {
@@ -649,7 +650,7 @@ impl Btl for LoopbackBtl {
             max_send: self.limits.max_send,
             one_sided: self.limits.get || self.limits.put || self.limits.posted_receives,
             one_sided_from: self.limits.one_sided_from,
-            reason: "loopback: the same process".into(),
+            reason: "loopback: within this process".into(),
         })
     }
 
@@ -658,7 +659,7 @@ impl Btl for LoopbackBtl {
             Ok(mut world) => world.awake(self.rank),
             Err(_) => return 0,
         }
-        let operated = self.operate(events) + self.tell_held(events);
+        let operated = self.operate(events) + self.complete_held(events);
         operated
             + self.announce_filled(events)
             + self.deliver(events)

@@ -18,7 +18,8 @@ pub(super) struct Packet {
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     pub(super) queue: VecDeque<Packet>,
-    /// Messages sent, and those whose callback has returned. Equal: the receiver has seen all.
+    /// Number of messages sent, and of those whose callback has returned. If equal, the receiver
+    /// has seen all.
     pub(super) sent: u64,
     pub(super) seen: u64,
     /// `Busy` was returned since the last message was removed.
@@ -73,7 +74,7 @@ pub(super) struct Filled {
     pub(super) length: usize,
 }
 
-/// One rank.
+/// State of a rank.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) state: State,
@@ -85,12 +86,12 @@ pub(super) struct Node {
     pub(super) filled: VecDeque<Filled>,
 }
 
-/// The job.
+/// State of a job.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) nodes: Vec<Node>,
     lanes: Vec<Lane>,
-    /// Pairs of ranks of which the first has dropped the second.
+    /// Pairs of ranks in which the first has dropped the second.
     dropped: BTreeSet<(Rank, Rank)>,
     names: u64,
 }
@@ -137,19 +138,19 @@ impl World {
     pub(super) fn error(&self, rank: Rank, peer: Rank) -> Option<PeerError> {
         let lost = |why: &str| Some(PeerError::Lost(why.into()));
         if self.dropped.contains(&(rank, peer)) {
-            return lost("this process has closed it out");
+            return lost("this process dropped the peer");
         }
         let error = self.nodes.get(peer as usize)?.state.error();
         error.or_else(|| {
             if self.dropped.contains(&(peer, rank)) {
-                lost("it has closed this process out")
+                lost("the peer dropped this process")
             } else {
                 None
             }
         })
     }
 
-    /// Drops `peer` at `rank`. It still gets the messages sent to it.
+    /// Drops `peer` at `rank`. The peer still receives the messages sent to it.
     pub(super) fn drop_peer(&mut self, rank: Rank, peer: Rank) {
         if self.dropped.insert((rank, peer)) {
             self.lane(peer, rank).queue.clear();
@@ -171,7 +172,7 @@ impl World {
         }
     }
 
-    /// Notes that `rank` is awake.
+    /// Marks `rank` as awake.
     pub(super) fn awake(&mut self, rank: Rank) {
         let node = self.node(rank);
         node.armed = false;
@@ -210,7 +211,9 @@ impl World {
             .get(&region)
             .and_then(|all| all.part(offset, local.len()))
         else {
-            return Err(PeerError::Violation("it took its region back".into()));
+            return Err(PeerError::Violation(
+                "the peer deregistered its region".into(),
+            ));
         };
         if put {
             memory::copy(local, remote)
@@ -245,7 +248,8 @@ impl World {
         true
     }
 
-    /// Ends a rank: its memory is inaccessible, its messages stay, messages to it are dropped.
+    /// Ends a rank: its memory becomes inaccessible, its messages remain, messages to it are
+    /// dropped.
     pub(super) fn end(&mut self, rank: Rank, state: State) {
         let node = self.node(rank);
         if node.state != State::Alive {

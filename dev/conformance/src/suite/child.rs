@@ -1,7 +1,7 @@
 //! Ranks as processes: the rank's side.
 //!
-//! Standard input is one end of a socket pair to the parent. It passes through programs that enter
-//! a namespace and execute the rank.
+//! Standard input is one end of a socket pair to the parent. It survives programs that enter a
+//! namespace and execute the rank.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use btl::{Btl, Rank};
 /// Environment variable that makes a process a rank.
 pub(super) const VARIABLE: &str = "BTL_CONFORMANCE_RANK";
 
-/// Maximum length of a frame, in bytes. Real ones are far shorter.
+/// Maximum length of a frame, in bytes, far above that of real ones.
 const MAX_FRAME: usize = 1 << 20;
 
 /// Kinds of frames from a rank: an offer for the exchange; a rank to kill; the result.
@@ -45,7 +45,7 @@ pub fn child() -> Option<Child> {
     parse(&std::env::var(VARIABLE).ok()?)
 }
 
-/// Value of the environment variable.
+/// Returns the value of the environment variable.
 pub(super) fn describe(place: &Place, options: &Options) -> String {
     let Options {
         limit,
@@ -96,7 +96,7 @@ impl Child {
     pub fn run(self, make: impl FnOnce(&Place) -> Result<Box<dyn Btl>, String>) -> ! {
         let limit = self.options.limit + Duration::from_secs(5);
         std::thread::spawn(move || {
-            // The process ends also if the transport hangs and the parent has ended.
+            // Ends the process even if the transport hangs and the parent has ended.
             std::thread::sleep(limit);
             std::process::exit(3);
         });
@@ -128,7 +128,7 @@ impl Child {
             (Some(case), Ok(btl)) => {
                 let mut run = Run::new(&self.place, btl, Box::new(meeting), &self.options);
                 let result = run.execute(case);
-                // Only the case closes or drops the transport: the process ends.
+                // Only the case closes or drops the transport; here the process ends without that.
                 std::mem::forget(run);
                 result
             }
@@ -162,11 +162,11 @@ impl ProcessMeeting {
                 &mut buffer[..],
                 rustix::net::RecvFlags::DONTWAIT,
             ) {
-                Ok((0, _)) => return Err("the parent is gone".into()),
+                Ok((0, _)) => return Err("the parent has ended".into()),
                 Ok((count, _)) => self.input.extend_from_slice(&buffer[..count]),
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(format!("the parent is gone: {error}")),
+                Err(error) => return Err(format!("the parent has ended: {error}")),
             }
         }
         let Some(length) = self
@@ -195,15 +195,13 @@ impl ProcessMeeting {
 impl Meeting for ProcessMeeting {
     fn offer(&mut self, mine: &[u8]) -> Result<(), String> {
         write_frame(&self.socket, OFFER, mine)
-            .map_err(|error| format!("the parent is gone: {error}"))
+            .map_err(|error| format!("the parent has ended: {error}"))
     }
 
     fn collect(&mut self) -> Result<Option<Vec<Option<Vec<u8>>>>, String> {
         match self.frame()? {
-            Some((ALL, bytes)) => Ok(Some(
-                unpack(&bytes).ok_or("an exchange that cannot be read")?,
-            )),
-            Some((kind, _)) => Err(format!("frame {kind} where an exchange was due")),
+            Some((ALL, bytes)) => Ok(Some(unpack(&bytes).ok_or("malformed exchange")?)),
+            Some((kind, _)) => Err(format!("frame {kind}, expected an exchange")),
             None => Ok(None),
         }
     }
@@ -214,13 +212,13 @@ impl Meeting for ProcessMeeting {
                 rustix::process::getpid(),
                 rustix::process::Signal::KILL,
             );
-            return Err("killed, and still there".into());
+            return Err("still running after the kill".into());
         }
         write_frame(&self.socket, KILL, &rank.to_le_bytes()).map_err(|error| error.to_string())?;
         loop {
             match self.frame()? {
                 Some((DEAD, _)) => return Ok(()),
-                Some((kind, _)) => return Err(format!("frame {kind} where a death was due")),
+                Some((kind, _)) => return Err(format!("frame {kind}, expected a death")),
                 None if self.over => return Err("the case is over".into()),
                 None => std::thread::sleep(Duration::from_micros(200)),
             }
@@ -236,7 +234,7 @@ impl Meeting for ProcessMeeting {
     }
 
     fn aborted(&mut self) -> bool {
-        // Reading a frame here suffices: the abort arrives as one.
+        // Reading one frame suffices, because the abort arrives as one.
         if !self.over && self.input.is_empty() {
             let mut first = [0; 1];
             let peek = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
@@ -310,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exchange_survives_packing() {
+    fn an_exchange_decodes_as_encoded() {
         let all = vec![
             Some(vec![1, 2, 3]),
             None,
@@ -322,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_reads_what_its_parent_describes() {
+    fn a_rank_decodes_its_parents_description() {
         let place = Place {
             rank: 3,
             size: 12,

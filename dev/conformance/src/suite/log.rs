@@ -1,4 +1,4 @@
-//! The events of a rank, and the invariants that hold for every transport at every moment.
+//! The events of a rank, and the invariants that every transport must keep at all times.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,9 +11,9 @@ use btl::{Envelope, Events, MAX_HEADER, PeerError, Rank, Tx};
 pub struct Got {
     /// Rank of the sender.
     pub peer: Rank,
-    /// Its header.
+    /// Header of the message.
     pub header: Vec<u8>,
-    /// Its body.
+    /// Body of the message.
     pub body: Vec<u8>,
 }
 
@@ -30,15 +30,15 @@ pub struct Received {
     pub result: Result<usize, PeerError>,
 }
 
-/// Events of a rank, and the first broken promise.
+/// Events of a rank, and the first violation of the contract.
 #[derive(Debug, Default)]
 pub struct Log {
-    /// Messages that the case has not taken, oldest first. Stream messages are checked and counted
+    /// Messages not yet consumed by the case, oldest first. Stream messages are checked and counted
     /// instead.
     pub messages: VecDeque<Got>,
-    /// Completions that the case has not taken.
+    /// Completions not yet consumed by the case.
     pub completed: Vec<(u64, Result<(), PeerError>)>,
-    /// Filled receives that the case has not taken.
+    /// Filled receives not yet consumed by the case.
     pub received: Vec<Received>,
     /// Failures, in order.
     pub failed: Vec<(Rank, PeerError)>,
@@ -71,7 +71,7 @@ impl Log {
     fn from(&mut self, peer: Rank, what: &str) {
         self.events += 1;
         if peer >= self.size {
-            self.blame(format!("{what} from rank {peer}, which is not of this job"));
+            self.blame(format!("{what} from rank {peer}, which is not in this job"));
         }
         if self.failure(peer).is_some() {
             self.blame(format!(
@@ -104,7 +104,7 @@ impl Log {
         self.events += 1;
         match self.pending.remove(&token) {
             None => self.blame(format!(
-                "token {token} completed, which is not pending: {result:?}"
+                "completion of token {token}, which is not pending: {result:?}"
             )),
             Some(peer) => self.from(peer, "a completion"),
         }
@@ -115,7 +115,7 @@ impl Log {
         self.from(received.peer, "a filled receive");
         if self.posted.remove(&received.token).is_none() {
             self.blame(format!(
-                "a receive was filled that is not posted: {received:?}"
+                "event of a receive that is not posted: {received:?}"
             ));
         }
         self.received.push(received);

@@ -60,15 +60,15 @@ impl Table {
         }
     }
 
-    /// Adds an offer. True: the exchange is complete.
+    /// Adds an offer. Returns true if it completes the exchange.
     pub(super) fn offer(&mut self, rank: Rank, bytes: Vec<u8>) -> bool {
-        if let Some(place) = self.offers.get_mut(rank as usize) {
-            *place = Some(bytes);
+        if let Some(offer) = self.offers.get_mut(rank as usize) {
+            *offer = Some(bytes);
         }
         self.settle()
     }
 
-    /// Removes a rank that finished or died. True: that completes an exchange.
+    /// Removes a rank that finished or died. Returns true if that completes an exchange.
     pub(super) fn leave(&mut self, rank: Rank, killed: bool) -> bool {
         if let Some(present) = self.present.get_mut(rank as usize) {
             *present = false;
@@ -115,7 +115,7 @@ pub(super) struct ThreadMeeting {
     pub(super) table: Arc<Mutex<Table>>,
     pub(super) rank: Rank,
     pub(super) kill: Option<KillFn>,
-    /// Exchange that this rank waits for.
+    /// Exchange for which this rank waits.
     pub(super) round: u64,
 }
 
@@ -124,13 +124,13 @@ impl ThreadMeeting {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the case because this rank failed. True: another rank failed before, which may be the
-    /// cause.
+    /// Ends the case because this rank failed. Returns true if another rank failed before, which
+    /// may be the cause.
     pub(super) fn abort(&self) -> bool {
         std::mem::replace(&mut self.table().aborted, true)
     }
 
-    /// Removes this rank, which is done.
+    /// Removes this rank, which has finished.
     pub(super) fn leave(&self) {
         self.table().leave(self.rank, false);
     }
@@ -153,7 +153,7 @@ impl Meeting for ThreadMeeting {
 
     fn kill(&mut self, rank: Rank) -> Result<(), String> {
         let Some(kill) = &self.kill else {
-            return Err("no way to kill a rank".into());
+            return Err("killing a rank is not supported".into());
         };
         kill(rank);
         self.table().leave(rank, true);

@@ -1,4 +1,4 @@
-//! Memory that cases lend to a transport. All unsafe code of the suite is here.
+//! Memory that cases lend to a transport. Contains all unsafe code of the suite.
 //!
 //! A [`Buffer`] is accessed by pointer only, never by reference, because a transport or a peer may
 //! write it at any time. [`Run`] keeps every buffer of a case. The runner frees them when all ranks
@@ -24,7 +24,7 @@ struct Raw {
 
 // SAFETY: the memory is owned by this value, and reached by copies through the pointer only.
 unsafe impl Send for Raw {}
-// SAFETY: as above; cases do not touch a buffer that a transport holds, that is what they test.
+// SAFETY: as above; cases do not touch a buffer that a transport holds, which the suite tests.
 unsafe impl Sync for Raw {}
 
 impl Drop for Raw {
@@ -42,19 +42,19 @@ impl Buffer {
         Buffer(Arc::new(Raw { pointer, length }))
     }
 
-    /// Returns its length, in bytes.
+    /// Returns the length, in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.length
     }
 
-    /// Returns whether its length is 0.
+    /// Returns whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.length == 0
     }
 
-    /// Returns a copy of its bytes.
+    /// Returns a copy of the bytes.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut copy = vec![0; self.0.length];
@@ -63,7 +63,7 @@ impl Buffer {
         copy
     }
 
-    /// Overwrites its first bytes, as far as there is room.
+    /// Overwrites the first bytes, as far as there is room.
     pub fn fill(&self, bytes: &[u8]) {
         let length = bytes.len().min(self.0.length);
         // SAFETY: at most `length` bytes on both sides; there is no reference into the buffer.
@@ -74,7 +74,7 @@ impl Buffer {
         match offset.checked_add(length) {
             Some(end) if end <= self.0.length => Ok(self.0.pointer.wrapping_add(offset)),
             _ => Err(Failure::Broken(format!(
-                "the case itself is wrong: {offset} + {length} of {}",
+                "bug of the case: {offset} + {length} of a buffer of {}",
                 self.0.length
             ))),
         }
@@ -95,7 +95,7 @@ pub struct Wanted {
 /// A posted receive.
 #[derive(Clone, Copy, Debug)]
 pub struct Posted {
-    /// Name given by the transport.
+    /// Identifier given by the transport.
     pub id: PostId,
     /// Token given by the case.
     pub token: u64,
@@ -108,19 +108,19 @@ pub struct Remote<'a> {
     pub peer: Rank,
     /// Key of the region.
     pub key: &'a [u8],
-    /// Offset in it, in bytes.
+    /// Offset in the region, in bytes.
     pub offset: usize,
 }
 
 impl Run {
-    /// Creates memory with these bytes, kept until every rank has ended.
+    /// Creates a buffer with these bytes, kept until every rank has ended.
     pub fn buffer(&mut self, bytes: Vec<u8>) -> Buffer {
         let buffer = Buffer::new(bytes);
         self.buffers.push(buffer.clone());
         buffer
     }
 
-    /// [`Btl::register`](btl::Btl::register) of a whole buffer.
+    /// Calls [`Btl::register`](btl::Btl::register) for a whole buffer.
     ///
     /// # Errors
     /// See there.
@@ -129,7 +129,8 @@ impl Run {
         unsafe { self.btl.register(buffer.0.pointer, buffer.0.length) }
     }
 
-    /// [`NoticedPuts::register_noticed`](btl::NoticedPuts::register_noticed) of a whole buffer.
+    /// Calls [`NoticedPuts::register_noticed`](btl::NoticedPuts::register_noticed) for a whole
+    /// buffer.
     ///
     /// # Errors
     /// See there.
@@ -150,8 +151,8 @@ impl Run {
         }
     }
 
-    /// [`Tx::get`](btl::Tx::get) of `length` bytes to `at` of a buffer; the token is noted while it
-    /// is pending.
+    /// Calls [`Tx::get`](btl::Tx::get) for `length` bytes to `at` of a buffer, and records the
+    /// token while it is pending.
     ///
     /// # Errors
     /// The range is outside of the buffer.
@@ -171,7 +172,7 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
-    /// [`Tx::put`](btl::Tx::put), likewise.
+    /// Calls [`Tx::put`](btl::Tx::put), and records the token as [`get`](Run::get) does.
     ///
     /// # Errors
     /// The range is outside of the buffer.
@@ -191,8 +192,8 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
-    /// [`HeldSends::send_held`](btl::HeldSends::send_held) of a whole buffer; the token is noted
-    /// while it is pending.
+    /// Calls [`HeldSends::send_held`](btl::HeldSends::send_held) for a whole buffer, and records
+    /// the token while it is pending.
     pub fn send_held(&mut self, peer: Rank, header: &[u8], buffer: &Buffer) -> Outcome {
         let token = self.token();
         // SAFETY: kept by `self.buffers` until the transport is dropped, and not changed before
@@ -204,7 +205,8 @@ impl Run {
         self.note(peer, token, result)
     }
 
-    /// [`NoticedPuts::put_last`](btl::NoticedPuts::put_last), likewise.
+    /// Calls [`NoticedPuts::put_last`](btl::NoticedPuts::put_last), and records the token as
+    /// [`get`](Run::get) does.
     ///
     /// # Errors
     /// The range is outside of the buffer.
@@ -224,11 +226,11 @@ impl Run {
         Ok(self.note(remote.peer, token, result))
     }
 
-    /// [`PostedReceives::post`](btl::PostedReceives::post) of `length` bytes from `at` of a buffer;
-    /// the token is noted while it is posted.
+    /// Calls [`PostedReceives::post`](btl::PostedReceives::post) for `length` bytes from `at` of a
+    /// buffer, and records the token while it is posted.
     ///
     /// # Errors
-    /// The range is outside of the buffer; or there is no room, which skips the case.
+    /// The range is outside of the buffer, or there is no room, which skips the case.
     pub fn post(
         &mut self,
         wanted: Wanted,
@@ -246,7 +248,8 @@ impl Run {
         self.try_post(wanted, buffer, at, length)?.ok_or(full)
     }
 
-    /// Calls [`PostedReceives::post`](btl::PostedReceives::post); `None`: no room.
+    /// Calls [`PostedReceives::post`](btl::PostedReceives::post). Returns `None` if there is no
+    /// room.
     ///
     /// # Errors
     /// The range is outside of the buffer.
@@ -279,7 +282,7 @@ impl Run {
         Ok(post.map(|id| Posted { id, token }))
     }
 
-    /// [`PostedReceives::withdraw`](btl::PostedReceives::withdraw).
+    /// Calls [`PostedReceives::withdraw`](btl::PostedReceives::withdraw).
     pub fn withdraw(&mut self, post: Posted) -> Withdrawn {
         let result = self.btl.withdraw(post.id);
         if result == Withdrawn::Yes {
@@ -288,7 +291,7 @@ impl Run {
         result
     }
 
-    /// [`PostedReceives::send_to_posted`](btl::PostedReceives::send_to_posted).
+    /// Calls [`PostedReceives::send_to_posted`](btl::PostedReceives::send_to_posted).
     ///
     /// # Errors
     /// See there.
@@ -316,7 +319,7 @@ impl Run {
 /// Result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Its token.
+    /// Token of the operation.
     pub token: u64,
     /// Result returned by the transport.
     pub result: Result<Started, SendError>,

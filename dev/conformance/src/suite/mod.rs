@@ -1,10 +1,10 @@
-//! The conformance suite: every transport instantiates it, and it tests every promise of
+//! The conformance suite: every transport instantiates it, and it tests every promise of the
 //! [`contract`](btl::contract).
 //!
 //! # Shape
 //! A [`Case`] is a function that every rank of a job executes, each with its own [`Run`]: the
 //! transport, an event log that checks the invariants (exactly one completion, no message after a
-//! failure, …), and a means to meet the other ranks without the transport. The ranks are threads
+//! failure, …), and a way to meet the other ranks without the transport. The ranks are threads
 //! ([`threads()`]) or processes ([`processes()`]).
 //!
 //! # A transport whose ranks can be threads of one process
@@ -33,7 +33,7 @@
 //! ```
 //!
 //! # A transport whose ranks must be processes
-//! The test's own binary is started once for each rank and executes the same test again, alone:
+//! The test binary is started once per rank, and each process executes only the calling test:
 //! ```no_run
 //! # use std::process::Command;
 //! # use btl_conformance::suite::{self, ProcessHarness, Place};
@@ -120,7 +120,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// Returns why a case with this need is skipped; `None`: it runs.
+    /// Returns why a case with this need is skipped, or `None` if it can run.
     fn missing(self, capabilities: Capabilities, kill: bool) -> Option<&'static str> {
         let (there, name) = match self {
             Need::Get => (capabilities.get, "no capability get"),
@@ -135,15 +135,15 @@ impl Need {
     }
 }
 
-/// Extent of a run.
+/// Extent of a run: limits and selection of cases.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time limit of one case. A rank that still runs has failed. It is meant for hangs: make it
+    /// Time limit of one case, after which a running rank has failed. It detects hangs: make it
     /// long.
     pub limit: Duration,
-    /// Messages in each direction of the long case.
+    /// Number of messages in each direction of the long case.
     pub messages: u32,
-    /// Rounds of the cases that repeat a short exchange.
+    /// Number of rounds of the cases that repeat a short exchange.
     pub rounds: u32,
     /// Number of ranks of the cases with [`MANY`], 4 to 16.
     pub peers: u32,
@@ -198,7 +198,7 @@ impl Options {
             .collect()
     }
 
-    /// Returns why a case is skipped, if it is.
+    /// Returns why a case is skipped, or `None`.
     fn skipped(&self, case: &Case) -> Option<String> {
         self.skip
             .iter()

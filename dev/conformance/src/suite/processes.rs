@@ -25,7 +25,7 @@ pub trait ProcessHarness {
     fn name(&self) -> String;
 
     /// Returns the command that starts a rank; arguments, one variable and the standard streams are
-    /// added. It must execute `program` in the same process (as `ip netns exec` and `nsenter` do),
+    /// added. It must execute `program` in its own process (as `ip netns exec` and `nsenter` do),
     /// because that process is killed.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ pub trait ProcessHarness {
         Ok(Command::new(program))
     }
 
-    /// Extent of a run.
+    /// Returns the extent of the run.
     fn options(&self) -> Options {
         Options::default()
     }
@@ -59,16 +59,16 @@ pub fn processes(test: &str, harness: &dyn ProcessHarness) -> Report {
     report
 }
 
-/// Frame of a rank, or the end of its stream, from the thread that reads it.
-type News = (Rank, Option<(u8, Vec<u8>)>);
+/// Frame of a rank, or the end of its stream, sent by the thread that reads it.
+type RankFrame = (Rank, Option<(u8, Vec<u8>)>);
 
 /// Processes of one case.
 struct Party {
     ranks: BTreeMap<Rank, Member>,
     table: Table,
     results: Vec<(Rank, Result<(), Failure>)>,
-    tell: Sender<News>,
-    hear: Receiver<News>,
+    sender: Sender<RankFrame>,
+    receiver: Receiver<RankFrame>,
     deadline: Instant,
 }
 
@@ -79,7 +79,7 @@ struct Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Reaped already, or not needed any more.
+        // Already reaped, or no longer needed.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -96,13 +96,13 @@ impl Party {
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let job = format!("{}-{}-{number}", case.name, std::process::id());
         let size = options.ranks(case);
-        let (tell, hear) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let mut party = Party {
             ranks: BTreeMap::new(),
             table: Table::new(size),
             results: Vec::new(),
-            tell,
-            hear,
+            sender,
+            receiver,
             deadline: Instant::now() + options.limit + Duration::from_secs(10),
         };
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -140,17 +140,17 @@ impl Party {
             .stdin(input)
             .stdout(Stdio::null());
         let process = command.spawn()?;
-        // The command holds the rank's end of the socket, whose last holder must be the rank.
+        // The command holds the rank's end of the socket, which only the rank may keep.
         drop(command);
-        let (reader, tell, rank) = (socket.try_clone()?, self.tell.clone(), place.rank);
+        let (reader, sender, rank) = (socket.try_clone()?, self.sender.clone(), place.rank);
         self.ranks.insert(rank, Member { process, socket });
         std::thread::Builder::new().spawn(move || {
             while let Some(frame) = read_frame(&reader) {
-                if tell.send((rank, Some(frame))).is_err() {
+                if sender.send((rank, Some(frame))).is_err() {
                     return;
                 }
             }
-            let _ = tell.send((rank, None));
+            let _ = sender.send((rank, None));
         })?;
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Party {
     fn run(mut self) -> Outcome {
         while !self.ranks.is_empty() {
             let left = self.deadline.saturating_duration_since(Instant::now());
-            match self.hear.recv_timeout(left) {
+            match self.receiver.recv_timeout(left) {
                 Ok((rank, frame)) => self.hear_of(rank, frame),
                 Err(_) => {
                     let hanging: Vec<_> = self.ranks.keys().collect();
@@ -221,7 +221,7 @@ impl Party {
             return;
         };
         if self.results.iter().any(|(of, _)| *of == rank) {
-            // It exits by itself: the exit is part of the test.
+            // The process exits by itself, which is part of the test.
             let _ = member.process.wait();
             return;
         }
@@ -237,7 +237,7 @@ impl Party {
             let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
             self.results.push((
                 rank,
-                Err(Failure::Broken(format!("ended without a word: {how}"))),
+                Err(Failure::Broken(format!("ended without a result: {how}"))),
             ));
         }
         self.gone(rank, !killed);

@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 pub enum Outcome {
     /// All ranks passed.
     Passed,
-    /// It did not run, for this reason.
+    /// The case did not run, for this reason.
     Skipped(String),
-    /// It failed, with the rank and what it saw.
+    /// The case failed: the rank, and its observation.
     Failed(String),
 }
 
@@ -61,7 +61,7 @@ impl Report {
     /// Returns whether the transport conforms.
     ///
     /// # Errors
-    /// Lists the failed cases, or says that none ran.
+    /// Lists the failed cases, or states that none ran.
     pub fn verdict(&self) -> Result<(), String> {
         let (passed, skipped, failed) = self.counts();
         println!(

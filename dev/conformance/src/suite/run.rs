@@ -12,14 +12,14 @@ use super::{Case, Options, Place};
 use crate::rng::Rng;
 use btl::{Btl, MAX_ADDRESS, MAX_HEADER, PeerError, PeerInfo, Rank, SendError, Tx, Unreachable};
 
-/// Why a rank did not come to the end of a case.
+/// Why a rank did not finish a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// A promise was broken.
     Broken(String),
     /// The case does not apply.
     Skipped(String),
-    /// This rank was killed, as the case wanted.
+    /// This rank was killed by the case.
     Killed,
     /// Another rank failed.
     Aborted,
@@ -48,7 +48,7 @@ impl From<String> for Failure {
     }
 }
 
-/// An event inside of its callback, for cases that answer there.
+/// An event passed on from its callback, for cases that answer there.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// Sender, header and body.
@@ -196,20 +196,20 @@ impl Run {
             }
             Err(_) => {}
         }
-        let place = peer as usize;
-        if self.paths.len() <= place {
-            let nobody = || {
+        let index = peer as usize;
+        if self.paths.len() <= index {
+            let missing = || {
                 Err(Unreachable {
                     reason: "not added".into(),
                 })
             };
-            self.paths.resize_with(place + 1, nobody);
+            self.paths.resize_with(index + 1, missing);
         }
-        self.paths[place] = path;
+        self.paths[index] = path;
         Ok(())
     }
 
-    /// Returns what `add_peer` returned for a peer.
+    /// Returns the result of `add_peer` for a peer.
     ///
     /// # Errors
     /// The peer is unreachable: a case with the own rank is skipped, any other fails.
@@ -231,7 +231,7 @@ impl Run {
         self.step_with(&mut |_, _| {})
     }
 
-    /// Does a [`step`](Run::step); `watch` gets each event inside of the callback and may send.
+    /// Does a [`step`](Run::step); `watch` receives each event inside the callback and may send.
     ///
     /// # Errors
     /// As for [`step`](Run::step).
@@ -241,7 +241,7 @@ impl Run {
     ) -> Result<usize, Failure> {
         let done = self.look(watch)?;
         if done == 0 {
-            // The machine has fewer processors than the job has ranks.
+            // The machine may have fewer processors than the job has ranks.
             self.idle += 1;
             if self.idle > 200 {
                 std::thread::sleep(Duration::from_micros(100));
@@ -269,13 +269,13 @@ impl Run {
         });
         if done == 0 && self.log.events != before {
             self.log
-                .blame("progress said 0 and delivered something".into());
+                .blame("progress returned 0 but reported events".into());
         }
         self.alive()?;
         Ok(done)
     }
 
-    /// Checks that the case goes on.
+    /// Checks that the case has not ended.
     ///
     /// # Errors
     /// The case has ended.
@@ -318,12 +318,12 @@ impl Run {
         }
         let (pending, posted) = (self.log.pending.len(), self.log.posted.len());
         Err(Failure::Broken(format!(
-            "in vain until the time limit: {what} ({} events came, {pending} pending, {posted} posted, failed: {:?})",
+            "time limit reached waiting for {what} ({} events, {pending} pending, {posted} posted, failed: {:?})",
             self.log.events, self.log.failed
         )))
     }
 
-    /// Sends a message; repeats while the transport is `Busy`.
+    /// Sends a message, retrying while the transport is `Busy`.
     ///
     /// # Errors
     /// Every error but `Busy`, and as for [`step`](Run::step).
@@ -334,7 +334,7 @@ impl Run {
                 Err(SendError::Busy) => self.step()?,
                 Err(error) => return Err(self.unless_killed(error)),
             };
-            self.in_time("a message is sent at last")?;
+            self.in_time("a message to be accepted")?;
         }
     }
 
@@ -353,7 +353,7 @@ impl Run {
         Ok(())
     }
 
-    /// Sends the next stream message; repeats while the transport is `Busy`.
+    /// Sends the next stream message, retrying while the transport is `Busy`.
     ///
     /// # Errors
     /// Every error but `Busy`, and as for [`step`](Run::step).
@@ -364,7 +364,7 @@ impl Run {
                 Err(SendError::Busy) => self.step()?,
                 Err(error) => return Err(self.unless_killed(error)),
             };
-            self.in_time("a message is sent at last")?;
+            self.in_time("a message to be accepted")?;
         }
     }
 
@@ -386,7 +386,7 @@ impl Run {
         let came = self.streamed(peer).1;
         if came > count {
             return Err(Failure::Broken(format!(
-                "{came} messages of rank {peer} came, which sent {count}"
+                "{came} messages arrived from rank {peer}, which sent {count}"
             )));
         }
         Ok(())
@@ -469,7 +469,7 @@ impl Run {
     /// # Errors
     /// As for [`until`](Run::until).
     pub fn flush(&mut self) -> Result<(), Failure> {
-        self.until("flush", |run| run.btl.flush())
+        self.until("flush to return true", |run| run.btl.flush())
     }
 
     /// Returns a new token.
@@ -487,7 +487,7 @@ impl Run {
         if let Some(got) = self.log.messages.front() {
             let (peer, header, body) = (got.peer, got.header.len(), got.body.len());
             return Err(Failure::Broken(format!(
-                "nobody sent a message of {header} + {body} bytes from rank {peer}"
+                "unexpected message of {header} + {body} bytes from rank {peer}"
             )));
         }
         if !self.log.pending.is_empty() {
@@ -499,7 +499,7 @@ impl Run {
         self.barrier()
     }
 
-    /// Returns the failure of a send; that of a killed rank is not its error.
+    /// Returns the failure of a send. A killed rank does not count it as an error.
     fn unless_killed(&mut self, error: SendError) -> Failure {
         match self.alive() {
             Err(failure) => failure,

@@ -7,7 +7,7 @@ use crate::rng::Rng;
 use btl::{MAX_HEADER, Rank};
 
 const MAGIC: u32 = 0x5d1e_c0de;
-/// Length of the front: magic, number, body length, header length.
+/// Length of the header's fixed part: magic, number, body length, header length.
 const HEADER: usize = 4 + 8 + 4 + 1;
 
 /// Lengths of the messages of a stream.
@@ -80,7 +80,7 @@ impl Streams {
         self.arrived.get(&peer).copied().unwrap_or(0)
     }
 
-    /// Checks a received message. `None`: it does not belong to a stream.
+    /// Checks a received message. Returns `None` if it does not belong to a stream.
     pub(super) fn check(
         &mut self,
         peer: Rank,
@@ -94,7 +94,7 @@ impl Streams {
         let (number, expected) = (u64::from_le_bytes(number), self.count_arrived(peer));
         if number != expected {
             return Some(Err(format!(
-                "message {number} of rank {peer} came where {expected} was next"
+                "message {number} of rank {peer} arrived, expected {expected}"
             )));
         }
         *self.arrived.entry(peer).or_default() += 1;
@@ -103,7 +103,7 @@ impl Streams {
         {
             let (header, body) = (header.len(), body.len());
             return Some(Err(format!(
-                "message {number} of rank {peer} came with {header} + {body} bytes"
+                "message {number} of rank {peer} arrived with {header} + {body} bytes"
             )));
         }
         let key = self.key(peer, self.rank, number);

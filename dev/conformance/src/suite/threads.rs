@@ -23,7 +23,7 @@ pub trait Harness {
     /// The job cannot be created; the case fails.
     fn job(&self, size: u32) -> Result<Job, String>;
 
-    /// Extent of a run.
+    /// Returns the extent of the run.
     fn options(&self) -> Options {
         Options::default()
     }
@@ -80,7 +80,7 @@ fn one(harness: &dyn Harness, case: &'static Case, options: &Options) -> Outcome
         Err(why) => return Outcome::Failed(format!("no job: {why}")),
     };
     let table = Arc::new(Mutex::new(Table::new(size)));
-    let (tell, hear) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let mut names: Vec<Rank> = Vec::new();
     for (rank, btl) in (0..size).zip(job.ranks) {
         let place = Place {
@@ -95,8 +95,8 @@ fn one(harness: &dyn Harness, case: &'static Case, options: &Options) -> Outcome
             kill: job.kill.clone(),
             round: 0,
         };
-        let (tell, options) = (tell.clone(), options.clone());
-        let work = move || rank_thread(&place, case, btl, meeting, &options, &tell);
+        let (sender, options) = (sender.clone(), options.clone());
+        let work = move || rank_thread(&place, case, btl, meeting, &options, &sender);
         if let Err(error) = std::thread::Builder::new()
             .name(format!("{}-{rank}", case.name))
             .spawn(work)
@@ -105,18 +105,18 @@ fn one(harness: &dyn Harness, case: &'static Case, options: &Options) -> Outcome
         }
         names.push(rank);
     }
-    drop((tell, job.kill));
+    drop((sender, job.kill));
     let deadline = Instant::now() + options.limit + Duration::from_secs(10);
     let (mut results, mut kept) = (Vec::new(), Vec::new());
     while !names.is_empty() {
-        match hear.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok((rank, result, buffers)) => {
                 names.retain(|name| *name != rank);
                 results.push((rank, result));
                 kept.push(buffers);
             }
             Err(error) => {
-                // The thread holds memory that others may write, so nothing is freed.
+                // The rank's thread holds memory that others may write, so nothing is freed.
                 std::mem::forget(kept);
                 let how = if error == RecvTimeoutError::Timeout {
                     "hang in the transport"
@@ -130,7 +130,7 @@ fn one(harness: &dyn Harness, case: &'static Case, options: &Options) -> Outcome
     judge(&results)
 }
 
-type Told = (Rank, Result<(), Failure>, Vec<Buffer>);
+type RankResult = (Rank, Result<(), Failure>, Vec<Buffer>);
 
 fn rank_thread(
     place: &Place,
@@ -138,14 +138,14 @@ fn rank_thread(
     btl: Box<dyn Btl>,
     meeting: ThreadMeeting,
     options: &Options,
-    tell: &mpsc::Sender<Told>,
+    sender: &mpsc::Sender<RankResult>,
 ) {
-    // Runs also if the case panics, so that the others do not wait for this rank.
+    // Dropped on a panic of the case, too, so that the others do not wait for this rank.
     let leave = Leave(meeting.clone());
     let mut run = Run::new(place, btl, Box::new(meeting) as Box<_>, options);
     let mut result = run.execute(case);
-    // Before the transport is dropped, so that the others do not count its end as their failure.
-    // They also stop when the case does not apply to this rank.
+    // Called before the transport is dropped, so that the others do not report its end as their
+    // failure. They also stop when the case does not apply to this rank.
     if matches!(
         result,
         Err(Failure::Broken(_) | Failure::Aborted | Failure::Skipped(_))
@@ -155,10 +155,10 @@ fn rank_thread(
         result = Err(Failure::Aborted);
     }
     let buffers = std::mem::take(&mut run.buffers);
-    // The transport is dropped before the others learn that this rank is done.
+    // The transport is dropped before the others learn that this rank has finished.
     drop(run);
     drop(leave);
-    let _ = tell.send((place.rank, result, buffers));
+    let _ = sender.send((place.rank, result, buffers));
 }
 
 struct Leave(ThreadMeeting);
@@ -189,7 +189,7 @@ pub(super) fn judge(results: &[(Rank, Result<(), Failure>)]) -> Outcome {
         .iter()
         .any(|(_, result)| *result == Err(Failure::Aborted))
     {
-        return Outcome::Failed("a rank ended, and said nothing".into());
+        return Outcome::Failed("a rank ended without a result".into());
     }
     Outcome::Passed
 }
@@ -198,7 +198,7 @@ pub(super) fn judge(results: &[(Rank, Result<(), Failure>)]) -> Outcome {
 mod tests {
     use super::*;
 
-    /// A transport may not turn a broken promise of one rank into a pass or a skip of the whole.
+    /// One rank's broken promise must not become a pass or a skip of the whole case.
     #[test]
     fn a_broken_promise_outweighs_the_rest() {
         let broken = || Err(Failure::Broken("lost".into()));

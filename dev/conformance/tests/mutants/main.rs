@@ -1,4 +1,5 @@
-//! The suite can fail: for each promise a transport that breaks it, and the case that notices.
+//! Tests of the suite itself: for each promise a transport that breaks it, and the case that
+//! detects it.
 
 mod mutant;
 
@@ -9,35 +10,39 @@ use btl_conformance::suite::{CASES, Harness, Job, Options, Outcome, threads};
 
 use mutant::{Break, Mutant};
 
-/// A fault, the case that must notice it, and words that its report must contain.
+/// A fault, the case that must detect it, and words that the report must contain.
 const TABLE: &[(Break, &str, &str)] = &[
-    (Break::Duplicates, "order", "was next"),
-    (Break::Reorders, "order", "was next"),
-    (Break::Loses, "many_messages", "was next"),
+    (Break::Duplicates, "order", "arrived, expected"),
+    (Break::Reorders, "order", "arrived, expected"),
+    (Break::Loses, "many_messages", "arrived, expected"),
     (Break::FlipsBodyBit, "order", "wrong at byte 999"),
     (Break::FlipsHeaderBit, "order", "the header of message"),
-    (Break::SaysZero, "order", "progress said 0"),
+    (Break::SaysZero, "order", "progress returned 0"),
     (Break::MixesUpPeers, "order", "is wrong at byte"),
-    (Break::DropsEmpty, "empty", "were due"),
-    (Break::CutsLongest, "limits", "were due"),
+    (Break::DropsEmpty, "empty", ", expected"),
+    (Break::CutsLongest, "limits", ", expected"),
     (Break::TakesTooLong, "limits", "Ok(())"),
     (Break::WrongLimit, "limits", "limit: 63"),
-    (Break::SplitsAtPageEnd, "edges", "were due"),
-    (Break::LosesOnBusy, "busy", "was next"),
-    (Break::SendsOnBusy, "busy", "was next"),
-    (Break::BusyForEver, "busy", "in vain"),
-    (Break::NeverBusy, "busy", "where is the bound"),
-    (Break::LosesOnBusy, "both_full", "was next"),
-    (Break::LosesToItself, "self_send", "in vain"),
-    (Break::GoesOn, "bounded_progress", "one progress delivered"),
-    (Break::ServesFew, "many_peers", "in vain"),
-    (Break::ServesFew, "all_to_one", "in vain"),
-    (Break::DeafInCallbacks, "callbacks_ping_pong", "in vain"),
-    (Break::LosesOnBusy, "callbacks_flood", "was next"),
+    (Break::SplitsAtPageEnd, "edges", ", expected"),
+    (Break::LosesOnBusy, "busy", "arrived, expected"),
+    (Break::SendsOnBusy, "busy", "arrived, expected"),
+    (Break::BusyForEver, "busy", "time limit"),
+    (Break::NeverBusy, "busy", "has no bound"),
+    (Break::LosesOnBusy, "both_full", "arrived, expected"),
+    (Break::LosesToItself, "self_send", "time limit"),
+    (
+        Break::UnboundedProgress,
+        "bounded_progress",
+        "one progress delivered",
+    ),
+    (Break::ServesFew, "many_peers", "time limit"),
+    (Break::ServesFew, "all_to_one", "time limit"),
+    (Break::DropsInCallbacks, "callbacks_ping_pong", "time limit"),
+    (Break::LosesOnBusy, "callbacks_flood", "arrived, expected"),
     (Break::WrongFigures, "figures", "eager 65537"),
     (Break::CompletesTwice, "get_flood", "not pending"),
     (Break::CompletesTwice, "put_flood", "not pending"),
-    (Break::NeverCompletes, "get_flood", "in vain"),
+    (Break::NeverCompletes, "get_flood", "time limit"),
     (Break::DoneAndCompletes, "get_data", "wrong at byte"),
     (Break::OffByOne, "get_data", "wrong at byte"),
     (Break::OffByOne, "put_data", "wrong at byte"),
@@ -47,48 +52,44 @@ const TABLE: &[(Break, &str, &str)] = &[
     (Break::AnyKey, "put_keys", "no key"),
     (Break::PutsLate, "put_then_send", "wrong at byte"),
     (Break::PutsLate, "put_last", "wrong at byte"),
-    (Break::TellsNobody, "put_last", "in vain"),
+    (Break::LosesNotice, "put_last", "time limit"),
     (Break::DeregistersAll, "put_last", "region key"),
-    (Break::ReadsHeldLate, "send_held", "were due"),
-    (Break::NeverCompletes, "send_held", "in vain"),
+    (Break::ReadsHeldLate, "send_held", ", expected"),
+    (Break::NeverCompletes, "send_held", "time limit"),
     (Break::CompletesTwice, "send_held", "not pending"),
     (Break::OffByOne, "self_get", "wrong at byte"),
     (Break::OneRegion, "many_regions", "wrong at byte"),
-    (Break::TakesYoungest, "matched_oldest", "was due"),
-    (Break::ToldTwice, "matched_oldest", "not posted"),
-    (Break::AnySource, "matched_sources", "does not want it"),
+    (Break::TakesYoungest, "matched_oldest", ", expected"),
+    (Break::ReportsFillTwice, "matched_oldest", "not posted"),
+    (Break::AnySource, "matched_sources", "does not match"),
     (Break::NegativeIsAny, "matched_tags", "tag: -1"),
     (Break::OneContext, "matched_tags", "context: 0"),
     (
         Break::WithdrawsNothing,
         "matched_withdraw",
-        "does not want it",
+        "does not match",
     ),
-    (Break::TakenIsYes, "matched_withdraw", "yet Yes"),
-    (Break::TellsRoom, "matched_lengths", "101 bytes into 100"),
-    (Break::Overtakes, "matched_unseen", "does not want it"),
+    (Break::TakenIsYes, "matched_withdraw", "returned Yes"),
+    (Break::ReportsRoom, "matched_lengths", "101 bytes into 100"),
+    (Break::Overtakes, "matched_unseen", "does not match"),
     (
         Break::SeenTooSoon,
         "matched_callback",
-        "a younger message was first",
+        "a younger message arrived first",
     ),
     (Break::TakenIsYes, "matched_race", "not posted"),
-    (
-        Break::AnySource,
-        "matched_self",
-        "a posted receive is filled",
-    ),
+    (Break::AnySource, "matched_self", "a filled receive"),
     (Break::LeaksPosts, "matched_full", "room for"),
-    (Break::NeverArmed, "wake", "nobody woke"),
+    (Break::NeverArmed, "wake", "was not woken"),
     (Break::AlwaysReadable, "wake_quiet", "sleep once"),
-    (Break::NeverArmed, "wake_by_match", "nobody woke"),
-    (Break::NeverArmed, "wake_by_leaving", "nobody woke"),
-    (Break::NeverArmed, "wake_by_death", "nobody woke"),
+    (Break::NeverArmed, "wake_by_match", "was not woken"),
+    (Break::NeverArmed, "wake_by_leaving", "was not woken"),
+    (Break::NeverArmed, "wake_by_death", "was not woken"),
     (Break::NeverCompletes, "wake_by_completion", "pending"),
-    (Break::AnyAddress, "garbage_addresses", "no address"),
+    (Break::AnyAddress, "garbage_addresses", "as an address"),
     (Break::PanicsOnAddress, "garbage_addresses", "panicked"),
-    (Break::LosesEarly, "early_message", "was next"),
-    (Break::KnowsEverybody, "never_added", "to rank 2"),
+    (Break::LosesEarly, "early_message", "arrived, expected"),
+    (Break::SendsToUnadded, "never_added", "to rank 2"),
     (
         Break::SendsAfterClose,
         "use_after_close",
@@ -109,24 +110,28 @@ const TABLE: &[(Break, &str, &str)] = &[
     (
         Break::FlushLies,
         "flush_exit",
-        "of 60 flushed messages came",
+        "of 60 flushed messages arrived",
     ),
-    (Break::NeverFails, "close_while_peers_send", "in vain"),
+    (Break::NeverFails, "close_while_peers_send", "time limit"),
     (Break::DiedIsLeft, "death_idle", "a killed rank: Left"),
     (
         Break::FailsTwice,
         "death_idle",
         "a failure from rank 2 after",
     ),
-    (Break::NeverFails, "death_before_first_message", "in vain"),
+    (
+        Break::NeverFails,
+        "death_before_first_message",
+        "time limit",
+    ),
     (
         Break::AllFail,
         "death_idle",
         "after its failure was reported",
     ),
     (Break::SendsToDead, "death_idle", "Ok(())"),
-    (Break::Duplicates, "death_mid_send", "was next"),
-    (Break::NeverFails, "death_mid_receive", "in vain"),
+    (Break::Duplicates, "death_mid_send", "arrived, expected"),
+    (Break::NeverFails, "death_mid_receive", "time limit"),
     (
         Break::FailsBeforeCompletion,
         "death_mid_get",
@@ -139,29 +144,33 @@ const TABLE: &[(Break, &str, &str)] = &[
     ),
     (Break::ForgetsCompletion, "death_mid_get", "were pending"),
     (Break::LeftIsDied, "left_mid_get", "closed in order: Died"),
-    (Break::NeverFails, "death_of_poster", "in vain"),
-    (Break::ForgetsReceived, "death_of_matched_sender", "in vain"),
+    (Break::NeverFails, "death_of_poster", "time limit"),
+    (
+        Break::ForgetsReceived,
+        "death_of_matched_sender",
+        "time limit",
+    ),
     (
         Break::AllFail,
         "death_of_many",
         "after its failure was reported",
     ),
-    (Break::DropsNothing, "drop_peer", "in vain"),
+    (Break::DropsNothing, "drop_peer", "time limit"),
     (
         Break::NeverQuiet,
         "drop_peer_that_is_not_there",
         "was never added",
     ),
-    (Break::DropsNothing, "drop_peer_mid_get", "in vain"),
+    (Break::DropsNothing, "drop_peer_mid_get", "time limit"),
     (
         Break::DropsNothing,
         "drop_peer_mid_put",
-        "written by a peer",
+        "written by a dropped peer",
     ),
-    (Break::DropsNothing, "drop_peer_mid_matched", "in vain"),
+    (Break::DropsNothing, "drop_peer_mid_matched", "time limit"),
 ];
 
-/// The fault, the case, what it must say.
+/// A fault, the case that detects it, and words of its report.
 struct Broken(Break, &'static str, &'static str);
 
 impl Harness for Broken {
@@ -185,9 +194,9 @@ impl Harness for Broken {
     }
 
     fn options(&self) -> Options {
-        // What fails by never coming to its end takes all of it; any other fails early.
-        let endless = self.2.contains("in vain")
-            || ["pending", "a posted receive is filled"].contains(&self.2);
+        // Faults that make a case hang take the whole time limit; any other fails early.
+        let endless =
+            self.2.contains("time limit") || ["pending", "a filled receive"].contains(&self.2);
         let limit = std::time::Duration::from_secs(if endless { 3 } else { 30 });
         Options {
             only: Some(self.1),
@@ -199,30 +208,30 @@ impl Harness for Broken {
     }
 }
 
-/// Report of the suite that differs from the expected one.
-fn unnoticed((fault, case, says): &(Break, &'static str, &'static str)) -> Option<String> {
-    let report = threads(&Broken(*fault, case, says));
-    let noticed = matches!(&report.lines[..], [(_, Outcome::Failed(why))] if why.contains(says));
-    (!noticed).then(|| format!("{fault:?} by {case}: {:?}", report.lines))
+/// Returns the report of a fault that was not detected as expected.
+fn undetected((fault, case, words): &(Break, &'static str, &'static str)) -> Option<String> {
+    let report = threads(&Broken(*fault, case, words));
+    let detected = matches!(&report.lines[..], [(_, Outcome::Failed(why))] if why.contains(words));
+    (!detected).then(|| format!("{fault:?} by {case}: {:?}", report.lines))
 }
 
-/// Most mutants wait for what never comes, so all run beside each other.
+/// All run in parallel, because most mutants wait until the time limit.
 #[test]
-fn mutants_are_noticed() {
+fn mutants_are_detected() {
     let missed: Vec<_> = std::thread::scope(|scope| {
         let running: Vec<_> = TABLE
             .iter()
-            .map(|line| scope.spawn(|| unnoticed(line)))
+            .map(|line| scope.spawn(|| undetected(line)))
             .collect();
         running
             .into_iter()
             .filter_map(|thread| thread.join().expect("the suite never panics"))
             .collect()
     });
-    assert!(missed.is_empty(), "not noticed:\n{}", missed.join("\n"));
+    assert!(missed.is_empty(), "not detected:\n{}", missed.join("\n"));
 }
 
-/// The wrapper alone breaks nothing: what the table shows comes from the faults.
+/// The wrapper alone breaks nothing: the failures of the table are due to the faults.
 #[test]
 fn an_unbroken_mutant_conforms() {
     struct Whole;
@@ -244,7 +253,7 @@ fn an_unbroken_mutant_conforms() {
     threads(&Whole).verdict().unwrap();
 }
 
-/// Each case is failed by a mutant, and the table names no case that does not exist.
+/// Checks that a mutant fails each case, and that the table names no unknown case.
 #[test]
 fn every_case_can_fail() {
     let cases: Vec<&str> = CASES
@@ -264,9 +273,9 @@ fn every_case_can_fail() {
     assert!(unknown.is_empty(), "no such case: {unknown:?}");
 }
 
-/// A run in which nothing ran is no success.
+/// A run without any case is a failure.
 #[test]
-fn nothing_at_all_is_a_failure() {
+fn a_run_without_cases_fails() {
     assert!(
         threads(&Broken(Break::Nothing, "no such case", ""))
             .verdict()

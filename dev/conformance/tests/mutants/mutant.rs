@@ -35,8 +35,8 @@ pub(crate) enum Break {
     NeverBusy,
     LosesToItself,
     ServesFew,
-    GoesOn,
-    DeafInCallbacks,
+    UnboundedProgress,
+    DropsInCallbacks,
     WrongFigures,
     CompletesTwice,
     NeverCompletes,
@@ -45,18 +45,18 @@ pub(crate) enum Break {
     NoBounds,
     AnyKey,
     PutsLate,
-    TellsNobody,
+    LosesNotice,
     ReadsHeldLate,
     DeregistersAll,
     OneRegion,
     TakesYoungest,
-    ToldTwice,
+    ReportsFillTwice,
     AnySource,
     NegativeIsAny,
     OneContext,
     WithdrawsNothing,
     TakenIsYes,
-    TellsRoom,
+    ReportsRoom,
     Overtakes,
     SeenTooSoon,
     LeaksPosts,
@@ -65,7 +65,7 @@ pub(crate) enum Break {
     AnyAddress,
     PanicsOnAddress,
     LosesEarly,
-    KnowsEverybody,
+    SendsToUnadded,
     SendsAfterClose,
     ClosesNothing,
     LeftIsDied,
@@ -101,13 +101,13 @@ struct State {
     out: VecDeque<(Rank, Vec<u8>, Vec<u8>)>,
     last: BTreeMap<Rank, (Vec<u8>, Vec<u8>)>,
     peers: BTreeSet<Rank>,
-    told: BTreeSet<Rank>,
+    reported: BTreeSet<Rank>,
     completed: Vec<(u64, Result<(), PeerError>)>,
     key: Vec<u8>,
     late: Vec<LatePut>,
-    /// Held bodies that are read too late: peer, header, where, how long.
+    /// Held bodies that are read too late: peer, header, address, length.
     held: Vec<(Rank, Vec<u8>, usize, usize)>,
-    /// Posts by the name given out: the receive, and the loopback's name.
+    /// Posts by the identifier returned: the receive, and the loopback's identifier.
     posts: BTreeMap<u64, (Receive, PostId)>,
     leaked: usize,
     region: u64,
@@ -121,7 +121,7 @@ struct LatePut {
     offset: usize,
     token: u64,
     wait: u32,
-    told: bool,
+    reported: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +143,7 @@ impl Mutant {
             out: VecDeque::new(),
             last: BTreeMap::new(),
             peers: BTreeSet::new(),
-            told: BTreeSet::new(),
+            reported: BTreeSet::new(),
             completed: Vec::new(),
             key: Vec::new(),
             late: Vec::new(),
@@ -205,7 +205,7 @@ impl Tx for MutantTx<'_> {
             Break::Loses if count.is_multiple_of(1000) => return Ok(()),
             Break::DropsEmpty if header.is_empty() && body.is_empty() => return Ok(()),
             Break::LosesToItself if peer == self.state.rank && count > 50 => return Ok(()),
-            Break::DeafInCallbacks if self.state.inside => return Ok(()),
+            Break::DropsInCallbacks if self.state.inside => return Ok(()),
             Break::FlipsBodyBit if body.len() > 1000 => spoilt.1[999] ^= 4,
             Break::FlipsHeaderBit if header.len() > 30 => spoilt.0[30] ^= 4,
             Break::CutsLongest if header.len() + body.len() == 65536 => drop(spoilt.1.pop()),
@@ -244,7 +244,7 @@ impl Tx for MutantTx<'_> {
             (Break::LosesOnBusy, Err(SendError::Busy)) if first_busy => Ok(()),
             (Break::NeverBusy, Err(SendError::Busy)) => Ok(()),
             (Break::SendsOnBusy, Ok(())) if count.is_multiple_of(50) => Err(SendError::Busy),
-            (Break::KnowsEverybody, Err(SendError::NoPeer(_)))
+            (Break::SendsToUnadded, Err(SendError::NoPeer(_)))
             | (Break::SendsAfterClose, Err(SendError::Closed))
             | (Break::SendsToDead, Err(SendError::Failed { .. })) => Ok(()),
             (_, result) => result,
@@ -297,7 +297,7 @@ impl Tx for MutantTx<'_> {
                 offset,
                 token,
                 wait: 200,
-                told: false,
+                reported: false,
             });
             return Ok(Started::Pending);
         }
@@ -384,7 +384,7 @@ impl NoticedPuts for MutantTx<'_> {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        if self.state.fault != Break::TellsNobody {
+        if self.state.fault != Break::LosesNotice {
             return Err(SendError::Unsupported);
         }
         // SAFETY: the caller's promise.
@@ -462,11 +462,11 @@ impl Events for Spoiler<'_> {
             .find(|(receive, _)| receive.0.token == token)
             .map(|(receive, _)| receive.0.length);
         match tx.state.fault {
-            Break::ToldTwice => {
+            Break::ReportsFillTwice => {
                 self.events
                     .received(&mut tx, token, peer, envelope, result.clone());
             }
-            Break::TellsRoom => result = result.map(|length| length.min(room.unwrap_or(0))),
+            Break::ReportsRoom => result = result.map(|length| length.min(room.unwrap_or(0))),
             Break::ForgetsReceived => return,
             _ => {}
         }
@@ -482,11 +482,11 @@ impl Events for Spoiler<'_> {
             Break::FailsTwice => self.events.failed(&mut tx, peer, error.clone()),
             Break::AllFail => {
                 for other in tx.state.peers.clone() {
-                    if other != peer && tx.state.told.insert(other) {
+                    if other != peer && tx.state.reported.insert(other) {
                         self.events.failed(&mut tx, other, error.clone());
                     }
                 }
-                if !tx.state.told.insert(peer) {
+                if !tx.state.reported.insert(peer) {
                     return;
                 }
             }
@@ -521,7 +521,7 @@ impl PostedReceives for Mutant {
         let name = unsafe { self.inner.post(&wanted) }?;
         if self.state.fault == Break::TakesYoungest {
             for (receive, old) in self.state.posts.values_mut() {
-                // Behind the new one.
+                // Posted again after the new one.
                 if *old != PostId(u64::MAX) && self.inner.withdraw(*old) == Withdrawn::Yes {
                     // SAFETY: it was posted just now.
                     *old = unsafe { self.inner.post(&receive.0) }.unwrap_or(PostId(u64::MAX));
@@ -543,9 +543,9 @@ impl NoticedPuts for Mutant {
 
 impl PendingPeers for Mutant {}
 
-struct Nobody;
+struct Discard;
 
-impl Events for Nobody {
+impl Events for Discard {
     fn message(&mut self, _: &mut dyn Tx, _: Rank, _: &[u8], _: &[u8]) {}
     fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
     fn failed(&mut self, _: &mut dyn Tx, _: Rank, _: PeerError) {}
@@ -570,7 +570,7 @@ impl Btl for Mutant {
                 ..path
             }),
             (Break::LosesEarly, path) => {
-                self.inner.progress(&mut Nobody);
+                self.inner.progress(&mut Discard);
                 path
             }
             (_, path) => path,
@@ -583,18 +583,18 @@ impl Btl for Mutant {
         }
         for (peer, header, at, length) in std::mem::take(&mut self.state.held) {
             // SAFETY: the suite keeps its buffers until the transport is dropped; this reads one
-            // that it has back.
+            // that was returned to it.
             let body = unsafe {
                 std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), length)
             };
             let _ = self.inner.send(peer, &header, &[IoSlice::new(body)]);
         }
         let mut late = std::mem::take(&mut self.state.late);
-        let mut told = 0;
+        let mut reported = 0;
         for put in &mut late {
-            if !put.told {
-                put.told = true;
-                told += 1;
+            if !put.reported {
+                put.reported = true;
+                reported += 1;
                 events.completed(&mut self.tx(), put.token, Ok(()));
             }
             put.wait -= 1;
@@ -627,11 +627,11 @@ impl Btl for Mutant {
             later: Vec::new(),
         };
         if spoiler.state.fault == Break::PutsLate {
-            // Its own completions are not passed on.
-            return told + self.inner.progress(&mut OnlyMessages(spoiler.events));
+            // Completions of the wrapper's own puts are not passed on.
+            return reported + self.inner.progress(&mut OnlyMessages(spoiler.events));
         }
         let mut done = self.inner.progress(&mut spoiler);
-        while spoiler.state.fault == Break::GoesOn {
+        while spoiler.state.fault == Break::UnboundedProgress {
             match self.inner.progress(&mut spoiler) {
                 0 => break,
                 more => done += more,

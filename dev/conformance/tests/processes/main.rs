@@ -1,5 +1,5 @@
 //! The suite with ranks as processes, over `sockets.rs`: processes are started, meet, die, exit
-//! right after `close`, and an error in one of them is reported.
+//! right after `close`, and report their errors.
 
 mod sockets;
 mod unflushed;
@@ -56,7 +56,7 @@ impl ProcessHarness for Sockets {
 fn make(place: &Place) -> Result<Box<dyn Btl>, String> {
     let fault = std::env::var(FAULT).unwrap_or_default();
     match fault.as_str() {
-        "is not made" if place.rank == 1 => return Err("no transport today".into()),
+        "is not made" if place.rank == 1 => return Err("not created".into()),
         "exits" if place.rank == 1 => std::process::exit(7),
         "hangs" if place.rank == 1 => std::thread::sleep(Duration::from_secs(3600)),
         _ => {}
@@ -81,7 +81,7 @@ fn sockets_conform() {
         },
     );
     report.verdict().unwrap();
-    // What needs processes ran.
+    // The cases that need processes ran.
     for case in [
         "flush_exit",
         "death_mid_send",
@@ -96,8 +96,8 @@ fn sockets_conform() {
     }
 }
 
-/// One case over a transport with a fault must fail, and say this.
-fn fails(test: &str, case: &'static str, fault: &'static str, says: &str) {
+/// Checks that a case over a faulty transport fails with these words.
+fn fails(test: &str, case: &'static str, fault: &'static str, words: &str) {
     let report = suite::processes(
         test,
         &Sockets {
@@ -105,12 +105,12 @@ fn fails(test: &str, case: &'static str, fault: &'static str, says: &str) {
             fault,
         },
     );
-    let right = matches!(&report.lines[..], [(_, Outcome::Failed(why))] if why.contains(says));
-    assert!(right, "{:?} where {says:?} was due", report.lines);
+    let right = matches!(&report.lines[..], [(_, Outcome::Failed(why))] if why.contains(words));
+    assert!(right, "{:?} where {words:?} was expected", report.lines);
 }
 
 #[test]
-fn a_rank_without_a_transport_is_heard() {
+fn a_rank_without_a_transport_fails_the_case() {
     if let Some(child) = suite::child() {
         child.run(make);
     }
@@ -118,12 +118,12 @@ fn a_rank_without_a_transport_is_heard() {
         "a_rank_without_a_transport_is_heard",
         "order",
         "is not made",
-        "rank 1: no transport: no transport today",
+        "rank 1: no transport: not created",
     );
 }
 
 #[test]
-fn a_rank_that_exits_is_heard() {
+fn a_rank_that_exits_fails_the_case() {
     if let Some(child) = suite::child() {
         child.run(make);
     }
@@ -131,12 +131,12 @@ fn a_rank_that_exits_is_heard() {
         "a_rank_that_exits_is_heard",
         "order",
         "exits",
-        "rank 1: ended without a word: exit status: 7",
+        "rank 1: ended without a result: exit status: 7",
     );
 }
 
 #[test]
-fn a_rank_that_hangs_is_ended() {
+fn a_rank_that_hangs_is_killed() {
     if let Some(child) = suite::child() {
         child.run(make);
     }
@@ -144,12 +144,12 @@ fn a_rank_that_hangs_is_ended() {
         "a_rank_that_hangs_is_ended",
         "order",
         "hangs",
-        "in vain until the time limit: the other ranks",
+        "time limit reached waiting for the other ranks",
     );
 }
 
 #[test]
-fn a_flush_that_lies_is_noticed_at_exit() {
+fn an_early_flush_is_detected_at_exit() {
     if let Some(child) = suite::child() {
         child.run(make);
     }
@@ -157,6 +157,6 @@ fn a_flush_that_lies_is_noticed_at_exit() {
         "a_flush_that_lies_is_noticed_at_exit",
         "flush_exit",
         "loses at exit",
-        "of 60 flushed messages came",
+        "of 60 flushed messages arrived",
     );
 }

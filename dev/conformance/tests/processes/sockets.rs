@@ -1,8 +1,8 @@
-//! A transport between processes of one node, over Unix sockets that keep packets.
+//! A transport between processes of one node, over Unix sockets of type SEQPACKET.
 //!
-//! Every rank listens at a name of the abstract namespace. It connects to each peer and sends on
-//! its own connections only; what it has accepted it only reads. The kernel does the rest: it keeps
-//! the order, bounds the queues, and reports the end of a process.
+//! Every rank listens on an abstract address. It connects to each peer, sends only on its own
+//! connections and only reads accepted ones. The kernel keeps the order, bounds the queues, and
+//! reports the end of a process.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -19,15 +19,15 @@ use rustix::net::{
     socket_with,
 };
 
-/// Longest message, header and body, in bytes.
+/// Maximum length of a message, header and body, in bytes.
 const MAX_SEND: usize = 32 << 10;
-/// Packets that one `progress` reads from one connection.
+/// Maximum number of packets that one `progress` reads from one connection.
 const BURST: usize = 16;
-/// A packet of this byte alone says that the peer closes its transport. In all others the first
-/// byte is the length of the header.
+/// A packet of this single byte announces that the peer closes its transport. In all others the
+/// first byte is the length of the header.
 const LEAVING: u8 = u8::MAX;
 
-/// The transport of one rank.
+/// Transport of one rank.
 #[derive(Debug)]
 pub(crate) struct SocketBtl {
     rank: Rank,
@@ -35,21 +35,21 @@ pub(crate) struct SocketBtl {
     /// Contains `listener` and every accepted connection.
     epoll: OwnedFd,
     listener: OwnedFd,
-    /// Own connections, to the peers that were added.
+    /// Own connections to the added peers.
     outgoing: BTreeMap<Rank, OwnedFd>,
     accepted: Vec<Accepted>,
-    /// Why peers cannot be sent to any more.
+    /// Errors of peers that cannot be sent to any more.
     failed: BTreeMap<Rank, PeerError>,
     closed: bool,
 }
 
-/// A connection that a peer has made.
+/// A connection accepted from a peer.
 #[derive(Debug)]
 struct Accepted {
     socket: OwnedFd,
-    /// Known from its first packet.
+    /// Rank of the peer, known from its first packet.
     peer: Option<Rank>,
-    /// Set at its end.
+    /// Error of the connection, set at its end.
     end: Option<PeerError>,
 }
 
@@ -69,7 +69,7 @@ fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
 }
 
 impl SocketBtl {
-    /// Starts to listen.
+    /// Starts listening.
     pub(crate) fn new(rank: Rank, job: &str) -> io::Result<SocketBtl> {
         let listener = new_socket(SocketFlags::NONBLOCK)?;
         bind(&listener, &address(job, rank)?)?;
@@ -89,7 +89,7 @@ impl SocketBtl {
         })
     }
 
-    /// Connects and says who this is.
+    /// Connects and sends this rank's number.
     fn connect(&self, peer: Rank) -> io::Result<OwnedFd> {
         let socket = new_socket(SocketFlags::empty())?;
         connect(&socket, &address(&self.job, peer)?)?;
@@ -112,7 +112,7 @@ impl SocketBtl {
         self.accepted.len() - before
     }
 
-    /// Reads one packet of a connection and delivers it. Returns whether there was one.
+    /// Reads and delivers one packet of a connection. Returns whether there was one.
     fn read(&mut self, index: usize, events: &mut dyn Events) -> bool {
         let mut packet = [0; 1 + MAX_SEND];
         // A callback may have closed the transport.
@@ -187,7 +187,7 @@ impl Tx for SocketBtl {
         let mut parts = vec![IoSlice::new(&first), IoSlice::new(header)];
         parts.extend_from_slice(body);
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        // What is wrong with a connection that takes nothing, its other direction reports.
+        // Errors of a connection that accepts nothing are reported by its other direction.
         sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)
             .map(|_| ())
             .map_err(|_| SendError::Busy)
@@ -260,7 +260,7 @@ impl Btl for SocketBtl {
         Some(self.epoll.as_fd())
     }
 
-    /// The descriptor is readable as long as something is there, so it may always be slept on.
+    /// The descriptor stays readable while an event is there, so sleeping is always allowed.
     fn arm(&mut self) -> bool {
         true
     }
@@ -281,7 +281,7 @@ impl Btl for SocketBtl {
         true
     }
 
-    /// The kernel has every message. The last one, which `close` sends, needs room.
+    /// The kernel has every message. The one that `close` sends needs room.
     fn flush(&mut self) -> bool {
         self.outgoing.iter().all(|(peer, socket)| {
             let mut fds = [PollFd::new(socket, PollFlags::OUT)];

@@ -1,4 +1,4 @@
-//! A transport that loses its last message when its process exits, although `flush` said yes.
+//! A transport that loses its last message when its process exits, although `flush` returned true.
 
 use std::io::IoSlice;
 

@@ -1,6 +1,6 @@
 //! A fabric of interfaces inside one process: reliable connections, RDMA, shared receives and
-//! datagrams with the rules of verbs and without hardware, for tests. What happens is decided by
-//! the calls and a seed alone.
+//! datagrams with the semantics of verbs and without hardware, for tests. It is deterministic: its
+//! behaviour depends only on the calls and a seed.
 
 mod net;
 mod nic;

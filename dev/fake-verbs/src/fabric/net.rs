@@ -9,7 +9,7 @@ use crate::nic::{Completion, FLUSHED, GOOD, NO_ANSWER, REMOTE_ACCESS, Sge, Verb}
 #[derive(Debug, Default)]
 pub(super) struct Net {
     pub(super) nodes: Vec<Node>,
-    /// Number of datagrams lost, of a million.
+    /// Share of datagrams to drop, in parts per million.
     pub(super) loss: u64,
     pub(super) seed: u64,
 }
@@ -17,7 +17,7 @@ pub(super) struct Net {
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) alive: bool,
-    /// By key: start, length, open to peers.
+    /// Registrations by key: start, length, accessible to peers.
     pub(super) memory: HashMap<u32, (u64, u64, bool)>,
     pub(super) queues: BTreeMap<u32, End>,
     pub(super) inbox: VecDeque<Completion>,
@@ -27,7 +27,7 @@ pub(super) struct Node {
     pub(super) armed: bool,
     pub(super) next: u32,
     pub(super) registrations: u64,
-    /// Registrations of more bytes than this in all are refused.
+    /// Maximum number of registered bytes; further registrations are refused.
     pub(super) limit: u64,
     pub(super) refusal: i32,
 }
@@ -39,7 +39,7 @@ pub(super) struct End {
     pub(super) depth: usize,
     pub(super) receives: usize,
     pub(super) waiting: VecDeque<Request>,
-    /// Ended without a report.
+    /// Number of requests that ended without a completion.
     pub(super) unsignaled: usize,
     pub(super) broken: bool,
 }
@@ -49,10 +49,10 @@ pub(super) struct Request {
     pub(super) id: u64,
     pub(super) verb: Verb,
     pub(super) local: Vec<Sge>,
-    /// Instead of `local`: bytes that came with the request.
+    /// Bytes copied with the request, used instead of `local`.
     pub(super) carried: Option<Vec<u8>>,
-    /// Success is reported.
-    pub(super) tell: bool,
+    /// Success generates a completion.
+    pub(super) signaled: bool,
     pub(super) remote: (u64, u32),
 }
 
@@ -64,14 +64,14 @@ pub(super) enum Went {
 }
 
 impl Node {
-    pub(super) fn tell(&mut self, completion: Completion) {
+    pub(super) fn complete(&mut self, completion: Completion) {
         self.inbox.push_back(completion);
         if std::mem::take(&mut self.armed) {
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
-    /// May this key be used for these bytes?
+    /// Returns whether this key covers these bytes.
     fn covers(&self, address: u64, length: u64, key: u32, by_peer: bool) -> bool {
         self.memory.get(&key).is_some_and(|(start, size, remote)| {
             (*remote || !by_peer)
@@ -88,7 +88,7 @@ impl Node {
 unsafe fn copy(from: u64, to: u64, length: usize) {
     let from: *const u8 = ptr::with_exposed_provenance(from as usize);
     let to: *mut u8 = ptr::with_exposed_provenance_mut(to as usize);
-    // SAFETY: as promised; they may overlap if a test wants that.
+    // SAFETY: guaranteed by the caller; they may overlap if a test wants that.
     unsafe { ptr::copy(from, to, length) };
 }
 
@@ -114,27 +114,28 @@ impl Net {
         };
         end.broken = true;
         let mut status = status;
-        let mut told = Vec::new();
+        let mut completions = Vec::new();
         for request in end.waiting.drain(..) {
-            told.push(Completion::Done {
+            completions.push(Completion::Done {
                 id: request.id,
                 status,
             });
             status = FLUSHED;
         }
         if std::mem::take(&mut end.receives) > 0 {
-            told.push(Completion::Arrived {
+            completions.push(Completion::Arrived {
                 connection: end.number,
                 status: FLUSHED,
                 immediate: None,
                 shared: None,
             });
         }
-        told.into_iter()
-            .for_each(|completion| node.tell(completion));
+        completions
+            .into_iter()
+            .for_each(|completion| node.complete(completion));
     }
 
-    /// Lets all go on that send to this node.
+    /// Continues all queue pairs that send to this node.
     pub(super) fn run_towards(&mut self, to: usize) {
         for at in 0..self.nodes.len() {
             let numbers: Vec<u32> = self.nodes[at]
@@ -169,10 +170,14 @@ impl Net {
                     let node = &mut self.nodes[at];
                     if let Some(end) = node.queues.get_mut(&number) {
                         end.waiting.pop_front();
-                        end.unsignaled = if request.tell { 0 } else { end.unsignaled + 1 };
+                        end.unsignaled = if request.signaled {
+                            0
+                        } else {
+                            end.unsignaled + 1
+                        };
                     }
-                    if request.tell {
-                        node.tell(Completion::Done {
+                    if request.signaled {
+                        node.complete(Completion::Done {
                             id: request.id,
                             status: GOOD,
                         });
@@ -249,7 +254,7 @@ impl Net {
             } else {
                 (sge.address, other)
             };
-            // SAFETY: both were just looked up; registrations end under the same lock.
+            // SAFETY: both were just looked up; registrations end under this lock.
             unsafe { copy(from, to, sge.length as usize) };
             other += u64::from(sge.length);
         }
@@ -260,7 +265,7 @@ impl Net {
             } else if let Some(end) = target.queues.get_mut(&peer.1) {
                 end.receives -= 1;
             }
-            target.tell(Completion::Arrived {
+            target.complete(Completion::Arrived {
                 connection,
                 status: GOOD,
                 immediate,

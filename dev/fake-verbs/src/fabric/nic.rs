@@ -11,7 +11,7 @@ use crate::nic::{
     Remote, Sge, Source, Verb,
 };
 
-/// One of its interfaces.
+/// An interface of the fabric.
 #[derive(Debug)]
 pub struct FabricNic {
     pub(super) net: Arc<Mutex<Net>>,
@@ -31,13 +31,13 @@ impl FabricNic {
         let at = self.at;
         let mut net = self.lock();
         if !net.nodes[at].alive {
-            // It is not reported any more.
+            // Its completion is not reported any more.
             return Ok(());
         }
         let Some(end) = net.nodes[at].queues.get_mut(&queue.0) else {
             return Err(NicError::new("ibv_post_send", libc::ENOTCONN));
         };
-        // An unsignaled one keeps its place until a later one completes.
+        // An unsignaled request keeps its place until a later one completes.
         if end.waiting.len() + end.unsignaled >= end.depth {
             return Err(NicError::new("ibv_post_send", libc::ENOMEM));
         }
@@ -71,7 +71,7 @@ impl Nic for FabricNic {
         }
         node.next += 1;
         node.registrations += 1;
-        // Keys differ from node to node, so that one used at the wrong place is noticed.
+        // Keys differ from node to node, so that a key used at the wrong node is detected.
         let key = node.next << 8 | (at as u32 & 0xff);
         node.memory
             .insert(key, (address as u64, length as u64, remote));
@@ -146,7 +146,7 @@ impl Nic for FabricNic {
             verb,
             local: local.to_vec(),
             carried: None,
-            tell: mode != PostMode::Inline { tell: false },
+            signaled: mode != PostMode::Inline { signaled: false },
             remote,
         };
         if mode != PostMode::Registered {
@@ -154,7 +154,7 @@ impl Nic for FabricNic {
             for sge in request.local.drain(..) {
                 let start: *const u8 = ptr::with_exposed_provenance(sge.address as usize);
                 let length = sge.length as usize;
-                // SAFETY: as promised to us.
+                // SAFETY: guaranteed by the caller.
                 bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(start, length) });
             }
             if bytes.len() > self.about.inline {
@@ -208,7 +208,7 @@ impl Nic for FabricNic {
                 qpn: place.qpn,
             };
             let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes).to_vec();
-            node.tell(Completion::Datagram { from, bytes });
+            node.complete(Completion::Datagram { from, bytes });
         }
         Ok(())
     }

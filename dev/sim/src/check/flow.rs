@@ -13,27 +13,27 @@ const SAFE_PAYLOAD: u16 = 1489;
 /// Fingerprints kept before the oldest outstanding packet.
 const KEPT: usize = 3 * MAX_WINDOW as usize;
 
-/// What one side of a connection has sent, and what it can know of its peer.
+/// State of one side of a connection: the packets it sent, and its knowledge of the peer.
 #[derive(Debug)]
 pub struct Side {
-    /// Its incarnation.
+    /// Incarnation of this side.
     pub nonce: u64,
-    /// Its first sequence.
+    /// First sequence number of this side.
     pub isn: u16,
-    /// Incarnation of the peer it talks to; 0 while unknown.
+    /// Incarnation of the peer; 0 while unknown.
     pub peer_nonce: u64,
-    /// Credit given in its set-up block.
+    /// Credit given in this side's set-up block.
     pub set_up_credit: u16,
-    /// Its node was restarted.
+    /// This side's node was restarted.
     pub forgotten: bool,
-    /// Largest payload it can receive.
+    /// Largest payload that this side can receive.
     pub max_payload: u16,
-    /// It offers ECN.
+    /// This side offers ECN.
     pub ecn: bool,
     ecn_in_force: bool,
     /// Packets that arrived with a congestion mark.
     marks: u64,
-    /// Position of its peer's FIN.
+    /// Position of the peer's FIN.
     peer_fin: Option<u64>,
     agreed_payload: u16,
     /// Next new position.
@@ -41,7 +41,7 @@ pub struct Side {
     fin: Option<u64>,
     /// Fingerprints of the frames sent, up to `next`.
     sent: VecDeque<u64>,
-    /// Position that its peer has acknowledged, as far as that was delivered to it.
+    /// Position that the peer has acknowledged in frames delivered to this side.
     acked: u64,
     edge: u64,
     /// Largest payload whose probe was answered.
@@ -50,8 +50,8 @@ pub struct Side {
     received: u64,
     ahead: BTreeSet<u64>,
     probes_received: BTreeSet<u16>,
-    /// Position that it has acknowledged to its peer.
-    told_ack: u64,
+    /// Position that this side has acknowledged to the peer.
+    sent_ack: u64,
     told_edge: u64,
     told_sack: BTreeSet<u64>,
 }
@@ -95,7 +95,7 @@ impl Side {
             received: 1,
             ahead: BTreeSet::new(),
             probes_received: BTreeSet::new(),
-            told_ack: 0,
+            sent_ack: 0,
             told_edge: 1 + u64::from(set_up.credit),
             told_sack: BTreeSet::new(),
         }
@@ -105,7 +105,7 @@ impl Side {
     /// may grow.
     pub fn repeats_set_up(&mut self, set_up: &SetUpView<'_>, isn: u16) -> Result<(), String> {
         if isn != self.isn || set_up.max_payload != self.max_payload || set_up.ecn != self.ecn {
-            return Err(format!("a repeated SYN that differs: {set_up:?}"));
+            return Err(format!("a repeated SYN with other contents: {set_up:?}"));
         }
         if set_up.credit < self.set_up_credit {
             return Err(format!(
@@ -122,7 +122,7 @@ impl Side {
     pub fn link(&mut self, peer_nonce: u64, credit: u16, max_payload: u16, ecn: bool) {
         if self.peer_nonce != peer_nonce {
             self.peer_nonce = peer_nonce;
-            (self.received, self.told_ack) = (1, 0);
+            (self.received, self.sent_ack) = (1, 0);
             (self.marks, self.peer_fin) = (0, None);
             self.ahead.clear();
         }
@@ -236,11 +236,11 @@ impl Side {
     }
 
     fn check_ack(&mut self, view: &View<'_>, peer: &Side) -> Result<(), String> {
-        let ack = unwrap(view.ack, peer.isn, self.told_ack.max(1));
-        if ack < self.told_ack as i64 {
+        let ack = unwrap(view.ack, peer.isn, self.sent_ack.max(1));
+        if ack < self.sent_ack as i64 {
             return Err(format!(
                 "the ack moved back from {} to {ack}",
-                self.told_ack
+                self.sent_ack
             ));
         }
         let ack = ack as u64;
@@ -250,7 +250,7 @@ impl Side {
                 self.received
             ));
         }
-        self.told_ack = ack;
+        self.sent_ack = ack;
         Ok(())
     }
 
@@ -264,10 +264,10 @@ impl Side {
                 ));
             }
             self.told_edge = edge as u64;
-            if self.told_edge > self.told_ack + MAX_WINDOW {
+            if self.told_edge > self.sent_ack + MAX_WINDOW {
                 return Err(format!(
                     "W-39: credit edge {edge} with ack {}",
-                    self.told_ack
+                    self.sent_ack
                 ));
             }
         }
@@ -298,7 +298,7 @@ impl Side {
         if sack.is_empty() {
             return Ok(());
         }
-        let first = self.told_ack + 1;
+        let first = self.sent_ack + 1;
         for bit in 0..8 * sack.len() as u64 {
             let position = first + bit;
             let set = sack[(bit / 8) as usize] >> (bit % 8) & 1 == 1;
@@ -326,7 +326,7 @@ impl Side {
             && self.peer_fin.is_some_and(|fin| self.received > fin)
     }
 
-    /// Records a frame of its peer's incarnation that is delivered to it.
+    /// Records a delivered frame of the peer's incarnation.
     pub fn receives(&mut self, view: &View<'_>, peer_isn: u16, ce: bool) {
         if view.is_data() || view.is_fin() {
             // W-112: not in TIME-WAIT.
@@ -379,7 +379,7 @@ mod tests {
         }
     }
 
-    /// Two sides that both offer ECN, or only the first.
+    /// Returns two sides of which both, or only the first, offer ECN.
     fn sides(both: bool) -> (Side, Side) {
         let set_up = |nonce, ecn| SetUpView {
             max_payload: 1489,
@@ -397,7 +397,7 @@ mod tests {
         (here, there)
     }
 
-    /// Judges a frame of the first side after the second has sent two packets, the second of them
+    /// Checks a frame of the first side after the second has sent two packets, the second of them
     /// marked.
     fn judge(both: bool, flags: u8, payload: &[u8], tail: &[u8]) -> Result<(), String> {
         let (mut here, there) = sides(both);
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_tell_lengths_and_bytes_apart() {
+    fn fingerprints_differ_by_length_and_bytes() {
         assert_ne!(fingerprint(&[0; 8]), fingerprint(&[0; 9]));
         assert_ne!(fingerprint(&[0; 8]), fingerprint(&[0, 0, 0, 0, 0, 0, 0, 1]));
         assert_eq!(fingerprint(b"same"), fingerprint(b"same"));

@@ -1,6 +1,6 @@
-//! An observer of every frame that endpoints send: checks that it is well formed ([`frame`]) and
-//! obeys the rules that span frames ([`flow`]). It knows which frames were delivered, so it knows
-//! what a sender may know.
+//! Observer of every frame that endpoints send: checks that it is well formed ([`frame`]) and obeys
+//! the rules that span frames ([`flow`]). It knows the delivered frames, and so what a sender can
+//! know.
 
 pub mod flow;
 pub mod frame;
@@ -17,7 +17,7 @@ const REMEMBERED: usize = 4;
 /// One direction: sender's address and port, receiver's address and port.
 type Key = (MacAddr, u16, MacAddr, u16);
 
-/// What the checker knows of a node.
+/// State of a node as the checker knows it.
 #[derive(Clone, Copy, Debug)]
 struct NodeRules {
     rules: Rules,
@@ -71,7 +71,7 @@ impl Checker {
         self.checked
     }
 
-    /// Records that a node lost its memory: it may continue nothing it sent before.
+    /// Records that a node lost its memory: it must not continue connections from before.
     pub fn forget(&mut self, mac: MacAddr) {
         for side in self
             .sides
@@ -100,7 +100,9 @@ impl Checker {
         }
         let key = (view.src, view.src_port, view.dst, view.dst_port);
         if view.flags & SYN != 0 && view.set_up()?.ecn != ecn {
-            return Err(format!("W-110: feature ECN, its carrier has it: {ecn}"));
+            return Err(format!(
+                "W-110: feature ECN, but the carrier's ECN support is {ecn}"
+            ));
         }
         if view.flags & SYN != 0 {
             self.opens(key, &view)?;
@@ -171,8 +173,8 @@ impl Checker {
             .find(|side| side.nonce == nonce)
     }
 
-    /// Records the delivery of a frame with the mark of its sender's incarnation. `ce`: it arrived
-    /// with a congestion mark.
+    /// Records the delivery of a frame with the mark of its sender's incarnation. `ce` states that
+    /// it arrived with a congestion mark.
     pub fn delivered(&mut self, node: usize, bytes: &[u8], mark: u64, ce: bool) {
         if self.frames_only || mark == 0 {
             return;

@@ -16,7 +16,7 @@ port. Measured for half a second (1 Gbit/s) or 50 ms (10 Gbit/s); drops, marks a
 
 ";
 const BURST_HEAD: &str = "
-Each of the nodes sends one block on a new connection at the same instant (1 Gbit/s, MTU 1500). Ideal: the port's time for all.
+Each of the nodes sends one block on a new connection at one instant (1 Gbit/s, MTU 1500). Ideal: the port's time for all.
 
 ";
 

@@ -66,8 +66,8 @@ fn world(flows: usize, mtu: u32, gbits: u64, mark: Option<usize>, seed: u64) -> 
         mark,
         ..link.clone()
     };
-    // A little jitter, as clocks of different machines have: without any, each frame of one flow
-    // arrives exactly when one leaves the full queue, and the others are locked out.
+    // Some jitter, as between the clocks of real machines: without it, each frame of one flow
+    // arrives exactly when one leaves the full queue, and the other flows are locked out.
     let up = LinkConfig {
         jitter: Duration::from_micros(2),
         ..link
@@ -88,15 +88,15 @@ fn world(flows: usize, mtu: u32, gbits: u64, mark: Option<usize>, seed: u64) -> 
 }
 
 impl Incast {
-    /// Runs it with one seed.
+    /// Runs the flows with one seed.
     pub fn measure(&self, seed: u64) -> Shared {
         let mut world = world(self.flows, self.mtu, self.gbits, self.mark, seed);
         for flow in 0..self.flows {
-            // Not at one instant: jobs start with some jitter.
+            // Not at one instant, because jobs start with some jitter.
             world.flow_plan(endless(flow + 1, 0).at(Duration::from_micros(137 * flow as u64)));
         }
-        // Set-up frames are lost in a full queue like others and repeated after 20 ms and more;
-        // this is not measured here.
+        // Set-up frames may be lost in a full queue and are repeated after 20 ms or more, which is
+        // not measured here.
         while world.flows().iter().any(|flow| flow.passive.delivered == 0)
             && world.now() < SET_UP_LIMIT
         {
@@ -142,8 +142,8 @@ impl Incast {
         }
     }
 
-    /// Runs it with several seeds: rates, counts and the mean queue are means; Jain's index,
-    /// extremes, stall and the longest queue are the worst.
+    /// Runs the flows with several seeds: rates, counts and the mean queue are means; Jain's index,
+    /// extremes, stall and the longest queue are the worst values.
     pub fn measure_all(&self) -> Shared {
         let mut all = Shared {
             jain: 1.0,
@@ -191,8 +191,8 @@ impl Incast {
     }
 }
 
-/// Each of several nodes sends one block to the same node at the same instant, on a new connection;
-/// 1 Gbit/s, MTU 1500.
+/// Simultaneous blocks: several nodes each send one block to one node at one instant, on a new
+/// connection; 1 Gbit/s, MTU 1500.
 #[derive(Clone, Copy, Debug)]
 pub struct Burst {
     /// Number of senders.
@@ -211,7 +211,7 @@ impl Burst {
             + Duration::from_micros(100)
     }
 
-    /// Runs it; returns when the first and the last block were complete.
+    /// Runs the flows; returns when the first and the last block were complete.
     pub fn measure(&self, seed: u64) -> (Duration, Duration, World) {
         let mut world = world(self.flows, 1500, 1, self.mark, seed);
         for flow in 0..self.flows {
@@ -257,7 +257,7 @@ Measured for half a second (1 Gbit/s) or 50 ms (10 Gbit/s) from the time on when
 
 ";
 const BURST_HEAD: &str = "
-Each of the nodes sends one block on a new connection at the same instant (1 Gbit/s, MTU 1500). Ideal: the port's time for all.
+Each of the nodes sends one block on a new connection at one instant (1 Gbit/s, MTU 1500). Ideal: the port's time for all.
 
 ";
 

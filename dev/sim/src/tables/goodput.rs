@@ -72,7 +72,7 @@ pub struct Goodput {
 }
 
 impl Cell {
-    /// Runs it.
+    /// Measures the cell.
     pub fn measure(&self) -> Goodput {
         let mut world = World::new(u64::from(self.mtu) ^ u64::from(self.window));
         let mut up = LinkConfig {
@@ -112,7 +112,7 @@ impl Cell {
         }
     }
 
-    /// Returns true for the cell to compare with: equal except for loss.
+    /// Returns true for the cell to compare with, which differs in loss only.
     fn same_but_loss(&self, other: &Cell) -> bool {
         (self.mtu, self.window, self.slow) == (other.mtu, other.window, other.slow)
     }
@@ -121,10 +121,10 @@ impl Cell {
 const HEAD: &str = "\
 Goodput by loss and window. One flow of 60 ms over 10 Gbit/s, round trip 50 us, both directions lossy; \"x4\": in bursts of
 four on average. Window: the most packets outstanding. Share: of the same window without loss. Repaired: packets sent
-again for each one lost. Computed in virtual time: exact, the same on every machine.
+again for each one lost. Computed in virtual time: exact, and equal on every machine.
 ";
 const SLOW_HEAD: &str = "
-The same between hosts that need 1 us for a frame and up to the given time to wake, over 40 Gbit/s: here round trips are made by
+Goodput between hosts that need 1 us for a frame and up to the given time to wake, over 40 Gbit/s: here round trips are made by
 the hosts, and the link is as full as the hosts can make it.
 ";
 
@@ -147,7 +147,7 @@ fn lines(out: &mut String, cells: &[Cell]) {
         "probes"
     );
     for (cell, result) in cells.iter().zip(&results) {
-        // The first one of its kind is the one without loss.
+        // The first cell of its kind is the one without loss.
         let whole = cells
             .iter()
             .zip(&results)

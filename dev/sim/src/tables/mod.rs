@@ -1,8 +1,8 @@
 //! Measurements in virtual time: goodput by loss and window, fairness of flows that share a port,
 //! and the effect of congestion marks.
 //!
-//! The numbers are exact, so `dev/sim/tables/*.txt` holds them as text and a test compares. They
-//! depend only on the protocol (windows, repair, congestion control), not on the machine.
+//! The numbers are exact, so `dev/sim/tables/*.txt` stores them as text and a test compares it.
+//! They depend only on the protocol (windows, repair, congestion control), not on the machine.
 
 mod ecn;
 mod fairness;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const PORT: u16 = 2000;
 /// Room for the largest possible credit: 4096 packets of 8989 bytes.
 const ROOM: u32 = 4096 * 9000;
-/// More than any run sends.
+/// More bytes than any run sends.
 const ENDLESS: u64 = 1 << 50;
 
 /// Runs `make` for all items on all cores and keeps their order.

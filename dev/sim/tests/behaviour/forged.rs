@@ -1,4 +1,5 @@
-//! Frames of a blind attacker: a station that knows addresses and ports, but no sequence and nonce.
+//! Frames of a blind attacker: a station that knows addresses and ports, but neither sequence
+//! numbers nor nonces.
 
 use crate::{PORT, us, world};
 use esp_proto::Instant;
@@ -8,7 +9,8 @@ use esp_sim::net::mac_of;
 use esp_sim::plan::FlowPlan;
 use esp_sim::{Action, World};
 
-/// A transfer from node 0 to node 1 during which node 1 receives forged frames in node 0's name.
+/// Runs a transfer from node 0 to node 1 during which node 1 receives forged frames in node 0's
+/// name.
 fn transfer_with(seed: u64, forge: impl Fn(u64, Forge) -> Forge, flags: u8) -> World {
     let mut world = world(seed, 2, &NodeConfig::default());
     world.forging();

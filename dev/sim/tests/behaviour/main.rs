@@ -1,5 +1,5 @@
-//! Behaviour of whole worlds, one module for each topic. Every test is one seed's run on virtual
-//! time and always the same; `ESP_SIM_TRACE=1` prints the frames.
+//! Behaviour of whole worlds, one module for each topic. Every test is a deterministic run of one
+//! seed on virtual time; `ESP_SIM_TRACE=1` prints the frames.
 
 mod ecn;
 mod forged;
@@ -30,12 +30,12 @@ pub fn node(change: impl FnOnce(&mut EndpointConfig)) -> NodeConfig {
     config
 }
 
-/// Milliseconds.
+/// Returns a duration in milliseconds.
 pub fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// Microseconds.
+/// Returns a duration in microseconds.
 pub fn us(count: u64) -> Duration {
     Duration::from_micros(count)
 }

@@ -35,7 +35,7 @@ fn moves(world: &World) -> u64 {
 }
 
 #[test]
-fn one_cable_is_cut_under_way() {
+fn one_cable_is_cut_during_transfers() {
     for (seed, cut) in [(1, 0), (2, 2), (3, 0), (4, 2)] {
         let mut world = stations(seed, |_| ());
         for port in 0..5 {
@@ -119,7 +119,7 @@ fn both_stations_leave_at_the_same_moment() {
 }
 
 #[test]
-fn moves_over_a_wire_that_loses_repeats_and_disorders() {
+fn moves_over_a_wire_that_loses_duplicates_and_reorders() {
     for seed in 20..26 {
         let mut world = stations(seed, |config| {
             let link = LinkConfig {
@@ -194,6 +194,6 @@ fn congestion_marks_survive_a_move() {
         assert!(counters.rx_ecn_reported > 100, "{counters:?}");
         assert!(counters.ecn_reductions > 10, "{counters:?}");
     }
-    // At most the first report, of packets that the old path marked.
+    // At most the first report is ignored, which counts packets marked on the old path.
     assert!(after.rx_ecn_ignored <= 1, "{after:?}");
 }

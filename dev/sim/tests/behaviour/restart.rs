@@ -27,12 +27,12 @@ fn a_restarted_peer_ends_the_connection_within_a_second() {
             .expect("closed")
             .since(Instant::ZERO)
             < ms(21),
-        "data asks at once"
+        "sent data detects it at once"
     );
     assert_eq!(
         world.flow(idle).active.closed,
         None,
-        "an idle one asks after the keep-alive time"
+        "an idle connection detects it after the keep-alive time"
     );
     world.run_for(ms(1500));
     assert_eq!(
@@ -59,14 +59,11 @@ fn after_a_restart_the_same_ports_connect_again() {
         .opened_at
         .expect("opened")
         .since(Instant::ZERO);
-    assert!(
-        opened < ms(10 + 30),
-        "one SYN interval at the most: {opened:?}"
-    );
+    assert!(opened < ms(10 + 30), "at most one SYN interval: {opened:?}");
 }
 
 /// The listener answers a SYN, restarts, and receives the SYN a second time: the connecting side
-/// talks to the old incarnation while a half-open one takes its place.
+/// belongs to the old incarnation while a half-open one takes its place.
 #[test]
 fn a_half_open_incarnation_does_not_hide_the_end_of_the_old_one() {
     let mut world = world(3, 2, &NodeConfig::default());
@@ -77,7 +74,7 @@ fn a_half_open_incarnation_does_not_hide_the_end_of_the_old_one() {
     world.run_for(us(25));
     assert!(
         world.recorded().iter().any(|(_, node, _)| *node == 1),
-        "the SYN+ACK is under way"
+        "the SYN+ACK is in transit"
     );
     world.script_in(us(0), Action::Restart(1));
     world.script_in(us(1), Action::Inject(1, syn));

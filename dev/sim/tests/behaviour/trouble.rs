@@ -5,7 +5,7 @@ use esp_proto::{CloseReason, Instant, ResetReason};
 use esp_sim::plan::{End, FlowPlan};
 use esp_sim::{Action, NodeConfig, World};
 
-/// A world of two nodes with a transfer that needs more than a second and may fail.
+/// Returns a world of two nodes with a transfer that needs more than a second and may fail.
 fn long_transfer(seed: u64, config: &NodeConfig) -> (World, usize) {
     let mut world = world(seed, 2, config);
     let flow = world.flow_plan(FlowPlan::new(0, 40_000, 1, PORT).bulk(1 << 30).may_fail());

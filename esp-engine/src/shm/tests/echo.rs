@@ -1,5 +1,5 @@
-//! An engine that echoes the bytes of a program, and a program that checks them. Both sleep as the
-//! real ones do. Used with threads and with processes.
+//! An engine that echoes the bytes of a program, and a program that checks them. Both sleep as in
+//! production. Used with threads and with processes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::super::{
 };
 use super::pattern;
 
-/// Timeout of every wait; only a lost wake-up reaches it.
+/// Timeout of every wait, reached only if a wake-up is lost.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Slot of the only stream.
 const SLOT: u16 = 77;

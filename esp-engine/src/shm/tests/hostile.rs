@@ -139,7 +139,7 @@ impl Victim {
     }
 
     /// Returns true if every kind of corruption was found.
-    pub(super) fn felt_everything(&self) -> bool {
+    pub(super) fn found_every_corruption(&self) -> bool {
         let [head, tail, record, _] = self.corruptions;
         [head, tail, record, self.believed, self.records, self.wakes]
             .iter()
@@ -165,7 +165,7 @@ fn garbage_between_any_two_steps_is_harmless() {
     let mut random = Random(99);
     let words = program.words();
     let mut turns = 0u64;
-    while !victim.felt_everything() {
+    while !victim.found_every_corruption() {
         let heads = (victim.tx.written(), victim.rx.put_total());
         match random.below(10) {
             0 => words
@@ -214,7 +214,7 @@ fn garbage_between_any_two_steps_is_harmless() {
         turns += 1;
         assert!(
             turns < 50_000_000,
-            "the garbage does not reach everything: {victim:?}"
+            "the garbage does not reach every check: {victim:?}"
         );
     }
 }

@@ -14,8 +14,7 @@ use std::sync::Arc;
 use super::record::DgramHeader;
 use super::{Corruption, Region, RingSizes, TxConsumer};
 
-/// The engine's and the program's mapping of one region: two mappings of the same memory at
-/// different addresses.
+/// Returns the engine's and the program's mapping of one region, at different addresses.
 fn pair(tx: u32, rx: u32) -> (Arc<Region>, Arc<Region>) {
     let sizes = RingSizes { tx, rx };
     let (engine, fd) = Region::create(sizes).expect("memory");
@@ -82,10 +81,10 @@ fn atomics_are_named_in_one_place() {
         }
         looked_at += 1;
     }
-    assert!(looked_at >= 9, "looked at {looked_at} files only");
+    assert!(looked_at >= 9, "checked {looked_at} files only");
 }
 
-/// Every `SYNC POINT` name stands at both of its ends at least.
+/// Every `SYNC POINT` name occurs at least at both of its ends.
 #[test]
 fn sync_points_have_two_ends() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/shm");

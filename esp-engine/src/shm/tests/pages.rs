@@ -75,7 +75,10 @@ fn the_first_ring_of_a_sleeping_engine_needs_the_eventfd() {
     assert!(!bank.any_doorbell());
     assert!(doorbell.ring(5));
     assert!(!doorbell.ring(5), "only the first ringer writes it");
-    assert!(doorbell.ring(6), "another slot cannot know");
+    assert!(
+        doorbell.ring(6),
+        "another slot is unaware of the first ring"
+    );
     assert!(bank.any_doorbell());
     engine.awake();
     assert_eq!(drained(&bank), [5, 6]);

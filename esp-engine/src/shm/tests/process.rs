@@ -66,7 +66,8 @@ fn the_other_process() {
     let role = words.next().unwrap_or_default();
     let mut fds = words.map(|n| {
         let fd: RawFd = n.parse().expect("a number");
-        // SAFETY: the parent duplicated the descriptor for us alone, and says each number once.
+        // SAFETY: the parent duplicated the descriptor for this process alone, and lists each
+        // number once.
         unsafe { OwnedFd::from_raw_fd(fd) }
     });
     let mut next = || fds.next().expect("a descriptor");
@@ -191,7 +192,7 @@ fn a_hostile_process_is_harmless_to_the_engine() {
     let mut child = start("corruption", &[&fd]);
     let mut victim = Victim::new(region);
     // Until every kind of corruption was found; bounded by the child's timeout.
-    while !victim.felt_everything() {
+    while !victim.found_every_corruption() {
         assert!(
             child.0.try_wait().expect("the child").is_none(),
             "the child gave up: {victim:?}"

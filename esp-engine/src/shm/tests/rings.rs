@@ -243,7 +243,7 @@ fn rx_put_refuses_bytes_that_do_not_follow_or_fit() {
 }
 
 #[test]
-fn rx_notices_come_once_for_each_quarter() {
+fn rx_notices_are_due_once_for_each_quarter() {
     let (engine, program) = pair(4096, 4096);
     let mut producer = RxProducer::new(engine);
     let mut consumer = RxConsumer::new(program);
@@ -512,9 +512,9 @@ fn roles_exist_once_for_a_file_opened_twice() {
     let again = std::panic::catch_unwind(|| TxProducer::new(second));
     assert!(again.is_err(), "two producers of one ring");
     assert!(matches!(open(), Err(RegionError::InUse)));
-    // The engine's end of the same ring is another role.
+    // The engine's end of this ring is another role.
     drop(TxConsumer::new(engine));
     drop(producer);
-    drop(RxConsumer::new(open().expect("given back")));
-    drop(TxProducer::new(open().expect("given back")));
+    drop(RxConsumer::new(open().expect("released")));
+    drop(TxProducer::new(open().expect("released")));
 }

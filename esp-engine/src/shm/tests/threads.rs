@@ -116,21 +116,21 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
             }
         }));
     }
-    let mut heard = 0;
-    while heard < u64::from(RINGERS) * ROUNDS {
-        let before = heard;
+    let mut answered = 0;
+    while answered < u64::from(RINGERS) * ROUNDS {
+        let before = answered;
         bank.drain_doorbell(|slot| {
-            heard += 1;
+            answered += 1;
             answers[usize::from(slot / 1000)]
                 .send(())
                 .expect("the ringer waits");
         });
-        if heard == before {
+        if answered == before {
             engine.going_to_sleep();
             if !bank.any_doorbell() {
                 woken
                     .recv_timeout(PATIENCE)
-                    .unwrap_or_else(|e| panic!("asleep after {heard} rings: {e}"));
+                    .unwrap_or_else(|e| panic!("asleep after {answered} rings: {e}"));
             }
             engine.awake();
         }

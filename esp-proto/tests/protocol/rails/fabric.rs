@@ -80,7 +80,7 @@ impl Station {
 
     pub(super) fn info(&self) -> ConnInfo {
         let (rail, conn) = self.only();
-        self.ends[rail].ep.info(conn).expect("it lives")
+        self.ends[rail].ep.info(conn).expect("a live connection")
     }
 
     pub(super) fn write(&mut self, now: Instant, bytes: u64) {
@@ -108,7 +108,7 @@ pub(super) type Cut = Box<dyn FnMut(Instant, &OnWire) -> bool>;
 pub(super) struct Fabric {
     pub(super) now: Instant,
     pub(super) sides: [Station; 2],
-    /// Returns true for a frame to be lost.
+    /// Returns true for frames to drop.
     pub(super) lost: Cut,
     pub(super) log: Vec<OnWire>,
     pub(super) wire: VecDeque<OnWire>,
@@ -235,7 +235,7 @@ impl Fabric {
         let mut steps = 0u64;
         while self.step(until) {
             steps += 1;
-            assert!(steps < 5_000_000, "never comes to rest");
+            assert!(steps < 5_000_000, "does not become idle");
         }
         self.now = until;
     }

@@ -158,7 +158,7 @@ fn a_move_seen_twice_is_stale() {
     let mut fabric = Fabric::connected();
     fabric.write_both(3_000_000);
     fabric.run(Duration::from_micros(100));
-    assert!(!fabric.settled(), "under way");
+    assert!(!fabric.settled(), "data is in transit");
     fabric.cut(&[mac(0xa, 0)]);
     fabric.run_until(Duration::from_secs(2), Fabric::settled);
     fabric.heal();

@@ -45,7 +45,7 @@ fn a_dead_path_under_load_is_left_and_nothing_is_lost() {
     let mut fabric = Fabric::connected();
     fabric.write_both(3_000_000);
     fabric.run(Duration::from_micros(700));
-    assert!(!fabric.settled(), "under way");
+    assert!(!fabric.settled(), "data is in transit");
     fabric.cut(&[mac(0xa, 0), mac(0xb, 0)]);
     let took = fabric.run_until(Duration::from_secs(2), Fabric::settled);
     assert!(took < Duration::from_millis(500), "{took:?}");
@@ -63,7 +63,7 @@ fn only_one_end_has_lost_its_interface() {
     let mut fabric = Fabric::connected();
     fabric.write_both(3_000_000);
     fabric.run(Duration::from_micros(300));
-    assert!(!fabric.settled(), "under way");
+    assert!(!fabric.settled(), "data is in transit");
     fabric.cut(&[mac(0xb, 0)]);
     fabric.run_until(Duration::from_secs(2), Fabric::settled);
     assert_eq!(fabric.sides[B].only().0, 1);
@@ -111,7 +111,7 @@ fn both_links_die_and_one_comes_back() {
     let mut fabric = Fabric::connected();
     fabric.write_both(3_000_000);
     fabric.run(Duration::from_micros(300));
-    assert!(!fabric.settled(), "under way");
+    assert!(!fabric.settled(), "data is in transit");
     fabric.lost = Box::new(|_, _| true);
     fabric.run(Duration::from_secs(3));
     fabric.cut(&[mac(0xa, 0), mac(0xb, 0)]);
@@ -165,7 +165,7 @@ fn each_lost_move_frame_is_repeated() {
         let mut fabric = Fabric::connected();
         fabric.write_both(3_000_000);
         fabric.run(Duration::from_micros(200));
-        assert!(!fabric.settled(), "under way");
+        assert!(!fabric.settled(), "data is in transit");
         let mut seen = 0;
         fabric.lost = Box::new(move |_, frame| {
             let dead = frame.src.0[4] == 0 || frame.dst.0[4] == 0;
@@ -188,7 +188,7 @@ fn each_lost_move_frame_is_repeated() {
     }
 }
 
-/// The answer to GO never arrives, and then that path fails, too: what was received must not be
+/// The answer to GO never arrives, and then that path fails as well: received bytes must not be
 /// counted twice.
 #[test]
 fn a_move_that_never_completed_is_followed_by_another() {

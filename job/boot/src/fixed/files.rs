@@ -33,9 +33,10 @@ impl Folder {
                 printable(path)
             )
         })?;
-        let found = fstat(&fd).at(|| format!("looking at {}", printable(path)))?;
+        let found = fstat(&fd).at(|| format!("inspecting {}", printable(path)))?;
         if found.st_uid != geteuid().as_raw() || found.st_mode & 0o022 != 0 {
-            let want = "a folder is expected that belongs to this user and that nobody else may write to (chmod 700)";
+            let want =
+                "expected a folder of this user to which no other user can write (chmod 700)";
             return Err(bad("ESP_JOB_DIR", path, want));
         }
         Ok(Folder {
@@ -52,7 +53,7 @@ impl Folder {
         let mut file =
             File::from(openat(&self.fd, &new, flags, Mode::RUSR | Mode::WUSR).at(doing)?);
         let written = file.write_all(content.as_bytes()).at(doing);
-        // Unlike a renaming, a link never replaces what is there.
+        // Unlike a rename, a link never replaces an existing file.
         let linked =
             written.and_then(
                 |()| match linkat(&self.fd, &new, &self.fd, name, AtFlags::empty()) {
@@ -61,7 +62,7 @@ impl Folder {
                     Err(e) => Err(e).at(doing),
                 },
             );
-        // It stays behind when the folder is gone, too.
+        // Also remains if the folder was removed.
         let _ = unlinkat(&self.fd, &new, AtFlags::empty());
         linked
     }
@@ -69,7 +70,7 @@ impl Folder {
     /// Returns the content of a file, or `None` if it does not exist.
     pub(super) fn read(&self, name: &str) -> Result<Option<String>, BootError> {
         let doing = || format!("{}: reading {}/{name}", super::NAME, self.path);
-        // Does not block if the file is a pipe.
+        // Opening does not block if the file is a pipe.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(fd) => fd,

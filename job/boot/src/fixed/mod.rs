@@ -2,10 +2,11 @@
 //! (`ESP_JOB_RANK`, `ESP_JOB_SIZE`, `ESP_JOB_DIR`). For tests and scripts, on one machine or where
 //! the folder is shared.
 //!
-//! The folder belongs to one user and to one job. In it: `rank-R` claims a rank and names its
-//! process, `job` holds a random name, `notes-F-R` what rank R left before its fence number F, and
-//! `abort` the message of a process that ends the job. Files are created atomically (written under
-//! another name, then renamed), and none is trusted: bounded, parsed, no links followed.
+//! The folder belongs to one user and to one job. It contains `rank-R`, which claims a rank and
+//! names its process, `job`, which holds a random name, `notes-F-R` with the values that rank R
+//! published before its fence number F, and `abort` with the message of a process that ends the
+//! job. Files are created atomically (written under another name, then linked). None is trusted:
+//! sizes are bounded, contents parsed, links not followed.
 
 mod files;
 mod process;
@@ -43,7 +44,7 @@ pub(crate) struct Fixed {
     timeout: Duration,
     fences: u32,
     put: Notes,
-    /// By rank.
+    /// Published values by rank.
     seen: BTreeMap<u32, Notes>,
 }
 
@@ -64,7 +65,7 @@ impl Fixed {
         let me = Process::me()?;
         if !folder.create(&format!("rank-{rank}"), &me.to_string(), rank)? {
             return Err(wrong(format!(
-                "{path} has been used as rank {rank} already: give each rank one process, and each job a new empty folder"
+                "{path} already has a process of rank {rank}: start one process per rank, and give each job a new empty folder"
             )));
         }
         let mut nonce = [0; NONCE];
@@ -75,7 +76,7 @@ impl Fixed {
             .read("job")?
             .filter(|text| hex::decode(text).is_some_and(|n| n.len() == NONCE));
         let job =
-            job.ok_or_else(|| wrong(format!("{path}/job does not hold the name of a job")))?;
+            job.ok_or_else(|| wrong(format!("{path}/job does not contain the name of a job")))?;
         let fixed = Fixed {
             folder,
             rank,
@@ -123,8 +124,9 @@ impl Fixed {
             for &rank in missing.iter() {
                 match self.folder.read(&format!("notes-{}-{rank}", self.fences))? {
                     Some(text) => {
-                        let notes = parse(&text)
-                            .ok_or_else(|| wrong(format!("rank {rank}'s notes are damaged")))?;
+                        let notes = parse(&text).ok_or_else(|| {
+                            wrong(format!("the values of rank {rank} are malformed"))
+                        })?;
                         self.seen.entry(rank).or_default().extend(notes);
                     }
                     None => still.push(rank),

@@ -9,7 +9,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::BootError;
 use crate::error::At;
 
-/// Written as three numbers: process id, start time in clock ticks since boot, inode of the pid
+/// Identity as three numbers: process id, start time in clock ticks since boot, inode of the pid
 /// namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
@@ -43,7 +43,7 @@ impl Process {
         words.next().is_none().then_some(process)
     }
 
-    /// Returns true if the process is known to have ended. One that is invisible from here is not.
+    /// Returns true if the process is known to have ended; false also if it is invisible from here.
     pub(super) fn is_dead(self) -> bool {
         self.is_here() && !self.runs()
     }
@@ -54,10 +54,10 @@ impl Process {
             return;
         };
         if let Ok(fd) = pidfd_open(pid, PidfdFlags::empty())
-            // Looked at after opening: from here on the id cannot pass to another process.
+            // Checked after opening, since from then on the id cannot pass to another process.
             && self.runs()
         {
-            // It may have ended by itself.
+            // The process may have ended by itself.
             let _ = pidfd_send_signal(&fd, Signal::TERM);
         }
     }
@@ -95,7 +95,7 @@ fn stat(process: &str) -> io::Result<(char, u64)> {
             fields.nth(18)?.parse().ok()?,
         ))
     };
-    parse().ok_or_else(|| io::Error::other("/proc/PID/stat is not as expected"))
+    parse().ok_or_else(|| io::Error::other("/proc/PID/stat has an unknown format"))
 }
 
 #[cfg(test)]
@@ -132,7 +132,7 @@ mod tests {
         assert!(another.is_dead() && !elsewhere.is_dead() && !named.is_dead());
         assert!(
             child.try_wait().unwrap().is_none(),
-            "another process was meant"
+            "a process with another start time"
         );
         named.end();
         assert!(!child.wait().unwrap().success());
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_process() {
+    fn invalid_text_is_not_a_process() {
         for text in [
             "",
             "1 2 3",

@@ -1,4 +1,4 @@
-//! Whole jobs in one process: a rank is a thread, its folder a temporary one.
+//! Whole jobs in one process: a rank is a thread, and the folder is temporary.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::{BootError, Bootstrap, Environment, MAX_VALUE, detect_in};
 
-/// A folder that goes with the value.
+/// A temporary folder, removed on drop.
 struct Temp(PathBuf);
 
 impl Temp {
@@ -114,7 +114,7 @@ fn a_folder_that_others_may_write_to_is_refused() {
 }
 
 #[test]
-fn a_process_that_is_missing_is_named() {
+fn a_missing_process_is_named() {
     let folder = Temp::new();
     let mut job = folder.join_within(1, 3, "0.05").unwrap();
     let error = job.fence().unwrap_err();
@@ -139,7 +139,7 @@ fn a_process_that_died_is_named_at_once() {
 }
 
 #[test]
-fn an_abort_ends_those_that_wait_and_those_that_do_not() {
+fn an_abort_ends_waiting_and_running_processes() {
     let folder = Temp::new();
     let mut other = std::process::Command::new("sleep")
         .arg("60")
@@ -160,20 +160,20 @@ fn an_abort_ends_those_that_wait_and_those_that_do_not() {
         "rank-2",
         format!("{} {start} {namespace}", other.id()).as_bytes(),
     );
-    // Rank 1 is a thread of this process, which must not be ended: its claim names no process.
-    folder.write("rank-1", b"nobody");
+    // Rank 1 is a thread of this process, which must not be ended, so its claim names no process.
+    folder.write("rank-1", b"no process");
     let mut job = folder.join(0, 3).unwrap();
-    let said = job.abort(7, "out of\nmemory");
+    let answer = job.abort(7, "out of\nmemory");
     assert!(
         matches!(
-            said,
+            answer,
             BootError::Aborted {
                 rank: 0,
                 code: 7,
                 ..
             }
         ),
-        "{said}"
+        "{answer}"
     );
     assert!(!other.wait().unwrap().success());
     fs::remove_file(folder.0.join("rank-1")).unwrap();

@@ -18,7 +18,7 @@ pub(super) struct Line {
     words: Vec<(String, String)>,
 }
 
-/// Makes an error about a line of the launcher.
+/// Creates an error about a line of the launcher.
 pub(super) fn wrong(what: impl Display) -> BootError {
     BootError::Protocol(format!("{}: {what}", super::NAME))
 }
@@ -27,7 +27,7 @@ impl Line {
     /// Parses a line. Words without `=`, which some messages have, are ignored.
     pub(super) fn parse(bytes: &[u8]) -> Result<Line, BootError> {
         let text = std::str::from_utf8(bytes)
-            .map_err(|_| wrong("the launcher sent bytes that are no text"))?;
+            .map_err(|_| wrong("the launcher sent bytes that are not UTF-8"))?;
         let mut words = Vec::new();
         for word in text.split_ascii_whitespace() {
             let Some((name, value)) = word.split_once('=') else {
@@ -54,7 +54,7 @@ impl Line {
         match self.get("cmd") {
             Some(found) if found == cmd => Ok(self),
             found => Err(wrong(format!(
-                "the launcher answered `{}` where `{cmd}` was expected",
+                "the launcher answered `{}` instead of `{cmd}`",
                 printable(found.unwrap_or("(nothing)"))
             ))),
         }
@@ -85,7 +85,7 @@ impl Line {
         number.ok_or_else(|| {
             let (value, first, last) = (printable(value), range.start(), range.end());
             wrong(format!(
-                "the launcher says {name}={value}, which is not {first} to {last}"
+                "the launcher sent {name}={value}, which is not in {first} to {last}"
             ))
         })
     }
@@ -97,25 +97,25 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_line_is_taken_apart() {
+    fn a_line_is_parsed() {
         let line = Line::parse(b"cmd=get_result rc=0 msg=success value=0a=b").unwrap();
         assert_eq!((line.get("value"), line.get("x")), (Some("0a=b"), None));
         assert!(line.expect("get_result").unwrap().succeeded("read").is_ok());
         let line = Line::parse(b"cmd=put_result rc=-1 msg=duplicate_key").unwrap();
         let text = line
             .clone()
-            .succeeded("put a note")
+            .succeeded("publish a value")
             .unwrap_err()
             .to_string();
         assert!(
-            text.contains("refused to put a note: duplicate_key (rc -1)"),
+            text.contains("refused to publish a value: duplicate_key (rc -1)"),
             "{text}"
         );
         assert!(
             line.expect("maxes")
                 .unwrap_err()
                 .to_string()
-                .contains("`put_result` where `maxes`")
+                .contains("`put_result` instead of `maxes`")
         );
     }
 
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_words_and_no_text_are_refused() {
+    fn too_many_words_and_invalid_text_are_refused() {
         assert!(Line::parse("a=1 ".repeat(65).as_bytes()).is_err());
         assert!(Line::parse(&[0xff, 0xfe]).is_err());
     }

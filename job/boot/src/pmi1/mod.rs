@@ -2,9 +2,9 @@
 //! client's side is `src/pmi/simple` of MPICH).
 //!
 //! The launcher gives each process a socket (`PMI_FD`), or an address to connect to (`PMI_PORT`,
-//! with `PMI_ID`). The notes are text without spaces and at most `vallen_max` bytes long, so a note
-//! is spread in hexadecimal over as many keys as it needs: `esp-RANK-KEY-0` is `LENGTH.DIGITS`,
-//! `esp-RANK-KEY-1` and so on are more digits.
+//! with `PMI_ID`). Its values are text without spaces of at most `vallen_max` bytes, so a published
+//! value is spread in hexadecimal over as many keys as it needs: `esp-RANK-KEY-0` is
+//! `LENGTH.DIGITS`, `esp-RANK-KEY-1` and so on are more digits.
 
 mod line;
 mod wire;
@@ -30,7 +30,7 @@ const NAME: &str = "pmi1";
 const MAX_COMMAND: usize = 1000;
 /// Highest descriptor that is accepted from a launcher.
 const MAX_FD: i32 = 1 << 16;
-/// Time for the connection to `PMI_PORT`.
+/// Time limit of the connection to `PMI_PORT`.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// Advice in the error about a missing variable.
@@ -93,27 +93,27 @@ impl Pmi1 {
         let stream = addresses.find_map(connect).ok_or(refused).at(doing)?;
         let mut wire = Wire::new(stream.into(), timeout);
         let what = "greeting the launcher";
-        let said = wire.ask(&format!("cmd=initack pmiid={id}"), "initack", what)?;
-        // Hydra says nothing more; others say rc.
-        if said.get("rc").is_some() {
-            said.succeeded("take this process in")?;
+        let answer = wire.ask(&format!("cmd=initack pmiid={id}"), "initack", what)?;
+        // Hydra sends nothing else; other launchers send rc.
+        if answer.get("rc").is_some() {
+            answer.succeeded("accept this process")?;
         }
         let (mut rank, mut size) = (None, None);
-        // `debug` comes last. Whatever else there is in between is not for us.
+        // `debug` comes last. Other words before it are ignored.
         for _ in 0..16 {
-            let said = wire.hear(what)?.expect("set")?;
-            if said.get("rank").is_some() {
-                rank = Some(said.number("rank", 0..=u32::MAX)?);
+            let answer = wire.receive(what)?.expect("set")?;
+            if answer.get("rank").is_some() {
+                rank = Some(answer.number("rank", 0..=u32::MAX)?);
             }
-            if said.get("size").is_some() {
-                size = Some(said.number("size", 0..=u32::MAX)?);
+            if answer.get("size").is_some() {
+                size = Some(answer.number("size", 0..=u32::MAX)?);
             }
-            if said.get("debug").is_some() {
+            if answer.get("debug").is_some() {
                 break;
             }
         }
         let (Some(rank), Some(size)) = (rank, size) else {
-            let what = "the launcher did not say which rank this process has";
+            let what = "the launcher did not send the rank of this process";
             return Err(wrong(what));
         };
         check_place(rank, size, ("PMI_ID", "PMI_PORT"))?;
@@ -124,14 +124,14 @@ impl Pmi1 {
     fn greet(mut wire: Wire, rank: u32, size: u32) -> Result<Bootstrap, BootError> {
         let what = "greeting the launcher";
         let command = "cmd=init pmi_version=1 pmi_subversion=1";
-        let said = wire.ask(command, "response_to_init", what)?;
-        if let Some(version) = said.get("pmi_version").filter(|v| *v != "1") {
+        let answer = wire.ask(command, "response_to_init", what)?;
+        if let Some(version) = answer.get("pmi_version").filter(|v| *v != "1") {
             return Err(wrong(format!(
                 "the launcher speaks PMI-{}, not PMI-1; with Slurm: srun --mpi=pmix",
                 printable(version)
             )));
         }
-        said.succeeded("speak PMI-1 (with Slurm: srun --mpi=pmix)")?;
+        answer.succeeded("speak PMI-1 (with Slurm: srun --mpi=pmix)")?;
         let maxes = wire.ask("cmd=get_maxes", "maxes", what)?;
         let key_max: usize = maxes.number("keylen_max", 1..=1 << 20)?;
         let value_max = maxes.number("vallen_max", 1..=1 << 20)?;
@@ -139,7 +139,7 @@ impl Pmi1 {
         let job = job.get("kvsname").unwrap_or_default().to_owned();
         if job.is_empty() || job.len() > MAX_JOB || !job.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(wrong(format!(
-                "the launcher calls this job `{}`, which is no name",
+                "the launcher sent the invalid job name `{}`",
                 printable(&job)
             )));
         }
@@ -152,7 +152,7 @@ impl Pmi1 {
         let longest = full(crate::MAX_SIZE - 1, &"k".repeat(crate::MAX_KEY), MAX_VALUE);
         if longest.len() > key_max || pmi.room(&longest) < SHORTEST {
             return Err(wrong(format!(
-                "the launcher has room for keys of {key_max} and values of {value_max} bytes, which is not enough"
+                "the launcher supports keys of {key_max} and values of {value_max} bytes, which is not enough"
             )));
         }
         Ok(Bootstrap::new(NAME, (rank, size), job, pmi))
@@ -166,22 +166,22 @@ impl Pmi1 {
 
     fn read(&mut self, key: &str) -> Result<Option<String>, BootError> {
         let command = format!("cmd=get kvsname={} key={key}", self.job);
-        let said = self.wire.ask(&command, "get_result", "reading a note")?;
-        // A note that is not there is the only reason for refusing that launchers know.
-        if said.get("rc") != Some("0") {
+        let answer = self.wire.ask(&command, "get_result", "reading a value")?;
+        // Known launchers refuse only if the key does not exist.
+        if answer.get("rc") != Some("0") {
             return Ok(None);
         }
-        let value = said
+        let value = answer
             .get("value")
             .ok_or_else(|| wrong("the launcher answered without a value"))?;
         Ok(Some(value.to_owned()))
     }
 }
 
-/// Minimum room for a value, which has to hold the length and some digits.
+/// Minimum size of a value, which has to hold the length and some digits.
 const SHORTEST: usize = 16;
 
-/// Returns the launcher's key of a part of a value.
+/// Returns the launcher's key for a part of a value.
 fn full(rank: u32, key: &str, part: usize) -> String {
     format!("esp-{rank}-{key}-{part}")
 }
@@ -192,12 +192,12 @@ impl Client for Pmi1 {
         let (mut rest, mut part) = (text.as_str(), 0);
         while !rest.is_empty() {
             let key = full(self.rank, key, part);
-            // ASCII: any position is the border of a character.
+            // ASCII, so any position is a character boundary.
             let (now, later) = rest.split_at(self.room(&key).min(rest.len()));
             let command = format!("cmd=put kvsname={} key={key} value={now}", self.job);
             self.wire
-                .ask(&command, "put_result", "leaving a note")?
-                .succeeded("take a note")?;
+                .ask(&command, "put_result", "publishing a value")?
+                .succeeded("publish a value")?;
             (rest, part) = (later, part + 1);
         }
         Ok(())
@@ -205,17 +205,17 @@ impl Client for Pmi1 {
 
     fn fence(&mut self) -> Result<(), BootError> {
         let what = "waiting for all processes of the job";
-        let said = self.wire.ask("cmd=barrier_in", "barrier_out", what)?;
-        // Hydra says nothing more; others say rc.
-        if said.get("rc").is_some() {
-            said.succeeded("let all processes meet").map(drop)
+        let answer = self.wire.ask("cmd=barrier_in", "barrier_out", what)?;
+        // Hydra sends nothing else; other launchers send rc.
+        if answer.get("rc").is_some() {
+            answer.succeeded("run the barrier").map(drop)
         } else {
             Ok(())
         }
     }
 
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
-        let broken = || wrong(format!("the note `{key}` of rank {rank} is damaged"));
+        let broken = || wrong(format!("the value `{key}` of rank {rank} is malformed"));
         let Some(first) = self.read(&full(rank, key, 0))? else {
             return Ok(None);
         };
@@ -241,15 +241,14 @@ impl Client for Pmi1 {
 
     fn abort(&mut self, code: i32, _: &str) -> Result<(), BootError> {
         let command = format!("cmd=abort exitcode={code}");
-        self.wire.tell(&command, "aborting the job")?;
-        // The launcher kills this process, too. The answer is its end of the connection, should it
-        // be slow.
-        let _ = self.wire.hear("waiting for the launcher to end the job");
+        self.wire.send(&command, "aborting the job")?;
+        // The launcher kills this process, too. If it is slow, wait until it closes the connection.
+        let _ = self.wire.receive("waiting for the launcher to end the job");
         Ok(())
     }
 
     fn finalize(&mut self) -> Result<(), BootError> {
-        let what = "saying goodbye to the launcher";
+        let what = "leaving the launcher";
         self.wire
             .ask("cmd=finalize", "finalize_ack", what)
             .map(drop)

@@ -1,4 +1,4 @@
-//! Tests with a fake launcher, which answers as hydra does or breaks the protocol.
+//! Tests with a fake launcher, which answers as hydra does or violates the protocol.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -17,17 +17,17 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Answers of a launcher for one process: gets a command, gives lines.
+/// Answers of a launcher to one process: maps a command to lines.
 type Answer = Box<dyn FnMut(&str) -> Vec<String> + Send>;
 
-/// Serves a connection until it closes; gives the commands back.
+/// Serves a connection until it closes; returns the commands.
 fn serve(stream: UnixStream, mut answer: Answer) -> JoinHandle<Vec<String>> {
     thread::spawn(move || {
         let mut heard = Vec::new();
         let mut out = stream.try_clone().unwrap();
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            for said in answer(&line) {
-                if out.write_all(said.as_bytes()).is_err() {
+            for answer in answer(&line) {
+                if out.write_all(answer.as_bytes()).is_err() {
                     return heard;
                 }
             }
@@ -54,7 +54,7 @@ impl Hydra {
         }
     }
 
-    /// As `mpiexec.hydra` 4.0 answers.
+    /// Answers as `mpiexec.hydra` 4.0 does.
     fn answer(&self) -> Answer {
         let hydra = self.clone();
         Box::new(move |line| {
@@ -96,7 +96,7 @@ impl Hydra {
     }
 }
 
-/// A process of a job whose launcher answers so.
+/// Starts a process of a job whose launcher gives these answers.
 fn start(
     answer: Answer,
     rank: u32,
@@ -112,8 +112,8 @@ fn start(
 }
 
 #[test]
-fn notes_of_all_lengths_are_exchanged_in_pieces() {
-    // 64 is a room of three or four dozen digits a piece, 1024 that of hydra.
+fn values_of_all_lengths_are_exchanged_in_parts() {
+    // 64 leaves room for three or four dozen digits per part, 1024 is hydra's limit.
     for value_max in [64, 1024] {
         let hydra = Hydra::new(3, value_max);
         thread::scope(|scope| {
@@ -159,12 +159,12 @@ fn notes_of_all_lengths_are_exchanged_in_pieces() {
 }
 
 #[test]
-fn an_abort_tells_the_launcher_the_code() {
+fn an_abort_sends_the_exit_code() {
     let hydra = Hydra::new(1, 1024);
     let (job, server) = start(
         {
             let mut answer = hydra.answer();
-            // The launcher hangs up.
+            // The launcher closes the connection.
             Box::new(move |line| {
                 if line.contains("abort") {
                     vec!["bye\n".into()]
@@ -177,19 +177,19 @@ fn an_abort_tells_the_launcher_the_code() {
         1,
         PATIENCE,
     );
-    let said = job.unwrap().abort(9, "tired\n");
+    let answer = job.unwrap().abort(9, "tired\n");
     assert!(
         matches!(
-            said,
+            answer,
             BootError::Aborted {
                 rank: 0,
                 code: 9,
                 ..
             }
         ),
-        "{said}"
+        "{answer}"
     );
-    assert!(said.to_string().contains("tired"));
+    assert!(answer.to_string().contains("tired"));
     assert_eq!(
         server.join().unwrap().last().unwrap(),
         "cmd=abort exitcode=9"
@@ -211,8 +211,8 @@ fn the_variant_with_a_port_learns_rank_and_size() {
             }
             let mut answer = Hydra::new(1, 1024).answer();
             for line in input {
-                for said in answer(&line) {
-                    out.write_all(said.as_bytes()).unwrap();
+                for answer in answer(&line) {
+                    out.write_all(answer.as_bytes()).unwrap();
                 }
             }
         });
@@ -235,7 +235,7 @@ fn the_variant_with_a_port_learns_rank_and_size() {
         (&["cmd=initack rc=1 msg=full"][..], "full"),
         (
             &["cmd=initack rc=0", "cmd=set size=8", "cmd=set debug=0"],
-            "which rank",
+            "did not send the rank",
         ),
         (
             &["cmd=initack rc=0", "cmd=set size=8 rank=8 debug=0"],
@@ -253,13 +253,13 @@ fn the_variant_with_a_port_learns_rank_and_size() {
 }
 
 #[test]
-fn a_descriptor_that_is_no_socket_is_refused() {
+fn a_descriptor_that_is_not_a_socket_is_refused() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let number = file.as_raw_fd().to_string();
     let env = Environment::of(&[("PMI_FD", &number), ("PMI_RANK", "0"), ("PMI_SIZE", "1")]);
     let text = Pmi1::start(&env, PATIENCE).unwrap_err().to_string();
     assert!(text.contains("not the launcher's socket"), "{text}");
-    // The right kind works, and the number stays the launcher's.
+    // A socket works, and the launcher's descriptor stays open.
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = serve(theirs, Hydra::new(1, 1024).answer());
     let number = ours.as_raw_fd().to_string();
@@ -269,14 +269,14 @@ fn a_descriptor_that_is_no_socket_is_refused() {
     assert_eq!(server.join().unwrap().len(), 3);
 }
 
-/// Starts a job whose launcher answers `cmd` as given, and all other commands as hydra does.
-fn disturbed(cmd: &'static str, said: &'static str) -> Result<(), BootError> {
+/// Starts a job whose launcher answers `cmd` with `reply`, and all other commands as hydra does.
+fn disturbed(cmd: &'static str, reply: &'static str) -> Result<(), BootError> {
     let mut answer = Hydra::new(1, 1024).answer();
     let wrong = format!("cmd={cmd}");
     let (job, _server) = start(
         Box::new(move |line| {
             if line.split(' ').next() == Some(&wrong) {
-                vec![said.to_owned()]
+                vec![reply.to_owned()]
             } else {
                 answer(line)
             }
@@ -293,9 +293,9 @@ fn disturbed(cmd: &'static str, said: &'static str) -> Result<(), BootError> {
 }
 
 #[test]
-fn hostile_answers_are_errors_in_words() {
+fn hostile_answers_are_errors() {
     assert!(disturbed("nothing", "").is_ok());
-    for (cmd, said, part) in [
+    for (cmd, answer, part) in [
         (
             "init",
             "cmd=response_to_init pmi_version=2 pmi_subversion=0 rc=0\n",
@@ -306,7 +306,11 @@ fn hostile_answers_are_errors_in_words() {
             "cmd=response_to_init rc=-1\n",
             "refused to speak PMI-1",
         ),
-        ("init", "rubbish\n", "`(nothing)` where `response_to_init`"),
+        (
+            "init",
+            "rubbish\n",
+            "`(nothing)` instead of `response_to_init`",
+        ),
         ("init", "\n", "`(nothing)`"),
         ("init", "\u{1b}[2J cmd=\u{1b}[2J\n", "`[2J`"),
         (
@@ -334,34 +338,38 @@ fn hostile_answers_are_errors_in_words() {
             "cmd=maxes keylen_max=64 vallen_max=4\n",
             "not enough",
         ),
-        ("get_my_kvsname", "cmd=my_kvsname kvsname=\n", "no name"),
-        ("get_my_kvsname", "cmd=my_kvsname\n", "no name"),
+        (
+            "get_my_kvsname",
+            "cmd=my_kvsname kvsname=\n",
+            "invalid job name",
+        ),
+        ("get_my_kvsname", "cmd=my_kvsname\n", "invalid job name"),
         (
             "put",
             "cmd=put_result rc=-1 msg=full\n",
-            "refused to take a note: full",
+            "refused to publish a value: full",
         ),
         (
             "put",
             "cmd=get_result rc=0\n",
-            "`get_result` where `put_result`",
+            "`get_result` instead of `put_result`",
         ),
         ("barrier_in", "cmd=barrier_out rc=3\n", "rc 3"),
-        ("barrier_in", "", "nothing came for 0.3 s"),
-        ("barrier_in", "cmd=barrier_out", "nothing came"),
+        ("barrier_in", "", "no answer within 0.3 s"),
+        ("barrier_in", "cmd=barrier_out", "no answer within"),
         ("get", "cmd=get_result rc=0\n", "without a value"),
-        ("get", "cmd=get_result rc=0 value=5\n", "damaged"),
-        ("get", "cmd=get_result rc=0 value=4097.\n", "damaged"),
-        ("get", "cmd=get_result rc=0 value=-1.\n", "damaged"),
-        ("get", "cmd=get_result rc=0 value=5.\n", "damaged"),
-        ("get", "cmd=get_result rc=0 value=2.00000\n", "damaged"),
-        ("get", "cmd=get_result rc=0 value=1.zz\n", "damaged"),
+        ("get", "cmd=get_result rc=0 value=5\n", "malformed"),
+        ("get", "cmd=get_result rc=0 value=4097.\n", "malformed"),
+        ("get", "cmd=get_result rc=0 value=-1.\n", "malformed"),
+        ("get", "cmd=get_result rc=0 value=5.\n", "malformed"),
+        ("get", "cmd=get_result rc=0 value=2.00000\n", "malformed"),
+        ("get", "cmd=get_result rc=0 value=1.zz\n", "malformed"),
         ("finalize", "cmd=finalize_nak\n", "`finalize_nak`"),
     ] {
-        let text = disturbed(cmd, said)
+        let text = disturbed(cmd, answer)
             .map_err(|e| e.to_string())
-            .expect_err(said);
-        assert!(text.contains(part), "{said}: {text}");
+            .expect_err(answer);
+        assert!(text.contains(part), "{answer}: {text}");
         assert!(
             !text.chars().any(char::is_control) && text.len() < 400,
             "{text:?}"
@@ -378,7 +386,7 @@ fn a_line_without_end_is_bounded() {
 }
 
 #[test]
-fn a_trickle_of_bytes_does_not_stretch_the_time() {
+fn a_trickle_of_bytes_does_not_extend_the_time_limit() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
         while theirs.write_all(b"x").is_ok() {
@@ -388,7 +396,8 @@ fn a_trickle_of_bytes_does_not_stretch_the_time() {
     let limit = Duration::from_millis(50);
     let begin = Instant::now();
     let error = Pmi1::greet(Wire::new(OwnedFd::from(ours), limit), 0, 1).unwrap_err();
-    // Either bound may come first; without both it would be eight seconds and the other error.
+    // Either bound may be reached first; without both it would take eight seconds and fail
+    // differently.
     assert!(
         matches!(error, BootError::Timeout { .. }),
         "{error}, {:?}",
@@ -411,7 +420,7 @@ fn a_launcher_that_never_reads_is_an_error() {
     let wire = Wire::new(OwnedFd::from(ours), Duration::from_millis(100));
     let long = "x".repeat(1 << 24);
     assert!(matches!(
-        wire.tell(&long, "a test"),
+        wire.send(&long, "a test"),
         Err(BootError::Timeout { .. })
     ));
 }
@@ -437,7 +446,7 @@ proptest! {
     ) {
         let mut answers = answers.into_iter();
         let (job, _server) = start(
-            // Every command after the last answer hears nothing, and ours hangs up at the time-out.
+            // Commands after the last answer get none, and the client gives up at the timeout.
             Box::new(move |_| answers.next().into_iter().collect()),
             0,
             1,

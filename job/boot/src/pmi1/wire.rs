@@ -1,4 +1,4 @@
-//! The connection to a PMI-1 launcher: lines out, lines in, with a deadline for each.
+//! The connection to a PMI-1 launcher: lines in both directions, each with a deadline.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ impl Wire {
     }
 
     /// Sends a line. `what` names its purpose in errors.
-    pub(super) fn tell(&self, line: &str, what: &'static str) -> Result<(), BootError> {
+    pub(super) fn send(&self, line: &str, what: &'static str) -> Result<(), BootError> {
         let text = format!("{line}\n");
         let mut rest = text.as_bytes();
         let deadline = Instant::now() + self.timeout;
@@ -54,12 +54,12 @@ impl Wire {
         cmd: &str,
         what: &'static str,
     ) -> Result<Line, BootError> {
-        self.tell(line, what)?;
-        self.hear(what)?.expect(cmd)
+        self.send(line, what)?;
+        self.receive(what)?.expect(cmd)
     }
 
     /// Waits for a line.
-    pub(super) fn hear(&mut self, what: &'static str) -> Result<Line, BootError> {
+    pub(super) fn receive(&mut self, what: &'static str) -> Result<Line, BootError> {
         let deadline = Instant::now() + self.timeout;
         loop {
             if let Some(end) = self.input.iter().position(|&b| b == b'\n') {
@@ -82,8 +82,7 @@ impl Wire {
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e).at(|| format!("{NAME}: {what}")),
             }
-            // A launcher that keeps us busy with bits of a line gets no more time than one that is
-            // silent.
+            // A launcher that sends parts of a line gets no more time than a silent one.
             if Instant::now() > deadline {
                 return Err(self.late(what));
             }

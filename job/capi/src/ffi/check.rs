@@ -63,7 +63,7 @@ pub(super) unsafe fn values<'a, T>(data: *mut T, count: i64) -> Result<&'a mut [
     if count > isize::MAX as usize / size_of::<T>() {
         return Err(Fault::new(Code::Count, format!("a count of {count}")));
     }
-    // SAFETY: not null, aligned, of a possible length, and readable and writable by the contract of
+    // SAFETY: not null, aligned, of a valid length, and readable and writable by the contract of
     // the module.
     Ok(unsafe { std::slice::from_raw_parts_mut(data, count) })
 }
@@ -77,27 +77,27 @@ pub(super) fn present(data: *const c_void, bytes: i64) -> Result<usize, Fault> {
 }
 
 /// Borrows a required output argument.
-pub(super) unsafe fn out<'a, T>(place: *mut T, what: &str) -> Result<&'a mut T, Fault> {
-    // SAFETY: null or a place for a `T` by the contract of the module.
-    unsafe { place.as_mut() }.ok_or_else(|| null(what))
+pub(super) unsafe fn out<'a, T>(target: *mut T, what: &str) -> Result<&'a mut T, Fault> {
+    // SAFETY: null or valid for a `T` by the contract of the module.
+    unsafe { target.as_mut() }.ok_or_else(|| null(what))
 }
 
 /// Writes an optional output argument.
-pub(super) unsafe fn put<T>(place: *mut T, value: T) {
-    // SAFETY: null or a place for a `T` by the contract of the module.
-    if let Some(place) = unsafe { place.as_mut() } {
-        *place = value;
+pub(super) unsafe fn put<T>(target: *mut T, value: T) {
+    // SAFETY: null or valid for a `T` by the contract of the module.
+    if let Some(target) = unsafe { target.as_mut() } {
+        *target = value;
     }
 }
 
 /// Writes the status of a result, and returns the result.
 pub(super) unsafe fn finish(
-    place: *mut CStatus,
+    target: *mut CStatus,
     result: Result<p2p::Status, impl Into<Fault>>,
 ) -> Result<(), Fault> {
     let result = result.map_err(Into::into);
-    // SAFETY: null or a place for a status by the contract of the module.
-    unsafe { put(place, CStatus::of(&result)) };
+    // SAFETY: null or valid for a status by the contract of the module.
+    unsafe { put(target, CStatus::of(&result)) };
     result.map(drop)
 }
 
@@ -126,8 +126,8 @@ pub(super) unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: no byte before has ended the text, which ends by a zero as the module's contract
-    // says.
+    // SAFETY: no byte before this one terminated the text, which is zero-terminated by the contract
+    // of the module.
     let bytes = (0..LIMIT).map(|i| u8::from_ne_bytes(unsafe { *text.add(i) }.to_ne_bytes()));
     let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()

@@ -15,7 +15,7 @@ extern "C" fn esp_barrier(comm: i32) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_bcast(data: *mut c_void, length: i64, root: i32, comm: i32) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let data = check::write(data, length)?;
         Ok(state::comm(comm)?.bcast(data, check::rank(root)?)?)
@@ -43,7 +43,7 @@ unsafe fn reduce<T: Number>(
     root: Option<u32>,
     comm: &Comm,
 ) -> Result<(), Fault> {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     let data = unsafe { check::values::<T>(data.cast(), count)? };
     let done = match root {
         Some(root) => comm.reduce(data, op, root),
@@ -61,7 +61,7 @@ unsafe fn reduce_any(
     comm: i32,
 ) -> Result<(), Fault> {
     let (op, comm) = (operation(op)?, state::comm(comm)?);
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     unsafe {
         match kind {
             1 => reduce::<i8>(data, count, op, root, &comm),
@@ -87,7 +87,7 @@ unsafe extern "C" fn esp_allreduce(
     op: i32,
     comm: i32,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe { reduce_any(data, count, kind, op, None, comm) })
 }
 
@@ -100,7 +100,7 @@ unsafe extern "C" fn esp_reduce(
     root: i32,
     comm: i32,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe { reduce_any(data, count, kind, op, Some(check::rank(root)?), comm) })
 }
 
@@ -120,7 +120,7 @@ unsafe extern "C" fn esp_gather(
     root: i32,
     comm: i32,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let (root, comm) = (check::rank(root)?, state::comm(comm)?);
         let whole = whole_at(root, &comm, length)?;
@@ -137,7 +137,7 @@ unsafe extern "C" fn esp_scatter(
     root: i32,
     comm: i32,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let (root, comm) = (check::rank(root)?, state::comm(comm)?);
         let whole = whole_at(root, &comm, length)?;
@@ -153,7 +153,7 @@ unsafe extern "C" fn esp_allgather(
     all: *mut c_void,
     comm: i32,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let comm = state::comm(comm)?;
         let whole = check::times(length, comm.size())?;
@@ -169,7 +169,7 @@ unsafe extern "C" fn esp_alltoall(
     into: *mut c_void,
     comm: i32,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let comm = state::comm(comm)?;
         let whole = check::times(length, comm.size())?;

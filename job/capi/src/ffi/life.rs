@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{check, guard};
-use crate::code::{Code, Fault, words};
+use crate::code::{Code, Fault, text_of};
 use crate::{code, state};
 
 #[unsafe(no_mangle)]
@@ -25,7 +25,7 @@ extern "C" fn esp_initialized() -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_abort(code: c_int, why: *const c_char) {
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: as the module says.
+        // SAFETY: by the contract of the module.
         state::abort(code, &unsafe { check::text(why) })
     }));
     // `abort` panicked instead of ending the process.
@@ -42,7 +42,7 @@ extern "C" fn esp_progress() -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_report(text: *mut c_char, room: i64, needed: *mut i64) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let mut bytes = state::report()?.into_bytes();
         bytes.retain(|&b| b != 0);
@@ -59,7 +59,7 @@ unsafe extern "C" fn esp_report(text: *mut c_char, room: i64, needed: *mut i64) 
 
 #[unsafe(no_mangle)]
 extern "C" fn esp_strerror(error: c_int) -> *const c_char {
-    words(error).as_ptr()
+    text_of(error).as_ptr()
 }
 
 #[unsafe(no_mangle)]
@@ -73,7 +73,7 @@ fn number(number: u32) -> Result<i32, Fault> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_rank(comm: i32, rank: *mut i32) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         *check::out(rank, "rank")? = number(state::comm(comm)?.rank())?;
         Ok(())
@@ -82,7 +82,7 @@ unsafe extern "C" fn esp_rank(comm: i32, rank: *mut i32) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_size(comm: i32, size: *mut i32) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         *check::out(size, "size")? = number(state::comm(comm)?.size())?;
         Ok(())
@@ -91,7 +91,7 @@ unsafe extern "C" fn esp_size(comm: i32, size: *mut i32) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_comm_dup(comm: i32, copy: *mut i32) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let copy = check::out(copy, "copy")?;
         *copy = state::add_comm(state::comm(comm)?.dup()?)?;
@@ -101,7 +101,7 @@ unsafe extern "C" fn esp_comm_dup(comm: i32, copy: *mut i32) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_comm_split(comm: i32, color: i32, key: i32, part: *mut i32) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let part = check::out(part, "part")?;
         let found = state::comm(comm)?.split(u32::try_from(color).ok(), key)?;
@@ -112,7 +112,7 @@ unsafe extern "C" fn esp_comm_split(comm: i32, color: i32, key: i32, part: *mut 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_comm_free(comm: *mut i32) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let comm = check::out(comm, "comm")?;
         state::free_comm(*comm)?;

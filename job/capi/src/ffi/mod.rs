@@ -2,9 +2,9 @@
 //! code.
 //!
 //! # Safety
-//! For all functions: pointers are null or point to what esp.h says, for the length it says;
-//! buffers of non-blocking calls stay so until the request is over. Nothing else can be checked
-//! from here, and nothing else is relied on.
+//! For all functions: pointers are null or valid as esp.h requires, for the length it gives, and
+//! buffers of non-blocking calls stay valid until the request completes. Nothing else has to be
+//! promised, and these cannot be checked here.
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
 
 mod check;
@@ -64,16 +64,16 @@ impl CStatus {
     }
 }
 
-/// Runs the work of a function and converts its error, or its panic, to a code.
+/// Runs the work of a function and converts its error or panic to a code.
 fn guard(work: impl FnOnce() -> Result<(), Fault>) -> c_int {
-    // State that a panic leaves unfinished is behind locks that ignore poison, and in the engine,
+    // State that a panic leaves unfinished is behind locks that ignore poison, or in the engine,
     // which checks itself.
     let fault = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => return Code::Success as c_int,
         Ok(Err(fault)) => fault,
         Err(_) => Fault::new(
             Code::Internal,
-            "a bug of the library (its words went to standard error)",
+            "a bug of the library (its message is on standard error)",
         ),
     };
     code::set_last_error(&fault.text);

@@ -17,7 +17,7 @@ unsafe extern "C" fn esp_isend(
     comm: i32,
     request: *mut u64,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let request = check::out(request, "request")?;
         let (length, dest) = (check::present(data, length)?, check::rank(dest)?);
@@ -36,7 +36,7 @@ unsafe extern "C" fn esp_issend(
     comm: i32,
     request: *mut u64,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let request = check::out(request, "request")?;
         let (length, dest) = (check::present(data, length)?, check::rank(dest)?);
@@ -55,7 +55,7 @@ unsafe extern "C" fn esp_irecv(
     comm: i32,
     request: *mut u64,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let request = check::out(request, "request")?;
         let room = check::present(buffer, room)?;
@@ -66,7 +66,7 @@ unsafe extern "C" fn esp_irecv(
     })
 }
 
-/// Sets a completed request to 0. An unknown one stays as it is.
+/// Sets a completed request to 0. An unknown one is unchanged.
 fn settle(request: &mut u64, result: Result<p2p::Status, Error>) -> Result<p2p::Status, Fault> {
     if !matches!(result, Err(Error::UnknownRequest | Error::Closed)) {
         *request = 0;
@@ -76,7 +76,7 @@ fn settle(request: &mut u64, result: Result<p2p::Status, Error>) -> Result<p2p::
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_wait(request: *mut u64, status: *mut CStatus) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let p2p = state::p2p()?;
         let request = check::out(request, "request")?;
@@ -91,7 +91,7 @@ unsafe extern "C" fn esp_wait(request: *mut u64, status: *mut CStatus) -> c_int 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_test(request: *mut u64, flag: *mut c_int, status: *mut CStatus) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let p2p = state::p2p()?;
         let (request, flag) = (check::out(request, "request")?, check::out(flag, "flag")?);
@@ -112,7 +112,7 @@ unsafe extern "C" fn esp_test(request: *mut u64, flag: *mut c_int, status: *mut 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_waitall(count: i64, requests: *mut u64, statuses: *mut CStatus) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let p2p = state::p2p()?;
         let requests = check::values(requests, count)?;
@@ -150,7 +150,7 @@ unsafe extern "C" fn esp_waitany(
     index: *mut i64,
     status: *mut CStatus,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let p2p = state::p2p()?;
         let (requests, index) = (check::values(requests, count)?, check::out(index, "index")?);
@@ -173,11 +173,11 @@ unsafe extern "C" fn esp_waitany(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_cancel(request: *mut u64) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let p2p = state::p2p()?;
         let request = check::out(request, "request")?;
-        // The result of waiting shows if it was in time.
+        // Waiting for the request shows whether it was cancelled in time.
         let _in_time = p2p.cancel(state::request(*request))?;
         Ok(())
     })
@@ -185,7 +185,7 @@ unsafe extern "C" fn esp_cancel(request: *mut u64) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_request_free(request: *mut u64) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let p2p = state::p2p()?;
         let request = check::out(request, "request")?;

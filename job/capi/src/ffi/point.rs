@@ -13,7 +13,7 @@ unsafe extern "C" fn esp_send(
     tag: i32,
     comm: i32,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let data = check::read(data, length)?;
         Ok(state::comm(comm)?.send(data, check::rank(dest)?, tag)?)
@@ -28,7 +28,7 @@ unsafe extern "C" fn esp_ssend(
     tag: i32,
     comm: i32,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let data = check::read(data, length)?;
         Ok(state::comm(comm)?.ssend(data, check::rank(dest)?, tag)?)
@@ -44,7 +44,7 @@ unsafe extern "C" fn esp_recv(
     comm: i32,
     status: *mut CStatus,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let buffer = check::write(buffer, room)?;
         let result = state::comm(comm)?.recv(buffer, check::source(source)?, check::tag(tag));
@@ -65,7 +65,7 @@ unsafe extern "C" fn esp_sendrecv(
     comm: i32,
     status: *mut CStatus,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let data = check::read(data, length)?;
         let buffer = check::write(buffer, room)?;
@@ -78,7 +78,7 @@ unsafe extern "C" fn esp_sendrecv(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_probe(source: i32, tag: i32, comm: i32, status: *mut CStatus) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let result = state::comm(comm)?.probe(check::source(source)?, check::tag(tag));
         check::finish(status, result)
@@ -93,7 +93,7 @@ unsafe extern "C" fn esp_iprobe(
     flag: *mut c_int,
     status: *mut CStatus,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let flag = check::out(flag, "flag")?;
         let found = state::comm(comm)?.iprobe(check::source(source)?, check::tag(tag))?;
@@ -113,7 +113,7 @@ unsafe extern "C" fn esp_mprobe(
     message: *mut u64,
     status: *mut CStatus,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let message = check::out(message, "message")?;
         let found = state::comm(comm)?.mprobe(check::source(source)?, check::tag(tag))?;
@@ -132,7 +132,7 @@ unsafe extern "C" fn esp_improbe(
     message: *mut u64,
     status: *mut CStatus,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let (flag, message) = (check::out(flag, "flag")?, check::out(message, "message")?);
         let found = state::comm(comm)?.improbe(check::source(source)?, check::tag(tag))?;
@@ -151,7 +151,7 @@ unsafe extern "C" fn esp_mrecv(
     message: *mut u64,
     status: *mut CStatus,
 ) -> c_int {
-    // SAFETY: as the module says.
+    // SAFETY: by the contract of the module.
     guard(|| unsafe {
         let buffer = check::write(buffer, room)?;
         let message = check::out(message, "message")?;

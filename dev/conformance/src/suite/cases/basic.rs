@@ -64,10 +64,10 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Maximum number of bytes that a transport may take for a peer that reads nothing.
+/// Maximum number of bytes that a transport may accept for a peer that reads nothing.
 const MOST_TAKEN: usize = 256 << 20;
 
-/// Capabilities and peer infos are consistent.
+/// Checks that capabilities and peer infos are consistent.
 fn figures(run: &mut Run) -> Result<(), Failure> {
     let capabilities = run.btl.capabilities();
     let name = run.btl.name();
@@ -112,7 +112,7 @@ fn figures(run: &mut Run) -> Result<(), Failure> {
     demand(any || !path.one_sided, || {
         "one_sided without get, put or matched".into()
     })?;
-    // The time until the next check of peers is the one figure that may change.
+    // Only the time until the next liveness check of peers may change.
     let later = btl::Capabilities {
         tick: capabilities.tick,
         ..run.btl.capabilities()
@@ -267,7 +267,7 @@ fn busy(run: &mut Run) -> Result<(), Failure> {
             let before = run.streamed(1).0;
             fill(run, 1, sizes)?;
             let (mut again, full) = (0, run.streamed(1).0);
-            // A refused send can be repeated, with the same result while the peer reads nothing.
+            // A refused send can be repeated and is refused again while the peer reads nothing.
             while again < 100 && matches!(run.stream_now(1, sizes), Err(SendError::Busy)) {
                 run.step()?;
                 again += 1;
@@ -337,7 +337,7 @@ pub(super) fn fill(run: &mut Run, peer: Rank, sizes: Sizes) -> Result<(), Failur
         }
     }
     Err(Failure::Broken(format!(
-        "{room} messages were taken for a peer that takes nothing: where is the bound?"
+        "{room} messages accepted for a peer that reads nothing: the queue has no bound"
     )))
 }
 
@@ -351,7 +351,7 @@ pub(super) fn counts(run: &mut Run, mine: &[u8]) -> Result<Vec<u64>, Failure> {
     Ok(all.into_iter().map(number).collect())
 }
 
-/// Waits for a message and checks that it is this one.
+/// Waits for a message and checks its sender, header and body.
 pub(super) fn expect(run: &mut Run, peer: Rank, header: &[u8], body: &[u8]) -> Result<(), Failure> {
     run.until("a message", |run| !run.log.messages.is_empty())?;
     let Some(got) = run.log.messages.pop_front() else {
@@ -361,7 +361,7 @@ pub(super) fn expect(run: &mut Run, peer: Rank, header: &[u8], body: &[u8]) -> R
     demand(same, || {
         let at = got.body.iter().zip(body).position(|(is, want)| is != want);
         format!(
-            "{} + {} bytes of rank {} came where {} + {} of rank {peer} were due; first difference: {at:?}",
+            "{} + {} bytes arrived from rank {}, expected {} + {} from rank {peer}; first difference: {at:?}",
             got.header.len(),
             got.body.len(),
             got.peer,
@@ -371,10 +371,10 @@ pub(super) fn expect(run: &mut Run, peer: Rank, header: &[u8], body: &[u8]) -> R
     })
 }
 
-/// Adds the place to a failure.
-pub(super) fn within(failure: Failure, place: &str) -> Failure {
+/// Adds the context to a failure.
+pub(super) fn within(failure: Failure, context: &str) -> Failure {
     match failure {
-        Failure::Broken(what) => Failure::Broken(format!("{place}: {what}")),
+        Failure::Broken(what) => Failure::Broken(format!("{context}: {what}")),
         other => other,
     }
 }

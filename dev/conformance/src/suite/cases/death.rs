@@ -81,7 +81,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Fails unless a death is reported as such, neither as an orderly end nor as a violation.
+/// Fails unless a death is reported as such, and not as an orderly end or a violation.
 fn dead(error: &PeerError) -> Result<(), Failure> {
     demand(
         matches!(error, PeerError::Died | PeerError::Lost(_)),
@@ -89,7 +89,7 @@ fn dead(error: &PeerError) -> Result<(), Failure> {
     )
 }
 
-/// Makes progress until it is killed.
+/// Makes progress until this rank is killed.
 fn victim(
     run: &mut Run,
     mut work: impl FnMut(&mut Run) -> Result<(), Failure>,
@@ -97,17 +97,17 @@ fn victim(
     loop {
         work(run)?;
         run.step()?;
-        run.in_time("to be killed")?;
+        run.in_time("this rank's death")?;
     }
 }
 
-/// The two remaining ranks exchange `count` more messages.
+/// Exchanges `count` more messages between the two remaining ranks.
 fn go_on(run: &mut Run, count: u64) -> Result<(), Failure> {
     let other = 1 - run.rank;
     let (sent, came) = run.streamed(other);
     let theirs = super::basic::counts(run, &came.to_le_bytes())?;
     demand(theirs[other as usize] == sent, || {
-        format!("{sent} sent, {} came", theirs[other as usize])
+        format!("{sent} sent, {} arrived", theirs[other as usize])
     })?;
     for _ in 0..count {
         run.stream(other, Sizes::Mixed)?;
@@ -126,7 +126,7 @@ fn idle(run: &mut Run) -> Result<(), Failure> {
     die_and_go_on(run)
 }
 
-/// Death before any message: a transport that connects late detects it, too.
+/// Death before any message: a transport that connects late must detect it, too.
 fn before_first_message(run: &mut Run) -> Result<(), Failure> {
     die_and_go_on(run)
 }
@@ -162,7 +162,7 @@ fn mid_send(run: &mut Run) -> Result<(), Failure> {
     }
     let came = run.streamed(2).1;
     demand(came <= 150, || {
-        format!("{came} messages of a rank that sent 150")
+        format!("{came} messages from a rank that sent 150")
     })?;
     dead(&run.until_failed(2)?)?;
     refuses(run, 2)?;
@@ -216,12 +216,12 @@ fn mid_put(run: &mut Run) -> Result<(), Failure> {
     mid_operation(run, Run::put, false)
 }
 
-/// Orderly end in the middle of reads by others.
+/// Orderly end while other ranks read its memory.
 fn left_mid_get(run: &mut Run) -> Result<(), Failure> {
     mid_operation(run, Run::get, true)
 }
 
-/// Every pending operation completes before the failure, which the log checks.
+/// Checks that every pending operation completes before the failure, which the event log verifies.
 fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Failure> {
     const LENGTH: usize = 1 << 20;
     const WINDOW: usize = 8;
@@ -319,7 +319,7 @@ fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Fa
     go_on(run, 50)
 }
 
-/// The posted receives of a dead rank take no message.
+/// Checks that the posted receives of a dead rank accept no message.
 fn poster(run: &mut Run) -> Result<(), Failure> {
     super::posted_receives::applies(run)?;
     if run.rank == 1 {
@@ -332,7 +332,7 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
     let envelope = Envelope { context: 1, tag: 1 };
     super::posted_receives::deliver(run, 1, envelope, b"while it lives")?;
     run.kill(1)?;
-    // Before the report it may seem alive.
+    // Until the failure is reported, the peer may seem alive.
     while run.log.failure(1).is_none() {
         match run.send_to_posted(1, envelope, b"too late") {
             Ok(PostedDelivery::NotPosted | PostedDelivery::Delivered)
@@ -350,8 +350,8 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
     )
 }
 
-/// Death of a rank that filled one of two receives: that one is reported before the failure, the
-/// other belongs to the poster.
+/// Death of a rank that filled one of two receives: the filled one is reported before the failure,
+/// and the other returns to the poster.
 fn sender(run: &mut Run) -> Result<(), Failure> {
     super::posted_receives::applies(run)?;
     if run.rank == 1 {
@@ -365,9 +365,9 @@ fn sender(run: &mut Run) -> Result<(), Failure> {
     dead(&run.until_failed(1)?)?;
     let received = super::posted_receives::taken(run, filled.1)?;
     demand(received.result == Ok(8), || format!("{received:?}"))?;
-    let yes = run.withdraw(other.1);
-    demand(yes == Withdrawn::Yes, || {
-        format!("nobody is left to fill it, and yet {yes:?}")
+    let withdrawn = run.withdraw(other.1);
+    demand(withdrawn == Withdrawn::Yes, || {
+        format!("every sender has died, but withdrawing returned {withdrawn:?}")
     })
 }
 

@@ -1,5 +1,5 @@
-//! A peer that lives is closed out: it hears so, the others go on, and it reaches no memory any
-//! more.
+//! Dropping of a live peer: it learns of it, the other ranks continue, and it can no longer reach
+//! this rank's memory.
 
 use std::time::{Duration, Instant};
 
@@ -47,10 +47,10 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Time for which a dropped peer continues.
+/// Time for which the dropped peer continues to send or write.
 const TRIES: Duration = Duration::from_millis(30);
 
-/// Asks until the peer is out of reach, and for the report.
+/// Drops a peer, waits until it cannot reach this rank, and checks the report.
 fn drop_peer(run: &mut Run, peer: u32) -> Result<(), Failure> {
     run.until("the peer is out of reach", |run| run.btl.drop_peer(peer))?;
     Ok(())
@@ -59,11 +59,11 @@ fn drop_peer(run: &mut Run, peer: u32) -> Result<(), Failure> {
 fn is_lost(run: &mut Run, peer: u32) -> Result<(), Failure> {
     let error = run.until_failed(peer)?;
     demand(matches!(error, PeerError::Lost(_)), || {
-        format!("rank {peer} was closed out: {error:?}")
+        format!("rank {peer} was dropped: {error:?}")
     })
 }
 
-/// The one that is closed out gets what was sent to it, and learns that this was all.
+/// The dropped peer receives what was sent before, and then the failure.
 fn closed_out(run: &mut Run) -> Result<(), Failure> {
     let rank = run.rank;
     for peer in (0..3).filter(|peer| *peer != rank) {
@@ -77,23 +77,27 @@ fn closed_out(run: &mut Run) -> Result<(), Failure> {
             drop_peer(run, 1)?;
             is_lost(run, 1)?;
             refuses(run, 1)?;
-            demand(run.btl.drop_peer(1), || "a dropped peer came back".into())?;
+            demand(run.btl.drop_peer(1), || {
+                "a dropped peer is reachable again".into()
+            })?;
         }
         1 => {
             let error = run.until_failed(0)?;
-            demand(error != PeerError::Left, || "it did not leave".into())?;
+            demand(error != PeerError::Left, || {
+                "reported as an orderly end".into()
+            })?;
             refuses(run, 0)?;
-            // It may have come, as the first and the last.
+            // The message may have arrived, first and last.
             run.log
                 .messages
                 .retain(|got| !(got.peer == 0 && got.header == b"bye"));
             demand(run.log.messages.is_empty(), || {
-                format!("came: {:?}", run.log.messages)
+                format!("arrived: {:?}", run.log.messages)
             })?;
         }
         _ => {}
     }
-    // The others know nothing of it.
+    // The other ranks are not affected.
     for (one, other) in [(0, 2), (1, 2)] {
         if run.rank == one || run.rank == other {
             let peer = one + other - run.rank;
@@ -132,7 +136,7 @@ fn not_there(run: &mut Run) -> Result<(), Failure> {
     demand(run.btl.drop_peer(0), || "after close".into())
 }
 
-/// Memory that must not change any more.
+/// Checks that memory does not change any more.
 fn rests(run: &mut Run, buffers: &[Buffer]) -> Result<(), Failure> {
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::bytes).collect();
     let begin = Instant::now();
@@ -141,18 +145,18 @@ fn rests(run: &mut Run, buffers: &[Buffer]) -> Result<(), Failure> {
             .iter()
             .zip(&before)
             .all(|(buffer, before)| buffer.bytes() == *before);
-        demand(all, || "written by a peer that was closed out".into())
+        demand(all, || "written by a dropped peer".into())
     };
     while begin.elapsed() < TRIES * 2 {
         run.step()?;
         same()?;
     }
-    // Until the peer has stopped to try.
+    // Until the peer has stopped trying.
     run.barrier()?;
     same()
 }
 
-/// Pending reads end once each, before the report. Afterwards nothing is written.
+/// Pending reads end once each, before the failure is reported. Afterwards nothing is written.
 fn mid_get(run: &mut Run) -> Result<(), Failure> {
     const LENGTH: usize = 1 << 20;
     let source = run.buffer(vec![7; LENGTH]);
@@ -233,12 +237,12 @@ fn mid_put(run: &mut Run) -> Result<(), Failure> {
             since = Some(Instant::now());
         }
         run.step()?;
-        run.in_time("to be closed out")?;
+        run.in_time("the drop by rank 0")?;
     }
     run.barrier()
 }
 
-/// A dropped peer's messages to receives that are still posted.
+/// A dropped peer's messages to receives that are still posted are refused.
 fn mid_matched(run: &mut Run) -> Result<(), Failure> {
     const LENGTH: usize = 256 << 10;
     super::posted_receives::applies(run)?;
@@ -255,7 +259,7 @@ fn mid_matched(run: &mut Run) -> Result<(), Failure> {
                 Err(error) => return Err(error.into()),
             }
             run.step()?;
-            run.in_time("to be closed out")?;
+            run.in_time("the drop by rank 0")?;
         }
         return run.barrier();
     }
@@ -268,10 +272,12 @@ fn mid_matched(run: &mut Run) -> Result<(), Failure> {
         posts.push((post, buffer));
     }
     run.barrier()?;
-    run.until("the first one", |run| !run.log.received.is_empty())?;
+    run.until("the first filled receive", |run| {
+        !run.log.received.is_empty()
+    })?;
     drop_peer(run, 1)?;
     is_lost(run, 1)?;
-    // One more, which no other rank could fill.
+    // Posts one more, which no other rank could fill.
     let late = run.buffer(vec![0; LENGTH]);
     let late_post = run.try_post(super::posted_receives::ANY, &late, 0, LENGTH)?;
     let buffers: Vec<Buffer> = posts
@@ -287,7 +293,7 @@ fn mid_matched(run: &mut Run) -> Result<(), Failure> {
             .iter()
             .any(|received| received.token == post.token);
         demand(over || run.withdraw(post) == Withdrawn::Yes, || {
-            "taken by a peer that is out of reach".into()
+            "filled by a dropped peer".into()
         })?;
     }
     Ok(())

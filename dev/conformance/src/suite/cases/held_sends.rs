@@ -1,4 +1,4 @@
-//! Messages whose body stays with its owner until the transport has taken it from there.
+//! Held sends: the body stays in the caller's memory until the transport has read it.
 
 use super::super::run::demand;
 use super::super::{Buffer, Case, Failure, Need, Run};
@@ -14,11 +14,12 @@ pub(super) const CASES: &[Case] = &[Case {
     run: send_held,
 }];
 
-/// Messages under way at once.
+/// Maximum number of messages in flight.
 const WINDOW: usize = 6;
 
-/// Among ordinary messages, in order; whole, though the body is overwritten as soon as its owner
-/// has it back; and told once, which the log looks after. Too long is too long, as for `send`.
+/// Held messages arrive in order among ordinary ones and unchanged, although the caller overwrites
+/// the body right after the completion. Each completes once, which the event log checks. A message
+/// above the maximum is refused, as by `send`.
 fn send_held(run: &mut Run) -> Result<(), Failure> {
     let most = run.path(1 - run.rank)?.max_send;
     let from = run.btl.capabilities().held_from.unwrap_or(0);
@@ -68,7 +69,7 @@ fn send_held(run: &mut Run) -> Result<(), Failure> {
                 Ok(Started::Pending) => open.push((sent.token, local.clone())),
                 Err(SendError::Busy) => {
                     run.step()?;
-                    run.in_time("a message is taken at last")?;
+                    run.in_time("a held send to be accepted")?;
                     continue;
                 }
                 Err(error) => return Err(error.into()),
@@ -85,7 +86,7 @@ fn send_held(run: &mut Run) -> Result<(), Failure> {
     run.barrier()
 }
 
-/// Waits for a completion, and overwrites what it gives back.
+/// Waits for a completion and overwrites the memory that it returns.
 fn take_back(run: &mut Run, open: &mut Vec<(u64, Buffer)>) -> Result<(), Failure> {
     run.until("a completion", |run| !run.log.completed.is_empty())?;
     let Some((token, result)) = run.log.completed.pop() else {

@@ -81,11 +81,11 @@ fn garbage_addresses(run: &mut Run) -> Result<(), Failure> {
     for bad in wrong {
         match run.btl.add_peer(peer, &bad) {
             Err(why) => demand(!why.reason.is_empty(), || {
-                "unreachable, and no reason".into()
+                "unreachable without a reason".into()
             })?,
             Ok(path) => {
                 return Err(Failure::Broken(format!(
-                    "{} bytes that are no address: {path:?}",
+                    "{} invalid bytes accepted as an address: {path:?}",
                     bad.len()
                 )));
             }
@@ -98,12 +98,12 @@ fn garbage_addresses(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 1)
 }
 
-/// Messages of a rank that is not added yet are kept or delivered at once, in order.
+/// Messages of a rank that is not added yet are kept, or delivered at once, in order.
 fn early_message(run: &mut Run) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     if run.rank == 0 {
         run.add_all()?;
-        // A transport that needs both sides may be busy until then.
+        // A transport that needs both sides may return `Busy` until then.
         let mut sent = 0;
         while sent < 20 && run.stream_now(peer, Sizes::Tiny).is_ok() {
             sent += 1;
@@ -115,7 +115,7 @@ fn early_message(run: &mut Run) -> Result<(), Failure> {
         }
         return run.arrived(peer, 1);
     }
-    // No peer info gives the limit of these messages yet.
+    // There is no peer info yet that gives a limit for these messages.
     run.barrier()?;
     for _ in 0..20 {
         run.step()?;
@@ -251,7 +251,7 @@ fn use_after_close(run: &mut Run) -> Result<(), Failure> {
         })?;
         let _ = run.btl.arm();
         demand(run.step()? == 0, || {
-            "progress after close did something".into()
+            "progress after close reported events".into()
         })?;
         demand(run.btl.flush(), || "flush after close still waits".into())?;
         run.btl.close();
@@ -283,7 +283,7 @@ fn leave(run: &mut Run, count: u64, sizes: Sizes) -> Result<(), Failure> {
     let error = run.until_failed(2)?;
     let came = run.streamed(2).1;
     demand(came == count, || {
-        format!("{came} of {count} flushed messages came")
+        format!("{came} of {count} flushed messages arrived")
     })?;
     demand(error == PeerError::Left, || {
         format!("a peer that closed in order: {error:?}")
@@ -295,7 +295,7 @@ fn leave(run: &mut Run, count: u64, sizes: Sizes) -> Result<(), Failure> {
     run.arrived(other, 100)
 }
 
-/// A dropped transport leaves in order.
+/// Dropping a transport is an orderly end.
 fn drop_closes(run: &mut Run) -> Result<(), Failure> {
     run.stream(1 - run.rank, Sizes::Tiny)?;
     run.arrived(1 - run.rank, 1)?;
@@ -307,22 +307,22 @@ fn drop_closes(run: &mut Run) -> Result<(), Failure> {
         })?;
         return run.barrier();
     }
-    // Its replacement is closed, so the runner expects nothing more of this rank.
+    // The runner expects nothing more of this rank, because the replacement is closed.
     let Some(mut closed) = crate::loopback::job(1, crate::loopback::Limits::default()).pop() else {
         return Err(Failure::Aborted);
     };
     closed.close();
     run.btl = Box::new(closed);
-    // Otherwise the peer might detect the end of the process instead.
+    // Otherwise the peer might detect the end of the process first.
     run.barrier()
 }
 
-/// After the report, every operation on that peer returns `Failed`.
+/// Checks that every operation on a peer returns `Failed` once its failure was reported.
 pub(super) fn refuses(run: &mut Run, peer: u32) -> Result<(), Failure> {
     for _ in 0..3 {
         let result = run.stream_now(peer, Sizes::Tiny);
         demand(
-            matches!(result, Err(SendError::Failed { peer: who, .. }) if who == peer),
+            matches!(result, Err(SendError::Failed { peer: failed, .. }) if failed == peer),
             || format!("a send to rank {peer} after its failure was reported: {result:?}"),
         )?;
         run.step()?;

@@ -1,4 +1,4 @@
-//! The cases, by promise.
+//! The cases, grouped by promise.
 
 mod basic;
 mod death;
@@ -13,7 +13,7 @@ mod wake;
 
 use super::Case;
 
-/// Every case, in groups.
+/// All cases, in groups.
 pub const CASES: &[&[Case]] = &[
     basic::CASES,
     traffic::CASES,

@@ -1,4 +1,4 @@
-//! Regions with a notice: the write of the last bytes notifies their owner.
+//! Noticed regions: the write of the last bytes notifies their owner.
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run};
@@ -14,9 +14,9 @@ pub(super) const CASES: &[Case] = &[Case {
     run: put_last,
 }];
 
-/// The notice finds all bytes there, also those of the `put`s before, which no rank has waited for;
-/// it stands in the order of messages behind those that were sent before; and it comes once. Where
-/// `put_last` is unsupported the owner gets word by a message.
+/// The notice arrives once, after all bytes, including those of earlier `put`s that were not waited
+/// for, and in order after the messages sent before it. Where `put_last` is unsupported, a message
+/// notifies the owner.
 fn put_last(run: &mut Run) -> Result<(), Failure> {
     if !run.path(1 - run.rank)?.one_sided {
         return Err(Failure::Skipped(
@@ -25,7 +25,7 @@ fn put_last(run: &mut Run) -> Result<(), Failure> {
     }
     for round in 0..run.rounds.max(40) {
         let length = [2, 300, 5000, 70_000, 1_500_000][round as usize % 5];
-        // Long ones are few: emulated devices are slow.
+        // Few long ones: emulated devices are slow.
         let length = if round >= 10 {
             length.min(5000)
         } else {
@@ -45,7 +45,7 @@ fn put_last(run: &mut Run) -> Result<(), Failure> {
 
 fn owner(run: &mut Run, notice: &[u8], bytes: &[u8]) -> Result<(), Failure> {
     let buffer = run.buffer(vec![0xa5; bytes.len()]);
-    // A second registration of the same memory changes nothing, in whatever order both end.
+    // A second registration of the memory changes nothing, whichever of the two ends first.
     let mut second = run.register(&buffer).ok();
     let end_if = |run: &mut Run, second: &mut Option<Region>, now: bool| {
         if let Some(region) = second.take_if(|_| now) {
@@ -92,7 +92,7 @@ fn writer(run: &mut Run, notice: &[u8], bytes: Vec<u8>) -> Result<(), Failure> {
                 }
                 Err(SendError::Busy) => {
                     run.step()?;
-                    run.in_time("a put is taken at last")?;
+                    run.in_time("a put to be accepted")?;
                 }
                 Err(SendError::Unsupported) if last => {
                     let result = finish(run, Run::put, remote(at), &local, at, end - at)?;
@@ -112,7 +112,7 @@ fn writer(run: &mut Run, notice: &[u8], bytes: Vec<u8>) -> Result<(), Failure> {
         let result = at.map_or(Ok(()), |at| run.log.completed.remove(at).1);
         demand(result.is_ok(), || format!("{result:?}"))?;
     }
-    // Completed: the local memory is the caller's again.
+    // After the completion the local memory is the caller's again.
     local.fill(&vec![0xee; length]);
     if by_word {
         run.send(1, notice, &[])?;

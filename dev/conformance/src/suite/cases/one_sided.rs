@@ -88,7 +88,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// One of the two operations, as [`Run::get`].
+/// One of the two operations, with the signature of [`Run::get`].
 pub(super) type Operate =
     fn(&mut Run, Remote<'_>, &Buffer, usize, usize) -> Result<super::super::Operation, Failure>;
 
@@ -124,7 +124,7 @@ pub(super) fn share(run: &mut Run, buffer: Option<&Buffer>) -> Result<Vec<Vec<u8
         .collect())
 }
 
-/// One operation to its end, again and again while it is `Busy`.
+/// Executes one operation until it completes, retrying while it is `Busy`.
 pub(super) fn finish(
     run: &mut Run,
     operate: Operate,
@@ -148,11 +148,11 @@ pub(super) fn finish(
             Err(SendError::Busy) => run.step()?,
             Err(error) => return Err(error.into()),
         };
-        run.in_time("a get or put is taken at last")?;
+        run.in_time("a get or put to be accepted")?;
     }
 }
 
-/// Ranges of a region that are worth a look.
+/// Returns ranges of a region that cover the corner cases.
 fn ranges(length: usize, run: &mut Run) -> Vec<(usize, usize)> {
     let mut all = vec![
         (0, 0),
@@ -174,7 +174,7 @@ fn ranges(length: usize, run: &mut Run) -> Vec<(usize, usize)> {
     all
 }
 
-/// Long enough for everything the path distinguishes.
+/// Returns a region length that exceeds every threshold of the path.
 fn region_length(run: &Run, peer: Rank) -> Result<usize, Failure> {
     let path = run.path(peer)?;
     Ok((path.max_send.max(path.one_sided_from) * 2 + 4097).min(4 << 20))
@@ -222,7 +222,7 @@ fn put_data(run: &mut Run) -> Result<(), Failure> {
     let mut wanted = vec![0xa5; length];
     let region = run.buffer(wanted.clone());
     let mut rng = Rng::new(5);
-    // The same choices on both sides.
+    // Both sides make equal choices.
     let mut all = vec![(0, length), (0, 1), (length - 1, 1), (0, 0), (length, 0)];
     for power in 0..22 {
         let size = (1usize << power) - 1 + rng.below(3);
@@ -251,7 +251,7 @@ fn put_data(run: &mut Run) -> Result<(), Failure> {
             demand(result.is_ok(), || {
                 format!("put of {size} at {offset}: {result:?}")
             })?;
-            // It arrives after the bytes: the receiver looks then.
+            // The message arrives after the bytes, and then the receiver checks them.
             run.send(1, b"look", &[])?;
             super::basic::expect(run, 1, b"seen", &[])?;
         } else {
@@ -277,7 +277,7 @@ fn put_bounds(run: &mut Run) -> Result<(), Failure> {
 fn bounds(run: &mut Run, operate: Operate) -> Result<(), Failure> {
     const LENGTH: usize = 10_000;
     if run.rank == 1 {
-        // The registered one lies inside nothing else: its neighbours are the allocator's.
+        // The region is an allocation of its own, whose neighbours are the allocator's.
         let region = run.buffer(vec![3; LENGTH]);
         share(run, Some(&region))?;
         run.barrier()?;
@@ -325,7 +325,7 @@ fn bounds(run: &mut Run, operate: Operate) -> Result<(), Failure> {
     run.barrier()
 }
 
-/// A message that is sent after a put completed finds the bytes there.
+/// A message sent after the completion of a put finds the bytes there.
 fn put_then_send(run: &mut Run) -> Result<(), Failure> {
     let rounds = (run.rounds / 4).max(20);
     let length = region_length(run, 1 - run.rank)?.min(64 << 10);
@@ -349,7 +349,7 @@ fn put_then_send(run: &mut Run) -> Result<(), Failure> {
                 size,
             )?;
             demand(result.is_ok(), || format!("round {round}: {result:?}"))?;
-            // Completed: the local memory is the caller's again.
+            // After the completion the local memory is the caller's again.
             region.fill(&vec![0xee; size]);
             run.send(1, &round.to_le_bytes(), &[])?;
             super::basic::expect(run, 1, b"next", &[])?;
@@ -371,8 +371,8 @@ fn put_flood(run: &mut Run) -> Result<(), Failure> {
     flood(run, Run::put, true)
 }
 
-/// As many at once as are taken, both ways; each is completed once, and none touches another's
-/// bytes.
+/// As many operations at once as are accepted, in both directions; each completes once, and none
+/// touches another's bytes.
 fn flood(run: &mut Run, operate: Operate, put: bool) -> Result<(), Failure> {
     const SLOT: usize = 300;
     let (peer, slots) = (1 - run.rank, (run.rounds / 4).max(50) as usize);
@@ -430,7 +430,7 @@ fn put_keys(run: &mut Run) -> Result<(), Failure> {
     keys(run, Run::put)
 }
 
-/// Bytes of every length that are no key are refused, and the peer is not blamed.
+/// Invalid keys of every length are refused, and the peer does not fail.
 fn keys(run: &mut Run, operate: Operate) -> Result<(), Failure> {
     let region = run.buffer(vec![1; 4096]);
     let key = share(run, Some(&region))?.swap_remove(1 - run.rank as usize);
@@ -459,7 +459,7 @@ fn keys(run: &mut Run, operate: Operate) -> Result<(), Failure> {
         )?;
         demand(operation.result == Err(SendError::BadKey), || {
             format!(
-                "{} bytes that are no key: {:?}",
+                "{} invalid bytes (no key): {:?}",
                 bad.len(),
                 operation.result
             )
@@ -478,13 +478,13 @@ fn keys(run: &mut Run, operate: Operate) -> Result<(), Failure> {
         8,
     )?;
     demand(result.is_ok(), || {
-        format!("the true key afterwards: {result:?}")
+        format!("the valid key afterwards: {result:?}")
     })?;
     same(&local.bytes()[8..], &[2; 56])?;
     run.barrier()
 }
 
-/// With the own rank, where source and target are memory of the same process.
+/// Operations on the own rank: source and target are memory of one process.
 fn self_get(run: &mut Run) -> Result<(), Failure> {
     let rank = run.rank;
     if !run.path(rank)?.one_sided {
@@ -517,7 +517,7 @@ fn self_get(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Regions come and go; each key names its own.
+/// Regions are registered and deregistered in turn; each key keeps naming its own.
 fn many_regions(run: &mut Run) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     for round in 0..20u64 {
@@ -573,7 +573,7 @@ fn many_regions(run: &mut Run) -> Result<(), Failure> {
         for handle in regions {
             run.btl.deregister(handle);
         }
-        // Unknown by now.
+        // No longer known.
         run.btl.deregister(u64::MAX);
     }
     Ok(())

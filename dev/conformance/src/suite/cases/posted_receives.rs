@@ -1,4 +1,4 @@
-//! Receives that the sender sees: who takes which, and who has it when.
+//! Posted receives: which sender fills which receive, and when it returns to the poster.
 
 use super::super::run::demand;
 use super::super::{Buffer, Case, Event, Failure, Need, Posted, Received, Run, Wanted};
@@ -97,7 +97,7 @@ fn envelope(tag: i32) -> Envelope {
     Envelope { context: 1, tag }
 }
 
-/// Posts a buffer of its own.
+/// Posts a new buffer.
 pub(super) fn post(
     run: &mut Run,
     wanted: Wanted,
@@ -108,7 +108,7 @@ pub(super) fn post(
     Ok((buffer, posted))
 }
 
-/// Both sides, first thing: without it the case does not apply.
+/// Skips the case unless both sides support it. Called first by both.
 pub(super) fn applies(run: &Run) -> Result<(), Failure> {
     for peer in (0..run.size).filter(|peer| *peer != run.rank) {
         if !run.path(peer)?.one_sided {
@@ -118,7 +118,7 @@ pub(super) fn applies(run: &Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends until a posted receive takes it.
+/// Sends until a posted receive accepts the message.
 pub(super) fn deliver(
     run: &mut Run,
     peer: Rank,
@@ -131,18 +131,18 @@ pub(super) fn deliver(
             Ok(PostedDelivery::NotPosted) | Err(SendError::Busy) => run.step()?,
             Err(error) => return Err(error.into()),
         };
-        run.in_time("a posted receive takes the message")?;
+        run.in_time("a posted receive to accept the message")?;
     }
 }
 
-/// No posted receive may take it.
+/// Checks that no posted receive accepts the envelope.
 fn refused(run: &mut Run, peer: Rank, envelope: Envelope) -> Result<(), Failure> {
     for _ in 0..10 {
-        match run.send_to_posted(peer, envelope, b"not for you") {
+        match run.send_to_posted(peer, envelope, b"unmatched") {
             Ok(PostedDelivery::NotPosted) | Err(SendError::Busy) => run.step()?,
             Ok(PostedDelivery::Delivered) => {
                 return Err(Failure::Broken(format!(
-                    "{envelope:?} was taken by a receive that does not want it"
+                    "{envelope:?} was accepted by a receive that does not match"
                 )));
             }
             Err(error) => return Err(error.into()),
@@ -154,7 +154,7 @@ fn refused(run: &mut Run, peer: Rank, envelope: Envelope) -> Result<(), Failure>
 /// Waits for the event of a post.
 pub(super) fn taken(run: &mut Run, posted: Posted) -> Result<Received, Failure> {
     let token = posted.token;
-    run.until("a posted receive is filled", |run| {
+    run.until("a filled receive", |run| {
         run.log.received.iter().any(|one| one.token == token)
     })?;
     let at = run
@@ -166,7 +166,7 @@ pub(super) fn taken(run: &mut Run, posted: Posted) -> Result<Received, Failure> 
     Ok(run.log.received.remove(at))
 }
 
-/// Filled by this sender with these bytes.
+/// Checks the sender, the envelope and the bytes of a filled receive.
 fn holds(
     run: &mut Run,
     one: &(Buffer, Posted),
@@ -182,12 +182,12 @@ fn holds(
         result: Ok(bytes.len()),
     };
     demand(received == wanted, || {
-        format!("{received:?} where {wanted:?} was due")
+        format!("{received:?}, expected {wanted:?}")
     })?;
     same(&one.0.bytes()[..bytes.len()], bytes)
 }
 
-/// Of those that fit, the one posted first.
+/// Of the matching receives, the one posted first is filled.
 fn oldest(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     for round in 0..20 {
@@ -229,7 +229,7 @@ fn oldest(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A receive for one source is not another's, also when it is older.
+/// A receive for one source is not filled by another, even if it is older.
 fn sources(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     if run.rank == 0 {
@@ -302,7 +302,8 @@ fn tags(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Cancelled in time: it is not filled, and there is no event. Too late: the event comes.
+/// A receive withdrawn in time is not filled and has no event. Withdrawn too late, it has its
+/// event.
 fn withdraw(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     for _ in 0..50 {
@@ -317,9 +318,9 @@ fn withdraw(run: &mut Run) -> Result<(), Failure> {
             continue;
         }
         let early = post(run, ANY, 8)?;
-        let yes = run.withdraw(early.1);
-        demand(yes == Withdrawn::Yes, || {
-            format!("nobody sent, and yet {yes:?}")
+        let withdrawn = run.withdraw(early.1);
+        demand(withdrawn == Withdrawn::Yes, || {
+            format!("withdrawing an unfilled receive returned {withdrawn:?}")
         })?;
         run.barrier()?;
         run.barrier_still()?;
@@ -327,21 +328,21 @@ fn withdraw(run: &mut Run) -> Result<(), Failure> {
         let late = post(run, ANY, 8)?;
         run.barrier_still()?;
         run.barrier_still()?;
-        // Filled, and the event is still to come.
+        // Filled, and the event is not reported yet.
         let taken = run.withdraw(late.1);
         demand(taken == Withdrawn::Taken, || {
-            format!("a peer has filled it, and yet {taken:?}")
+            format!("withdrawing a filled receive returned {taken:?}")
         })?;
         holds(run, &late, 1, envelope(3), b"late")?;
         run.barrier()?;
     }
     demand(run.btl.withdraw(PostId(u64::MAX)) == Withdrawn::Yes, || {
-        "a post that never was is taken".into()
+        "a receive that was never posted counts as filled".into()
     })
 }
 
-/// Shorter and longer than the room, and nothing at all: the sent length is reported, and nothing
-/// beside the room is written.
+/// Messages shorter and longer than the buffer, and empty ones: the sent length is reported, and
+/// nothing beyond the buffer is written.
 fn lengths(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     let all = [
@@ -381,8 +382,8 @@ fn lengths(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// While an older message is on its way, no posted receive may be filled: the older one may have
-/// the better claim.
+/// While an older message is in transit, no posted receive may be filled, because the older one may
+/// match it.
 fn unseen(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     for _ in 0..50 {
@@ -405,21 +406,22 @@ fn unseen(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A message counts as seen when its callback has returned: inside, a receive that it fits can be
-/// taken back, always.
+/// A message counts as seen when its callback has returned: inside the callback, a receive that
+/// matches it can always be withdrawn.
 fn callback(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     for round in 0..run.rounds / 8 {
         if run.rank == 1 {
             run.barrier()?; // posted
             run.send(0, b"older", &round.to_le_bytes())?;
-            // At full speed, while the receiver is in its callback.
+            // Back to back, while the receiver is in its callback.
             deliver(run, 0, envelope(1), &round.to_le_bytes())?;
             run.barrier()?;
             continue;
         }
         let first = post(run, ANY, 16)?;
-        // Without `progress`: the older message must not come before the watcher looks.
+        // Without `progress`, so that the older message does not arrive before the callback is
+        // watched.
         run.barrier_still()?;
         let mut back = None;
         while back.is_none() {
@@ -432,7 +434,7 @@ fn callback(run: &mut Run) -> Result<(), Failure> {
             run.in_time("the older message")?;
         }
         demand(back == Some(Withdrawn::Yes), || {
-            format!("round {round}: a younger message was first: {back:?}")
+            format!("round {round}: a younger message arrived first: {back:?}")
         })?;
         run.log.posted.remove(&first.1.token);
         super::basic::expect(run, 1, b"older", &round.to_le_bytes())?;
@@ -444,7 +446,8 @@ fn callback(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Two senders that fill or send, a receiver that posts and takes back: each number arrives once.
+/// Two senders that fill or send, and a receiver that posts and withdraws: each number arrives
+/// once.
 fn race(run: &mut Run) -> Result<(), Failure> {
     const LENGTH: usize = 3000;
     applies(run)?;
@@ -471,7 +474,7 @@ fn race(run: &mut Run) -> Result<(), Failure> {
                     Err(SendError::Busy) => run.step()?,
                     Err(error) => return Err(error.into()),
                 };
-                run.in_time("a matched send is taken or refused")?;
+                run.in_time("a matched send to be accepted or refused")?;
             }
             if run.rng.below(4) == 0 {
                 run.step()?;
@@ -501,13 +504,13 @@ fn race(run: &mut Run) -> Result<(), Failure> {
         }
         run.step()?;
         let mut note = |rank: Rank, number: usize| {
-            let place = seen
+            let flag = seen
                 .get_mut(rank as usize)
                 .and_then(|all| all.get_mut(number));
             left = left.saturating_sub(1);
             demand(
-                place.is_some_and(|place| !std::mem::replace(place, true)),
-                || format!("number {number} of rank {rank} came twice, or never was"),
+                flag.is_some_and(|flag| !std::mem::replace(flag, true)),
+                || format!("number {number} of rank {rank} arrived twice, or was never sent"),
             )
         };
         for received in std::mem::take(&mut run.log.received) {
@@ -533,15 +536,15 @@ fn race(run: &mut Run) -> Result<(), Failure> {
         run.in_time("all messages of a race")?;
     }
     for (_, posted) in posts {
-        let yes = run.withdraw(posted);
-        demand(yes == Withdrawn::Yes, || {
-            "filled by a message too many".into()
+        let withdrawn = run.withdraw(posted);
+        demand(withdrawn == Withdrawn::Yes, || {
+            "filled by a surplus message".into()
         })?;
     }
     Ok(())
 }
 
-/// The own rank is a sender like any other.
+/// The own rank may fill receives like any other.
 fn itself(run: &mut Run) -> Result<(), Failure> {
     let rank = run.rank;
     if !run.path(rank)?.one_sided {
@@ -566,7 +569,7 @@ fn itself(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The board is bounded, and gives its room back.
+/// The number of posted receives is bounded, and withdrawing one frees its room.
 fn full(run: &mut Run) -> Result<(), Failure> {
     const MOST: usize = 200_000;
     applies(run)?;
@@ -580,13 +583,13 @@ fn full(run: &mut Run) -> Result<(), Failure> {
         while let Some(posted) = run.try_post(ANY, &buffer, 0, 8)? {
             posts.push(posted);
             demand(posts.len() < MOST, || {
-                format!("{MOST} receives were posted: where is the bound?")
+                format!("{MOST} receives were posted without a bound")
             })?;
         }
         counts.push(posts.len());
         for posted in posts {
             demand(run.withdraw(posted) == Withdrawn::Yes, || {
-                "nobody sent, and yet it is taken".into()
+                "an unfilled receive counts as filled".into()
             })?;
         }
         run.step()?;

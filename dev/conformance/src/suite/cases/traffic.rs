@@ -1,4 +1,4 @@
-//! Traffic patterns: own rank, many ranks, sends out of callbacks.
+//! Traffic patterns: own rank, many ranks, sends from callbacks.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -64,8 +64,8 @@ fn self_send(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 300)
 }
 
-/// Each message to the own rank sends the next one inside of its callback: `progress` without a
-/// bound would never return.
+/// Each message to the own rank sends the next one from its callback: an unbounded `progress` would
+/// never return.
 fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
     /// Exceeds any sensible bound of one `progress`.
     const LINKS: u32 = 100_000;
@@ -97,7 +97,7 @@ fn bounded_progress(run: &mut Run) -> Result<(), Failure> {
     })
 }
 
-/// All ranks to all others at once.
+/// All ranks send to all others at once.
 fn many_peers(run: &mut Run) -> Result<(), Failure> {
     let (rank, size, count) = (run.rank, run.size, 60);
     let others = || (0..size).filter(move |peer| *peer != rank);
@@ -113,12 +113,12 @@ fn many_peers(run: &mut Run) -> Result<(), Failure> {
             }
         }
         run.step()?;
-        run.in_time("everybody to everybody")?;
+        run.in_time("messages from all ranks to all ranks")?;
     }
     others().try_for_each(|peer| run.arrived(peer, count))
 }
 
-/// All ranks to rank 0, which answers the last message of each.
+/// All ranks send to rank 0, which answers the last message of each.
 fn all_to_one(run: &mut Run) -> Result<(), Failure> {
     let count = 200;
     if run.rank == 0 {
@@ -139,7 +139,7 @@ fn all_to_one(run: &mut Run) -> Result<(), Failure> {
 struct Held(VecDeque<(Rank, Vec<u8>, Vec<u8>)>);
 
 impl Held {
-    /// Sends a message, or holds it back after those already held.
+    /// Sends a message, or queues it after those already queued.
     fn send(
         &mut self,
         tx: &mut dyn Tx,
@@ -163,12 +163,12 @@ impl Held {
     }
 }
 
-/// Waits for all ranks without events, so that every later event is watched.
+/// Waits for all ranks before any event, so that the case sees every later one.
 fn watched(run: &mut Run) -> Result<(), Failure> {
     run.barrier_still()
 }
 
-/// Each message is answered inside of its callback.
+/// Each message is answered from its callback.
 fn callbacks_ping_pong(run: &mut Run) -> Result<(), Failure> {
     let (peer, last) = (1 - run.rank, run.rounds);
     let (mut held, mut next, mut error) = (Held::default(), run.rank, None);
@@ -185,7 +185,7 @@ fn callbacks_ping_pong(run: &mut Run) -> Result<(), Failure> {
                 return;
             };
             if header != next.to_le_bytes() || body != b"ball" {
-                error.get_or_insert(format!("{header:?} came where {next} was next"));
+                error.get_or_insert(format!("{header:?} arrived, expected {next}"));
             }
             if next < last
                 && let Err(wrong) = held.send(tx, peer, &(next + 1).to_le_bytes(), body)
@@ -197,14 +197,14 @@ fn callbacks_ping_pong(run: &mut Run) -> Result<(), Failure> {
         held.again(&mut *run.btl)?;
         run.log.messages.clear();
         demand(error.is_none(), || error.take().unwrap_or_default())?;
-        run.in_time("ping-pong out of callbacks")?;
+        run.in_time("the ping-pong of callbacks")?;
     }
-    run.until("the last answer is sent", |run| {
+    run.until("the last answer to be sent", |run| {
         held.again(&mut *run.btl).is_ok() && held.0.is_empty()
     })
 }
 
-/// Each message is answered by three inside of its callback, in both directions at once, so that
+/// Each message is answered by three from its callback, in both directions at once, so that
 /// callbacks meet `Busy`.
 fn callbacks_flood(run: &mut Run) -> Result<(), Failure> {
     const ANSWERS: u32 = 3;
@@ -237,7 +237,7 @@ fn callbacks_flood(run: &mut Run) -> Result<(), Failure> {
                 &mut answers
             };
             if header.get(1..) != Some(&number.to_le_bytes()[..]) || got != body {
-                error.get_or_insert(format!("{header:?} came where {number} was next"));
+                error.get_or_insert(format!("{header:?} arrived, expected {number}"));
             }
             *number += 1;
             for answer in 0..if question { ANSWERS } else { 0 } {
@@ -251,7 +251,7 @@ fn callbacks_flood(run: &mut Run) -> Result<(), Failure> {
         held.again(&mut *run.btl)?;
         run.log.messages.clear();
         demand(error.is_none(), || error.take().unwrap_or_default())?;
-        run.in_time("a flood of answers out of callbacks")?;
+        run.in_time("the answers of callbacks")?;
     }
     Ok(())
 }

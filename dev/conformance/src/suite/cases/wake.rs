@@ -1,4 +1,4 @@
-//! Sleeping: a wake-up is never lost.
+//! Sleeping: no wake-up is lost.
 
 use std::time::Duration;
 
@@ -55,10 +55,10 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Longer than any event takes here: who sleeps so long was not woken.
+/// Longer than any event takes here: a sleep this long means that the wake-up was lost.
 const LONG: Duration = Duration::from_secs(5);
 
-/// Sleeps on the descriptor. False: the time was over.
+/// Sleeps on the descriptor. Returns false on timeout.
 fn sleep(run: &Run, most: Duration) -> Result<bool, Failure> {
     let Some(fd) = run.btl.wait_fd() else {
         return Err(Failure::Broken("no descriptor".into()));
@@ -75,8 +75,8 @@ fn sleep(run: &Run, most: Duration) -> Result<bool, Failure> {
     }
 }
 
-/// Sleeps and looks until `done`. `ticks`: wakes up as often as the transport wants, for what no
-/// descriptor tells.
+/// Sleeps and polls until `done`. With `ticks`, also wakes up at the transport's tick, for events
+/// that its descriptor does not signal.
 fn asleep_until(
     run: &mut Run,
     what: &str,
@@ -89,7 +89,7 @@ fn asleep_until(
         }
         run.in_time(what)?;
         if !run.btl.arm() {
-            // Something is there, or soon.
+            // An event is there, or will be soon.
             std::thread::yield_now();
             continue;
         }
@@ -99,13 +99,13 @@ fn asleep_until(
         }
         run.look(&mut |_, _| {})?;
         demand(!done(run), || {
-            format!("{what}: it was there, and nobody woke the sleeper")
+            format!("{what}: the event was there, but the sleeper was not woken")
         })?;
     }
     Ok(())
 }
 
-/// Message and answer, both sides asleep while they wait.
+/// Message and answer; both sides sleep while they wait.
 fn wake(run: &mut Run) -> Result<(), Failure> {
     let peer = 1 - run.rank;
     for round in 0..run.rounds {
@@ -114,7 +114,7 @@ fn wake(run: &mut Run) -> Result<(), Failure> {
             let due = if run.rank == 1 { round } else { round - 1 };
             super::basic::expect(run, peer, &due.to_le_bytes(), b"")?;
         }
-        // The other side is at a different point of falling asleep each time.
+        // Varies the point at which the message meets the other side falling asleep.
         for _ in 0..run.rng.below(400) {
             std::hint::spin_loop();
         }
@@ -129,11 +129,11 @@ fn wake(run: &mut Run) -> Result<(), Failure> {
         })?;
         super::basic::expect(run, peer, &(run.rounds - 1).to_le_bytes(), b"")?;
     }
-    // The last answer leaves.
+    // Until the last answer has left.
     run.flush()
 }
 
-/// When nothing happens, a sleeper sleeps: a descriptor that is always readable is none.
+/// Without events a sleeper sleeps: a descriptor that is always readable is a fault.
 fn quiet(run: &mut Run) -> Result<(), Failure> {
     run.send(1 - run.rank, b"once", b"")?;
     super::basic::expect(run, 1 - run.rank, b"once", b"")?;
@@ -151,12 +151,12 @@ fn quiet(run: &mut Run) -> Result<(), Failure> {
         }
     }
     demand(slept > 0, || {
-        "nothing happened, and of 50 times nobody could sleep once".into()
+        "the rank could not sleep once in 50 attempts, although nothing happened".into()
     })?;
     run.barrier()
 }
 
-/// A completion wakes, too.
+/// A completion wakes a sleeper.
 fn by_completion(run: &mut Run) -> Result<(), Failure> {
     let buffer = run.buffer(vec![run.rank as u8; 100_000]);
     let key = share(run, Some(&buffer))?.swap_remove(1);
@@ -192,7 +192,7 @@ fn by_completion(run: &mut Run) -> Result<(), Failure> {
     run.barrier()
 }
 
-/// So does a posted receive that is filled.
+/// A filled posted receive wakes a sleeper.
 fn by_match(run: &mut Run) -> Result<(), Failure> {
     applies(run)?;
     for round in 0..run.rounds / 8 {
@@ -206,7 +206,7 @@ fn by_match(run: &mut Run) -> Result<(), Failure> {
         }
         let one = post(run, ANY, 16)?;
         run.send(1, b"posted", b"")?;
-        asleep_until(run, "a posted receive is filled", false, |run| {
+        asleep_until(run, "a filled receive", false, |run| {
             !run.log.received.is_empty()
         })?;
         let received = taken(run, one.1)?;
@@ -215,7 +215,7 @@ fn by_match(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// And a peer that leaves.
+/// An orderly end of a peer wakes a sleeper.
 fn by_leaving(run: &mut Run) -> Result<(), Failure> {
     if run.rank == 1 {
         run.send(0, b"last", b"")?;
@@ -236,13 +236,13 @@ fn by_leaving(run: &mut Run) -> Result<(), Failure> {
     })
 }
 
-/// And one that dies, by the descriptor or by the transport's tick.
+/// The death of a peer wakes a sleeper, by the descriptor or by the transport's tick.
 fn by_death(run: &mut Run) -> Result<(), Failure> {
     run.barrier()?;
     match run.rank {
         1 => loop {
             run.step()?;
-            run.in_time("to be killed")?;
+            run.in_time("this rank's death")?;
         },
         2 => {
             std::thread::sleep(Duration::from_millis(30));
