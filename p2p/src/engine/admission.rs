@@ -1,7 +1,8 @@
 //! Peers of an endpoint: declared by its owner, reached by the first send, or strangers that have
 //! connected; and the report of ended requests.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use btl::{PeerError, Rank};
 
@@ -13,6 +14,7 @@ use super::request::RequestOutcome;
 use super::transports::Engine;
 use crate::error::Error;
 use crate::ids::{PeerId, TransportId};
+use crate::regions::Regions;
 use crate::types::TransportAddress;
 
 /// Maximum number of peers that connected without having been declared and are alive, or have left
@@ -39,6 +41,23 @@ pub(crate) struct Open {
     strangers: HashSet<PeerId>,
     /// Number of declared peers.
     declared: usize,
+    /// Memory that peers may access.
+    pub(super) regions: Arc<Regions>,
+    /// Every access of a peer is reported.
+    pub(crate) reports_accesses: bool,
+    /// Accesses of peers to be reported.
+    pub(crate) served: VecDeque<Served>,
+}
+
+/// An access of a peer that this process has served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    pub(crate) peer: PeerId,
+    pub(crate) key: u64,
+    pub(crate) writes: bool,
+    pub(crate) atomic: bool,
+    pub(crate) length: usize,
+    pub(crate) data: Option<u64>,
 }
 
 /// A request that is over.
@@ -46,6 +65,7 @@ pub(crate) struct Open {
 pub(crate) struct Reported {
     pub(crate) cookie: u64,
     pub(crate) sends: bool,
+    pub(crate) accesses: bool,
     pub(crate) peer: Option<PeerId>,
     pub(crate) context: u32,
     pub(crate) tag: u64,
@@ -73,7 +93,7 @@ impl Open {
 
 impl Protocol {
     /// Turns the state of a job of one rank into that of an endpoint.
-    pub(crate) fn open(&mut self, identity: u64) {
+    pub(crate) fn open(&mut self, identity: u64, regions: Arc<Regions>) {
         self.contexts = Contexts::new(true);
         self.open = Some(Box::new(Open {
             identity,
@@ -82,6 +102,9 @@ impl Protocol {
             addresses: HashMap::new(),
             strangers: HashSet::new(),
             declared: 0,
+            regions,
+            reports_accesses: false,
+            served: VecDeque::new(),
         }));
     }
 
@@ -179,6 +202,7 @@ impl Protocol {
             return Some(Reported {
                 cookie: request.cookie.unwrap_or_default(),
                 sends: request.is_send(),
+                accesses: request.access != 0,
                 peer: request.peer,
                 context: request.context,
                 tag: request.tag,
@@ -292,7 +316,7 @@ mod tests {
         let own = PeerId::new(0, 1).unwrap();
         let peers = Peers(vec![Peer::own()]);
         let mut protocol = Protocol::new(own, peers, false, Config::default());
-        protocol.open(1);
+        protocol.open(1, Arc::default());
         protocol
     }
 
