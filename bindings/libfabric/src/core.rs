@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use job::endpoint::OpenEndpoint;
-use p2p::{Completion, Context, Endpoint, Rank, RequestId};
+use p2p::{Completion, Context, Ended, Endpoint, Rank, RequestId};
 
 use crate::ffi::*;
+use crate::memory::Regions;
 use crate::queue::{Counter, Entry, Queue, errno};
 use crate::vector::{Name, decode, padded};
 
@@ -157,11 +158,14 @@ pub(crate) struct Core {
     pub(crate) claims: Mutex<HashMap<usize, u64>>,
     pub(crate) minimum: AtomicUsize,
     pub(crate) directed: bool,
+    /// Registrations of the domain.
+    pub(crate) regions: Arc<Regions>,
 }
 
 impl Core {
-    pub(crate) fn new(directed: bool) -> Core {
+    pub(crate) fn new(directed: bool, regions: Arc<Regions>) -> Core {
         Core {
+            regions,
             open: OnceLock::new(),
             bound: OnceLock::new(),
             operations: Mutex::default(),
@@ -178,6 +182,10 @@ impl Core {
 
     /// Enables the endpoint.
     pub(crate) fn enable(&self, open: OpenEndpoint, bound: Bound) -> Result<(), c_int> {
+        let counts_remote = |counter: &(Arc<Counter>, u64)| counter.1 & REMOTE != 0;
+        if bound.counters.iter().any(counts_remote) {
+            open.endpoint.report_accesses();
+        }
         self.bound.set(bound).map_err(|_| -FI_EOPBADSTATE)?;
         self.open.set(open).map_err(|_| -FI_EOPBADSTATE)?;
         let early = std::mem::take(&mut *lock(&self.early));
@@ -304,6 +312,9 @@ impl Core {
 
     /// Reports a request that is over.
     fn complete(&self, completion: Completion) {
+        if let Ended::Served { .. } = completion.ended {
+            return self.served(&completion);
+        }
         let Some(operation) = lock(&self.operations).take(completion.cookie) else {
             return;
         };
@@ -339,7 +350,8 @@ impl Core {
     pub(crate) fn finish(&self, operation: &Operation, completion: &Completion) {
         let receives = operation.flags & FI_RECV != 0;
         let length = completion.length.min(operation.room);
-        let arrived = receives && completion.result.is_ok();
+        let fills = receives || operation.flags & FI_READ != 0;
+        let arrived = fills && completion.result.is_ok();
         if let Some(owned) = operation.owned.as_ref().filter(|_| arrived) {
             crate::transfer::scatter(&operation.scatter, owned, length);
         }
@@ -350,10 +362,7 @@ impl Core {
             buffer: operation.buffer,
             data: completion.data.unwrap_or(0),
             tag: completion.tag,
-            source: FI_ADDR_UNSPEC,
-            error: 0,
-            text: 0,
-            excess: 0,
+            ..Entry::EMPTY
         };
         if receives {
             entry.source = completion
@@ -385,7 +394,7 @@ impl Core {
         let Some(bound) = self.bound.get() else {
             return;
         };
-        let receives = entry.flags & (FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE) != 0;
+        let receives = entry.flags & (FI_RECV | REMOTE) != 0;
         let queue = if receives { &bound.rx } else { &bound.tx };
         for (counter, flags) in &bound.counters {
             if entry.flags & flags & COUNTED != 0 {
@@ -513,7 +522,7 @@ impl Core {
         }
         let completion = Completion {
             cookie: number,
-            sends: operation.flags & FI_RECV == 0,
+            ended: Ended::Sent,
             peer: None,
             context: Context::ALL[0],
             tag: 0,
@@ -532,8 +541,10 @@ impl Core {
     }
 }
 
+/// Flags of accesses of peers.
+const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 /// Flags that select what a counter counts.
-const COUNTED: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+const COUNTED: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | REMOTE;
 
 /// Locks a mutex. What it guards is consistent after every statement.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

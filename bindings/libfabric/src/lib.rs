@@ -12,6 +12,8 @@
 //!   messages have the source `FI_ADDR_NOTAVAIL`.
 //! - *Matching*: tagged and untagged messages have a context each. The layer matches 64-bit tags
 //!   under a mask and by source.
+//! - *Remote memory*: registrations of a domain are regions of the layer, which checks and serves
+//!   the accesses of peers, RMA and atomic ones.
 //! - *Progress* is made by calls that read queues and counters, or wait for them: `MANUAL`. A
 //!   thread in `fi_cq_sread` sleeps on the descriptors of the transports.
 //! - *Completions*: the layer reports ended requests in their order, with its lock held.
@@ -26,6 +28,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+mod atomic;
 mod core;
 mod domain;
 mod endpoint;
@@ -38,6 +41,8 @@ mod messages;
 mod object;
 mod queue;
 mod queues;
+mod remote;
+mod rma;
 #[cfg(test)]
 mod tests;
 mod transfer;

@@ -30,14 +30,14 @@ pub(crate) static TAGGED_OPS: Table<9> = Table::new([
     tinjectdata as _,
 ]);
 
-fn one(at: *const c_void, length: usize) -> libc::iovec {
+pub(crate) fn one(at: *const c_void, length: usize) -> libc::iovec {
     libc::iovec {
         iov_base: at.cast_mut(),
         iov_len: length,
     }
 }
 
-fn context(at: *mut c_void) -> usize {
+pub(crate) fn context(at: *mut c_void) -> usize {
     at.expose_provenance()
 }
 

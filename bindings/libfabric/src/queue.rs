@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use p2p::Error;
+use p2p::{Error, Refusal};
 
 use crate::core::Core;
-use crate::ffi::{ECANCELED, EIO, ENOTCONN};
+use crate::ffi::{EACCES, ECANCELED, EINVAL, EIO, ENOTCONN, FI_ADDR_UNSPEC};
 
 /// Completions that wait in a queue before operations are refused by -FI_EAGAIN.
 const FULL: usize = 64 << 10;
@@ -37,6 +37,22 @@ pub(crate) struct Entry {
     pub(crate) text: c_int,
     /// Bytes of the message that did not fit.
     pub(crate) excess: usize,
+}
+
+impl Entry {
+    /// An entry that says nothing.
+    pub(crate) const EMPTY: Entry = Entry {
+        context: 0,
+        flags: 0,
+        length: 0,
+        buffer: 0,
+        data: 0,
+        tag: 0,
+        source: FI_ADDR_UNSPEC,
+        error: 0,
+        text: 0,
+        excess: 0,
+    };
 }
 
 /// The endpoints that report to a queue or counter.
@@ -215,6 +231,8 @@ pub(crate) fn errno(error: &Error) -> c_int {
             p2p::PeerError::Left | p2p::PeerError::Lost(_) => ENOTCONN,
             p2p::PeerError::Died | p2p::PeerError::Violation(_) => EIO,
         },
+        Error::Refused(Refusal::UnknownKey | Refusal::NotAllowed) => EACCES,
+        Error::Refused(_) => EINVAL,
         _ => EIO,
     }
 }

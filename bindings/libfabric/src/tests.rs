@@ -145,9 +145,10 @@ fn names_are_padded_and_checked() {
 
 /// Makes an endpoint without transports, which reaches only itself.
 fn alone(bound: Bound) -> Arc<Core> {
-    let endpoint = p2p::Endpoint::open(Vec::new(), 7, &p2p::Config::default()).unwrap();
+    let endpoint = p2p::Endpoint::open(Vec::new(), 7, Arc::default(), &p2p::Config::default());
+    let endpoint = endpoint.unwrap();
     let name = Vec::new();
-    let core = Arc::new(Core::new(true));
+    let core = Arc::new(Core::new(true, Arc::default()));
     let open = job::endpoint::OpenEndpoint { endpoint, name };
     core.enable(open, bound).unwrap();
     core

@@ -182,14 +182,7 @@ impl Core {
         let entry = Entry {
             context,
             flags,
-            length: 0,
-            buffer: 0,
-            data: 0,
-            tag: 0,
-            source: FI_ADDR_UNSPEC,
-            error: 0,
-            text: 0,
-            excess: 0,
+            ..Entry::EMPTY
         };
         self.report(entry, wanted, None);
         self.wake_readers(false);
@@ -325,8 +318,8 @@ fn found(receive: &Incoming<'_>, flags: u64, arrived: Option<p2p::Arrived>, sour
     }
 }
 
-/// Sets the memory of a receive, which is its own if there are several parts.
-fn with_parts(
+/// Sets the memory of a receive or read, which is its own if there are several parts.
+pub(crate) fn with_parts(
     mut operation: Operation,
     parts: &[libc::iovec],
     length: usize,
