@@ -81,6 +81,7 @@ pub(crate) unsafe extern "C" fn open(
         early: Mutex::default(),
         vector: Mutex::default(),
     };
+    domain.regions.join(&body.core);
     let tables = [
         EP_OPS.at(),
         CM_OPS.at(),

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use p2p::Exposure;
 
-use crate::core::lock;
+use crate::core::{Core, lock};
 use crate::domain::domain;
 use crate::ffi::*;
 use crate::object::{NONE, Table, body, code, publish, retract};
-use crate::queue::Counter;
+use crate::queue::{Counter, Sources};
 use crate::queues::counter;
 
 /// Maximum number of registrations of a domain.
@@ -37,6 +37,8 @@ pub(crate) struct Regions {
     virtual_addresses: bool,
     /// What the endpoints of the domain let their peers access.
     pub(crate) exposed: Arc<p2p::Regions>,
+    /// Endpoints of the domain: a thread that waits for a counter of accesses makes their progress.
+    endpoints: Sources,
 }
 
 /// Arguments of a registration.
@@ -95,6 +97,14 @@ impl Regions {
         Ok(key)
     }
 
+    /// Adds an endpoint of the domain.
+    pub(crate) fn join(&self, core: &Arc<Core>) {
+        self.endpoints.add(core);
+        for (counter, _) in lock(&self.keys).counters.values().flatten() {
+            counter.sources.add(core);
+        }
+    }
+
     fn remove(&self, key: u64) {
         self.exposed.withdraw(key);
         lock(&self.keys).counters.remove(&key);
@@ -104,6 +114,7 @@ impl Regions {
     fn count_by(&self, key: u64, counter: &Arc<Counter>, flags: u64) {
         if let Some(counters) = lock(&self.keys).counters.get_mut(&key) {
             counters.push((Arc::clone(counter), flags));
+            self.endpoints.each(|core| counter.sources.add(core));
             self.exposed.report(key);
         }
     }

@@ -68,21 +68,22 @@ impl Sources {
         }
     }
 
-    /// Makes progress on all endpoints.
-    pub(crate) fn progress(&self) {
+    /// Calls `f` for all endpoints that are open.
+    pub(crate) fn each(&self, f: impl Fn(&Arc<Core>)) {
         for one in &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
             if let Some(core) = one.upgrade() {
-                core.progress();
+                f(&core);
             }
         }
     }
 
+    /// Makes progress on all endpoints.
+    pub(crate) fn progress(&self) {
+        self.each(|core| core.progress());
+    }
+
     fn wake(&self) {
-        for one in &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
-            if let Some(core) = one.upgrade() {
-                core.wake();
-            }
-        }
+        self.each(|core| core.wake());
     }
 
     /// Makes progress and sleeps until `over` returns true or the deadline has passed. Returns what

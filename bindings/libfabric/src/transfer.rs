@@ -204,7 +204,7 @@ impl Core {
             return self.peek_or_claim(receive, &pattern, wanted);
         }
         if receive.flags & FI_MULTI_RECV != 0 {
-            let [part] = receive.parts else {
+            let ([part], UNTAGGED) = (receive.parts, receive.space) else {
                 return Err(-EINVAL);
             };
             let multi = Arc::new(Multi {
