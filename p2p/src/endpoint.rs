@@ -1,8 +1,9 @@
 //! The layer without ranks.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use btl::{Btl, Rank};
 
@@ -424,6 +425,20 @@ impl Endpoint {
         let lock = self.shared.lock();
         self.shared.wait_before(lock, None, deadline, ready);
         over()
+    }
+
+    /// Returns copies of the descriptors that are readable when [`arm`](Endpoint::arm) has requested
+    /// a wake-up and there is an event; `None` if a transport has none.
+    #[must_use]
+    pub fn wait_fds(&self) -> Option<Vec<OwnedFd>> {
+        self.shared.wait_fds()
+    }
+
+    /// Requests a wake-up by the next event. The next [`poll`](Endpoint::poll) of any thread cancels
+    /// it. Returns how long the caller may sleep; `None`: poll again first.
+    #[must_use]
+    pub fn arm(&self) -> Option<Duration> {
+        self.shared.arm()
     }
 
     /// Makes all threads in [`wait`](Endpoint::wait) call `over` again.

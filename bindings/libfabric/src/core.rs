@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -17,6 +17,7 @@ use crate::ffi::*;
 use crate::memory::Regions;
 use crate::queue::{Counter, Entry, Queue, errno};
 use crate::vector::{Name, decode, padded};
+use crate::wakeups::Wakeups;
 
 /// Maximum number of operations under way.
 const OPERATIONS: usize = 128 << 10;
@@ -160,12 +161,20 @@ pub(crate) struct Core {
     pub(crate) directed: bool,
     /// Registrations of the domain.
     pub(crate) regions: Arc<Regions>,
+    /// Number of the program's calls that made progress.
+    calls: AtomicU64,
+    /// Threads and programs that sleep until there is progress to be made.
+    wakeups: RwLock<Vec<Arc<Wakeups>>>,
+    has_wakeups: AtomicBool,
 }
 
 impl Core {
     pub(crate) fn new(directed: bool, regions: Arc<Regions>) -> Core {
         Core {
             regions,
+            calls: AtomicU64::new(0),
+            wakeups: RwLock::default(),
+            has_wakeups: AtomicBool::new(false),
             open: OnceLock::new(),
             bound: OnceLock::new(),
             operations: Mutex::default(),
@@ -286,13 +295,59 @@ impl Core {
         Ok(())
     }
 
-    /// Makes progress, and reports what is over.
+    /// Makes progress for the program, and reports what is over.
     pub(crate) fn progress(&self) {
-        let Ok(layer) = self.layer() else { return };
-        layer.poll(|completion| self.complete(completion));
+        self.make_progress();
+        if self.has_wakeups.load(Ordering::Acquire) {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            self.ring();
+        }
+    }
+
+    /// Makes progress, and reports what is over. Returns the number of events.
+    pub(crate) fn make_progress(&self) -> usize {
+        let Ok(layer) = self.layer() else { return 0 };
+        if self.is_full() {
+            return 0;
+        }
+        let events = layer.poll(|completion| self.complete(completion));
         if self.has_deferred.load(Ordering::Acquire) {
             self.do_deferred();
         }
+        events
+    }
+
+    /// Returns true if numbers of peers wait in the queue, so many that no more are taken: nothing
+    /// else bounds them.
+    fn is_full(&self) -> bool {
+        let queue = self.bound.get().and_then(|bound| bound.rx.as_ref());
+        queue.is_some_and(|queue| queue.has_many_numbers())
+    }
+
+    /// Returns the number of the program's calls that made progress.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Rings whenever a thread polls the layer, which cancels requests for wake-ups.
+    pub(crate) fn add_wakeups(&self, wakeups: &Arc<Wakeups>) {
+        let mut all = self.wakeups.write().unwrap_or_else(PoisonError::into_inner);
+        if !all.iter().any(|one| Arc::ptr_eq(one, wakeups)) {
+            all.push(Arc::clone(wakeups));
+        }
+        self.has_wakeups.store(true, Ordering::Release);
+    }
+
+    /// Rings after a request was started, which may be over already.
+    pub(crate) fn started(&self) {
+        if self.has_wakeups.load(Ordering::Acquire) {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        let all = self.wakeups.read().unwrap_or_else(PoisonError::into_inner);
+        all.iter().for_each(|one| one.ring());
     }
 
     /// Waits until `over` returns true or the deadline has passed, at least for one event.
@@ -302,6 +357,7 @@ impl Core {
         let stop = || over() || self.has_deferred.load(Ordering::Acquire);
         layer.wait(deadline, report, stop);
         self.do_deferred();
+        self.started();
     }
 
     pub(crate) fn wake(&self) {
@@ -406,6 +462,9 @@ impl Core {
                 entry.text = queue.keep_text(text);
             }
             queue.push(entry);
+            if let Some(wakeups) = &queue.wakeups {
+                wakeups.ring();
+            }
         }
     }
 
@@ -498,6 +557,7 @@ impl Core {
         match unsafe { layer.recv(at, room, pattern, number) } {
             Ok(request) => {
                 self.note(number, request);
+                self.started();
                 Ok(None)
             }
             Err(error) => self.refused(number, &error).map(Some),

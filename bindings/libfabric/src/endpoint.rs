@@ -11,6 +11,7 @@ use crate::host;
 use crate::info::options;
 use crate::messages::{MSG_OPS, TAGGED_OPS};
 use crate::object::{NONE, Table, body, code, long, publish, retract};
+use crate::progress::ProgressThread;
 use crate::queues::{counter, queue};
 use crate::rma::RMA_OPS;
 use crate::transfer::set_minimum;
@@ -31,6 +32,9 @@ pub(crate) struct EndpointObject {
     pub(crate) tx_flags: u64,
     pub(crate) rx_flags: u64,
     early: Mutex<Early>,
+    /// Progress is made without calls (`FI_PROGRESS_AUTO`).
+    auto: bool,
+    thread: Mutex<Option<ProgressThread>>,
     vector: Mutex<Option<Arc<Vector>>>,
 }
 
@@ -73,12 +77,16 @@ pub(crate) unsafe extern "C" fn open(
     if place.is_null() || ep.is_some_and(|ep| ep.kind != FI_EP_RDM) {
         return -EINVAL;
     }
+    // SAFETY: valid or null.
+    let attr = unsafe { info.domain_attr.as_ref() };
     let directed = info.caps & FI_DIRECTED_RECV != 0;
     let body = EndpointObject {
         core: Arc::new(Core::new(directed, Arc::clone(&domain.regions))),
         tx_flags: tx.map_or(0, |tx| tx.op_flags),
         rx_flags: rx.map_or(0, |rx| rx.op_flags),
         early: Mutex::default(),
+        auto: attr.is_some_and(|attr| attr.data_progress == FI_PROGRESS_AUTO),
+        thread: Mutex::default(),
         vector: Mutex::default(),
     };
     domain.regions.join(&body.core);
@@ -108,6 +116,7 @@ pub(crate) unsafe fn endpoint<'a>(at: *mut c_void) -> Result<&'a EndpointObject,
 unsafe extern "C" fn close(at: *mut c_void) -> c_int {
     // SAFETY: the object of this table.
     crate::done(unsafe { endpoint(at) }.map(|found| {
+        drop(lock(&found.thread).take());
         if let Ok(layer) = found.core.layer() {
             if let Err(error) = layer.close() {
                 host::warn(&format!("closing an endpoint: {error}"));
@@ -209,6 +218,13 @@ fn enable(found: &EndpointObject) -> Result<c_int, c_int> {
     found.core.enable(open, bound)?;
     vector.bind(&found.core);
     *lock(&found.vector) = Some(vector);
+    if found.auto {
+        let thread = ProgressThread::start(&found.core).map_err(|error| {
+            host::warn(&format!("no progress thread: {error}"));
+            -ENOMEM
+        })?;
+        *lock(&found.thread) = Some(thread);
+    }
     Ok(0)
 }
 

@@ -78,12 +78,14 @@ pub(crate) const FI_CLASS_CNTR: usize = 15;
 
 pub(crate) const FI_ENABLE: c_int = 6;
 pub(crate) const FI_GETOPSFLAG: c_int = 2;
+pub(crate) const FI_GETWAIT: c_int = 5;
 pub(crate) const FI_OPT_MIN_MULTI_RECV: c_int = 0;
 
 pub(crate) const FI_CQ_FORMAT_UNSPEC: c_int = 0;
 pub(crate) const FI_CQ_FORMAT_CONTEXT: c_int = 1;
 pub(crate) const FI_WAIT_UNSPEC: c_int = 1;
 pub(crate) const FI_WAIT_NONE: c_int = 0;
+pub(crate) const FI_WAIT_FD: c_int = 3;
 pub(crate) const FI_WAIT_YIELD: c_int = 5;
 
 // Errors: errno, and libfabric's own from 256 on.

@@ -78,6 +78,7 @@ struct Asked {
     mr_mode: c_int,
     av_type: c_int,
     threading: c_int,
+    progress: c_int,
     tx_flags: u64,
     rx_flags: u64,
 }
@@ -97,6 +98,7 @@ unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'static str> {
         },
         av_type: FI_AV_TABLE,
         threading: FI_THREAD_SAFE,
+        progress: FI_PROGRESS_MANUAL,
         tx_flags: 0,
         rx_flags: 0,
     };
@@ -177,7 +179,7 @@ unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'static str> {
             return Err("another domain");
         }
         if domain.data_progress == FI_PROGRESS_AUTO || domain.control_progress == FI_PROGRESS_AUTO {
-            return Err("FI_PROGRESS_AUTO: progress is made by calls");
+            asked.progress = FI_PROGRESS_AUTO;
         }
         if domain.cq_data_size > 8 || domain.mr_key_size > 8 || domain.caps & !ALWAYS != 0 {
             return Err("attributes of the domain");
@@ -320,7 +322,7 @@ unsafe fn fill(info: &mut Info, asked: &Asked, destination: Option<&[u8; NAME_LE
     (ep.tx_ctx_cnt, ep.rx_ctx_cnt) = (1, 1);
     domain.name = text(NAME);
     domain.threading = asked.threading;
-    (domain.control_progress, domain.data_progress) = (FI_PROGRESS_MANUAL, FI_PROGRESS_MANUAL);
+    (domain.control_progress, domain.data_progress) = (asked.progress, asked.progress);
     domain.resource_mgmt = FI_RM_ENABLED;
     (domain.av_type, domain.mr_mode) = (asked.av_type, asked.mr_mode);
     (domain.mr_key_size, domain.cq_data_size) = (8, 8);

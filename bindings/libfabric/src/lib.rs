@@ -14,8 +14,9 @@
 //!   under a mask and by source.
 //! - *Remote memory*: registrations of a domain are regions of the layer, which checks and serves
 //!   the accesses of peers, RMA and atomic ones.
-//! - *Progress* is made by calls that read queues and counters, or wait for them: `MANUAL`. A
-//!   thread in `fi_cq_sread` sleeps on the descriptors of the transports.
+//! - *Progress* is made by calls that read queues and counters, or wait for them (`MANUAL`), or
+//!   by a thread of the endpoint when they do not (`AUTO`). A thread in `fi_cq_sread`, and the
+//!   program with a queue's descriptor, sleep on the descriptors of the transports.
 //! - *Completions*: the layer reports ended requests in their order, with its lock held.
 //!   `core` passes them on to the queues.
 //!
@@ -39,6 +40,7 @@ mod info;
 mod memory;
 mod messages;
 mod object;
+mod progress;
 mod queue;
 mod queues;
 mod remote;
@@ -47,6 +49,7 @@ mod rma;
 mod tests;
 mod transfer;
 mod vector;
+mod wakeups;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;

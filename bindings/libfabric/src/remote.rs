@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use p2p::{Atomic, AtomicOp, AtomicType, Completion, Ended, MAX_ATOMIC, Remote};
+use p2p::{Atomic, AtomicOp, AtomicType, Completion, Ended, MAX_ATOMIC, Remote, RequestId};
 
 use crate::core::{Bound, Core, Operation};
 use crate::ffi::*;
@@ -70,10 +70,8 @@ impl Core {
         let at = std::ptr::with_exposed_provenance_mut(at);
         let number = self.begin(operation)?;
         // SAFETY: owned by the operation, or lent by the program, until the completion.
-        match unsafe { layer.read((at, length), &remote, number) } {
-            Ok(_) => Ok(0),
-            Err(error) => self.failed_at_once(number, &error).map(|()| 0),
-        }
+        let started = unsafe { layer.read((at, length), &remote, number) };
+        self.access_started(number, started)
     }
 
     /// Writes to a peer's memory.
@@ -96,10 +94,8 @@ impl Core {
         };
         let number = self.begin(operation)?;
         // SAFETY: owned by the operation, or lent by the program, until the completion.
-        match unsafe { layer.write((at, length), &remote, access.data, number) } {
-            Ok(_) => Ok(0),
-            Err(error) => self.failed_at_once(number, &error).map(|()| 0),
-        }
+        let started = unsafe { layer.write((at, length), &remote, access.data, number) };
+        self.access_started(number, started)
     }
 
     /// Changes values in a peer's memory.
@@ -139,10 +135,20 @@ impl Core {
         let result = std::ptr::with_exposed_provenance_mut(result);
         let number = self.begin(operation)?;
         // SAFETY: null, owned by the operation, or lent by the program until the completion.
-        match unsafe { layer.atomic(&what, result, &remote, number) } {
-            Ok(_) => Ok(0),
-            Err(error) => self.failed_at_once(number, &error).map(|()| 0),
+        let started = unsafe { layer.atomic(&what, result, &remote, number) };
+        self.access_started(number, started)
+    }
+
+    fn access_started(
+        &self,
+        number: u64,
+        started: Result<RequestId, p2p::Error>,
+    ) -> Result<isize, c_int> {
+        match started {
+            Ok(_) => self.started(),
+            Err(error) => self.failed_at_once(number, &error)?,
         }
+        Ok(0)
     }
 
     /// Reports an access of a peer that was served: counts it, and adds the number that came with

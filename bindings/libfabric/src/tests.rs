@@ -7,8 +7,10 @@ use std::sync::Arc;
 use crate::core::{Bound, Core, Operation, Operations};
 use crate::ffi::*;
 use crate::object::{Head, Object};
+use crate::progress::ProgressThread;
 use crate::queue::{Counter, Entry, Queue, deadline};
 use crate::transfer::{Incoming, UNTAGGED};
+use crate::wakeups::Wakeups;
 use crate::{domain, endpoint, fabric, info, memory, provider, queues, vector};
 
 /// The table of an object's first set of calls, as C reads it: the size, then the functions.
@@ -471,5 +473,67 @@ fn tagged_messages_take_no_multi_receive_buffers() {
         flags: FI_MULTI_RECV,
     };
     assert_eq!(core.receive(&receive), Err(-EINVAL));
+    core.layer().unwrap().close().unwrap();
+}
+
+/// Returns true if a descriptor becomes readable in this time.
+fn is_readable(fd: i32, milliseconds: i32) -> bool {
+    let mut list = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    unsafe { libc::poll(&raw mut list, 1, milliseconds) == 1 }
+}
+
+#[test]
+fn a_queue_with_a_descriptor_wakes_its_program() {
+    let queue = Arc::new(Queue::with_wakeups(Wakeups::new().unwrap()));
+    let core = alone(Bound {
+        rx: Some(Arc::clone(&queue)),
+        ..Bound::default()
+    });
+    queue.sources.add(&core);
+    let mut room = [0; 8];
+    receive_into(&core, &mut room, 0);
+    assert!(queue.prepare_sleep());
+    let fd = queue.wakeups.as_ref().unwrap().fd();
+    assert!(!is_readable(fd, 0));
+    // Another thread makes the progress that the program would have made.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            send_to_itself(&core, b"body");
+            core.progress();
+        });
+        assert!(is_readable(fd, 10_000));
+    });
+    assert!(!queue.prepare_sleep() && !queue.is_empty());
+    assert_eq!(queue.read(1, |_, _| ()), Some(1));
+    assert!(queue.prepare_sleep());
+    queue.signal();
+    assert!(is_readable(fd, 10_000) && !queue.prepare_sleep());
+    core.layer().unwrap().close().unwrap();
+}
+
+#[test]
+fn a_progress_thread_needs_no_calls() {
+    let counter = Arc::new(Counter::default());
+    let core = alone(Bound {
+        counters: vec![(Arc::clone(&counter), FI_RECV)],
+        ..Bound::default()
+    });
+    let thread = ProgressThread::start(&core).unwrap();
+    let mut room = [0; 8];
+    for count in 1..=3 {
+        send_to_itself(&core, b"body");
+        receive_into(&core, &mut room, 0);
+        let until = deadline(10_000).unwrap();
+        while counter.value.load(std::sync::atomic::Ordering::SeqCst) != count {
+            assert!(std::time::Instant::now() < until);
+            std::thread::yield_now();
+        }
+    }
+    drop(thread);
     core.layer().unwrap().close().unwrap();
 }

@@ -170,7 +170,7 @@ impl Core {
                     self.sent(operation.context, operation.flags, operation.wanted);
                 }
             }
-            Ok(Sent::Pending(_)) => {}
+            Ok(Sent::Pending(_)) => self.started(),
             Err(error) => self.failed_at_once(number, &error)?,
         }
         Ok(0)
@@ -289,6 +289,7 @@ impl Core {
         match unsafe { layer.recv_claimed(at, length, claim, number) } {
             Ok(request) => {
                 self.note(number, request);
+                self.started();
                 Ok(())
             }
             Err(error) => self.failed_at_once(number, &error),

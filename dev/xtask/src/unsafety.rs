@@ -38,6 +38,10 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("tests/tests/lease_forked.rs", "forks"),
     (
+        "tests/tests/libfabric.rs",
+        "lends memory to accesses of endpoints",
+    ),
+    (
         "p2p/src/memory.rs",
         "the program's buffers while requests use them; numbers as bytes",
     ),
