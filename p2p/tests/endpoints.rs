@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use btl::Rank;
-use common::open::{endpoints, reports};
+use common::open::{FAILS, TRIED, endpoints, reports};
 use p2p::{Completion, Context, Endpoint, Error, Pattern, Sent, Target};
 
 const TAGGED: Context = Context::ALL[0];
@@ -167,4 +167,41 @@ fn a_peer_that_cannot_be_reached_is_admitted_when_it_connects() {
     let got = reports(&[b.clone(), a.clone()], 1);
     assert_eq!((got[0].cookie, &got[0].result), (3, &Ok(())));
     assert_eq!((first, &answer), ([5], b"answer"));
+}
+
+#[test]
+fn connections_in_the_name_of_a_peer_do_not_try_its_addresses_again() {
+    let (all, _) = endpoints(2);
+    let (a, b) = (&all[0], &all[1]);
+    let unreachable = p2p::TransportAddress {
+        transport: a.addresses()[0].transport.clone(),
+        address: b"elsewhere".to_vec(),
+    };
+    let to_b = a.add_peer(101, vec![unreachable]).unwrap();
+    let to_a = b.add_peer(100, a.addresses()).unwrap();
+    assert!(!b.try_send(b"", &target(to_a, 1)));
+    static BODY: [u8; 1] = [5];
+    let send = |cookie| {
+        // SAFETY: static.
+        unsafe { b.send(BODY.as_ptr(), 1, &target(to_a, 1), cookie) }.unwrap();
+        b.poll(|_| ());
+    };
+    FAILS.set(true);
+    TRIED.set(0);
+    for cookie in 0..5 {
+        send(cookie);
+        a.poll(|_| ());
+    }
+    assert_eq!(
+        TRIED.get(),
+        2,
+        "the address of b to a, and once that of a to b"
+    );
+    // It may still come.
+    FAILS.set(false);
+    send(5);
+    let mut buffer = [0; 1];
+    receive(a, &mut buffer, &pattern(Some(to_b), 1, 0), 9);
+    let got = reports(&[a.clone(), b.clone()], 1);
+    assert_eq!((got[0].cookie, &got[0].result), (9, &Ok(())));
 }

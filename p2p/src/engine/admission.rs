@@ -37,6 +37,9 @@ pub(crate) struct Open {
     identities: Vec<u64>,
     /// Addresses of declared peers that nothing was sent to.
     addresses: HashMap<PeerId, Vec<TransportAddress>>,
+    /// Declared peers whose addresses were tried because of a connection in their name: anyone may
+    /// make one, and a try takes time.
+    tried: HashSet<PeerId>,
     /// Peers that were not declared and are alive, or have left messages.
     strangers: HashSet<PeerId>,
     /// Number of declared peers.
@@ -100,6 +103,7 @@ impl Protocol {
             numbers: HashMap::from([(identity, self.own)]),
             identities: vec![identity],
             addresses: HashMap::new(),
+            tried: HashSet::new(),
             strangers: HashSet::new(),
             declared: 0,
             regions,
@@ -162,6 +166,7 @@ impl Protocol {
             && let Some(peer) = open.numbers.remove(&identity)
         {
             open.identities.pop();
+            open.tried.remove(&peer);
             open.strangers.remove(&peer);
             self.peers.0.pop();
             self.set_open_limit();
@@ -282,7 +287,11 @@ impl Engine {
         };
         // A declared peer is reached as by a send, and so over the same rails; if its addresses do
         // not reach it, by the connection that it has made.
-        let unreached = self.try_reach(peer).err();
+        let open = self.protocol.open.as_mut();
+        let unreached = match open.map(|open| open.tried.insert(peer)) {
+            Some(true) => self.try_reach(peer).err(),
+            _ => None,
+        };
         let btl = &mut self.transports[transport].btl;
         // Reaching it may have accepted the connection.
         let waits = btl.stranger() == Some(identity);
@@ -291,7 +300,12 @@ impl Engine {
             return;
         }
         match added {
-            Some(Ok(info)) => self.set_rails(peer, vec![Rail::new(transport, info)]),
+            Some(Ok(info)) => {
+                if let Some(open) = &mut self.protocol.open {
+                    open.addresses.remove(&peer);
+                }
+                self.set_rails(peer, vec![Rail::new(transport, info)]);
+            }
             // Others may have used its identity: whoever has connected is refused, but the peer may
             // still be reached, or come.
             _ if known.is_none() => self.protocol.remove_stranger(identity),

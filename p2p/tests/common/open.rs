@@ -1,6 +1,7 @@
 //! Endpoints over loopbacks.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex};
@@ -15,6 +16,12 @@ use p2p::{Completion, Config, Endpoint, Regions};
 
 /// Addresses of the loopbacks of a test, by identity. An identity is the rank there plus 100.
 type Book = Arc<Mutex<HashMap<u64, Vec<u8>>>>;
+
+thread_local! {
+    /// Number of addresses that were tried, and whether connections of strangers fail.
+    pub(crate) static TRIED: Cell<usize> = const { Cell::new(0) };
+    pub(crate) static FAILS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A loopback whose owner numbers the peers, as an open transport does.
 #[derive(Debug)]
@@ -66,6 +73,10 @@ impl PendingPeers for Open {
     }
 
     fn admit(&mut self, peer: Rank, stranger: u64) -> Result<PeerInfo, Unreachable> {
+        if FAILS.get() {
+            let reason = "a connection of somebody else".into();
+            return Err(Unreachable { reason });
+        }
         self.enter(peer, (stranger - 100) as Rank)
     }
 
@@ -105,6 +116,7 @@ impl Btl for Open {
         self.inner.address()
     }
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
+        TRIED.set(TRIED.get() + 1);
         let book = self.book.lock().unwrap();
         let found = book.iter().find(|entry| entry.1 == address);
         let rank = found.map(|entry| (entry.0 - 100) as Rank);
