@@ -21,8 +21,9 @@
 //!   `core` passes them on to the queues.
 //!
 //! # Host
-//! The library is found at load time (`host`): this one is not linked to it, and works with every
-//! version from 1.1 on. Panics abort the process: the functions are `extern "C"`.
+//! The library that calls the entry point is found at load time (`host`): this one is not linked to
+//! it, and works with every version from 1.1 on. Panics abort the process: the functions are
+//! `extern "C"`.
 
 #![cfg_attr(
     not(test),
@@ -89,6 +90,7 @@ pub(crate) fn provider() -> *mut Provider {
 /// Entry point of the library for its host.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
+    host::note_caller();
     provider()
 }
 

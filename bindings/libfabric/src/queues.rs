@@ -219,7 +219,11 @@ unsafe extern "C" fn wait_from(
     }))
 }
 
-unsafe extern "C" fn read_error(at: *mut c_void, place: *mut CqError, _flags: u64) -> isize {
+pub(crate) unsafe extern "C" fn read_error(
+    at: *mut c_void,
+    place: *mut CqError,
+    _flags: u64,
+) -> isize {
     // SAFETY: the object of this table.
     let found = unsafe { queue(at) };
     long(found.and_then(|found| {

@@ -537,3 +537,96 @@ fn a_progress_thread_needs_no_calls() {
     drop(thread);
     core.layer().unwrap().close().unwrap();
 }
+
+#[test]
+fn a_claimed_message_is_put_back_after_an_error() {
+    let queue = Arc::new(Queue::default());
+    let core = alone(Bound {
+        rx: Some(Arc::clone(&queue)),
+        ..Bound::default()
+    });
+    send_to_itself(&core, b"body");
+    core.progress();
+    let mut room = [0u8; 8];
+    let start = room.as_mut_ptr();
+    let part = |length| libc::iovec {
+        iov_base: start.cast(),
+        iov_len: length,
+    };
+    let (fits, too_long) = ([part(8)], [part(usize::MAX), part(8)]);
+    let claim = |parts, flags| {
+        core.receive(&Incoming {
+            parts,
+            from: FI_ADDR_UNSPEC,
+            space: UNTAGGED,
+            tag: 0,
+            ignore: u64::MAX,
+            context: 3,
+            flags,
+        })
+    };
+    assert_eq!(claim(&[], FI_PEEK | FI_CLAIM), Ok(0));
+    assert_eq!(claim(&too_long, FI_CLAIM), Err(-EMSGSIZE));
+    assert_eq!(claim(&fits, FI_CLAIM), Ok(0));
+    assert_eq!(claim(&fits, FI_CLAIM), Err(-EINVAL));
+    core.progress();
+    let mut lengths = Vec::new();
+    queue.read(9, |_, entry| lengths.push(entry.length));
+    assert_eq!((lengths, &room[..4]), (vec![4, 4], &b"body"[..]));
+    core.layer().unwrap().close().unwrap();
+}
+
+#[test]
+fn two_names_of_a_peer_are_one_source() {
+    let core = alone(Bound::default());
+    let mut other = own_name();
+    // The port of its listener.
+    other[10] = 2;
+    core.learn(4, &own_name());
+    core.learn(6, &other);
+    assert_eq!((core.peer(4), core.peer(6)), (Ok(0), Ok(0)));
+    assert_eq!(core.address(0), 4);
+    core.forget(4);
+    assert_eq!((core.peer(4), core.address(0)), (Err(-EINVAL), 6));
+    core.forget(6);
+    assert_eq!(core.address(0), FI_ADDR_UNSPEC);
+    core.layer().unwrap().close().unwrap();
+}
+
+#[test]
+fn old_programs_have_no_size_of_error_data() {
+    for (api, written) in [(version(1, 4), false), (version(1, 5), true)] {
+        let (mut fabric, mut domain, mut queue) = (null_mut(), null_mut(), null_mut());
+        let none = null_mut();
+        // SAFETY: zeros are valid for all fields, and the objects are open.
+        unsafe {
+            let mut info: Info = std::mem::zeroed();
+            let mut attr: FabricAttr = std::mem::zeroed();
+            attr.api_version = api;
+            let mut cq: CqAttr = std::mem::zeroed();
+            assert_eq!(fabric::open(&raw mut attr, &raw mut fabric, none), 0);
+            assert_eq!(
+                domain::open(fabric, &raw mut info, &raw mut domain, none),
+                0
+            );
+            assert_eq!(
+                queues::open_queue(domain, &raw mut cq, &raw mut queue, none),
+                0
+            );
+            let failed = Entry {
+                error: EIO,
+                ..Entry::EMPTY
+            };
+            queues::queue(queue).unwrap().queue.push(failed);
+            let mut error: CqError = std::mem::zeroed();
+            error.err_data_size = 77;
+            let at = (&raw mut error).cast::<c_void>();
+            assert_eq!(queues::read_error(queue, at.cast(), 0), 1);
+            assert_eq!(error.err, EIO);
+            assert_eq!(error.err_data_size, if written { 0 } else { 77 });
+        }
+        for object in [queue, domain, fabric] {
+            assert_eq!(close(object), 0);
+        }
+    }
+}
