@@ -20,7 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use btl::Btl;
-use btl_eth::address::{AddressInterface, EthAddress};
+use btl_eth::address::{AddressInterface, EthAddress, encode_addr};
 use btl_eth::{Carrier, EthBtl, EthConfig};
 use esp_client::{MacAddr, NodeAddr};
 use p2p::{Endpoint, Regions, TransportAddress};
@@ -212,25 +212,7 @@ fn encode(identity: u64, addresses: &[TransportAddress]) -> Vec<u8> {
 
 fn encode_interface(interface: &AddressInterface) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24);
-    match interface.addr {
-        NodeAddr::Mac(mac) => {
-            bytes.push(0);
-            bytes.extend(mac.octets());
-        }
-        NodeAddr::Udp(at) => {
-            match at.ip() {
-                IpAddr::V4(ip) => {
-                    bytes.push(4);
-                    bytes.extend(ip.octets());
-                }
-                IpAddr::V6(ip) => {
-                    bytes.push(6);
-                    bytes.extend(ip.octets());
-                }
-            }
-            bytes.extend(at.port().to_le_bytes());
-        }
-    }
+    encode_addr(&mut bytes, interface.addr);
     let mtu = u16::try_from(interface.mtu).unwrap_or(u16::MAX);
     bytes.extend(mtu.to_le_bytes());
     bytes

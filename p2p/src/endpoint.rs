@@ -228,11 +228,7 @@ impl Endpoint {
     /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let engine = self.shared.lock();
-        Stats {
-            unexpected_now: engine.protocol.unexpected.len(),
-            ..engine.protocol.stats
-        }
+        self.shared.lock().protocol.stats()
     }
 
     /// Starts to send `length` bytes.
@@ -427,15 +423,15 @@ impl Endpoint {
         over()
     }
 
-    /// Returns copies of the descriptors that are readable when [`arm`](Endpoint::arm) has requested
-    /// a wake-up and there is an event; `None` if a transport has none.
+    /// Returns copies of the descriptors that are readable when [`arm`](Endpoint::arm) has
+    /// requested a wake-up and there is an event; `None` if a transport has none.
     #[must_use]
     pub fn wait_fds(&self) -> Option<Vec<OwnedFd>> {
         self.shared.wait_fds()
     }
 
-    /// Requests a wake-up by the next event. The next [`poll`](Endpoint::poll) of any thread cancels
-    /// it. Returns how long the caller may sleep; `None`: poll again first.
+    /// Requests a wake-up by the next event. The next [`poll`](Endpoint::poll) of any thread
+    /// cancels it. Returns how long the caller may sleep; `None`: poll again first.
     #[must_use]
     pub fn arm(&self) -> Option<Duration> {
         self.shared.arm()

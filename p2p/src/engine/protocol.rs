@@ -118,6 +118,14 @@ impl Protocol {
         }
     }
 
+    /// Returns the counters.
+    pub(crate) fn stats(&self) -> Stats {
+        Stats {
+            unexpected_now: self.unexpected.len(),
+            ..self.stats
+        }
+    }
+
     /// Returns true while a request, or a direct receive, uses memory of the program.
     pub(crate) fn lends_memory(&self) -> bool {
         self.requests.len() != 0 || self.direct.is_some()
