@@ -166,7 +166,8 @@ impl EthAddress {
     }
 }
 
-fn encode_addr(bytes: &mut Vec<u8>, addr: NodeAddr) {
+/// Appends the address of a node: 0 and a MAC address, or 4 or 6, an IP address and a port.
+pub fn encode_addr(bytes: &mut Vec<u8>, addr: NodeAddr) {
     let at = match addr {
         NodeAddr::Mac(mac) => {
             bytes.push(0);

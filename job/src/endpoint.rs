@@ -17,12 +17,13 @@
 
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use btl::Btl;
-use btl_eth::address::{AddressInterface, EthAddress};
+use btl_eth::address::{AddressInterface, EthAddress, encode_addr};
 use btl_eth::{Carrier, EthBtl, EthConfig};
 use esp_client::{MacAddr, NodeAddr};
-use p2p::{Endpoint, TransportAddress};
+use p2p::{Endpoint, Regions, TransportAddress};
 
 use crate::{Options, Transport};
 
@@ -61,11 +62,12 @@ pub fn check(options: &Options) -> Result<(), String> {
     Err(reasons)
 }
 
-/// Opens an endpoint over all transports of the options that can be open and work here.
+/// Opens an endpoint over all transports of the options that can be open and work here. Its peers
+/// may access what `regions` exposes.
 ///
 /// # Errors
 /// The reason of each transport if there is none.
-pub fn open(options: &Options) -> Result<OpenEndpoint, String> {
+pub fn open(options: &Options, regions: Arc<Regions>) -> Result<OpenEndpoint, String> {
     let mut identity = [0; 8];
     getrandom::fill(&mut identity).map_err(|error| format!("no random numbers: {error}"))?;
     let identity = u64::from_le_bytes(identity);
@@ -79,7 +81,7 @@ pub fn open(options: &Options) -> Result<OpenEndpoint, String> {
     if transports.is_empty() {
         return Err(reasons);
     }
-    let endpoint = Endpoint::open(transports, identity, &options.p2p);
+    let endpoint = Endpoint::open(transports, identity, regions, &options.p2p);
     let endpoint = endpoint.map_err(|failed| failed.error.to_string())?;
     let name = encode(identity, &endpoint.addresses());
     Ok(OpenEndpoint { endpoint, name })
@@ -210,25 +212,7 @@ fn encode(identity: u64, addresses: &[TransportAddress]) -> Vec<u8> {
 
 fn encode_interface(interface: &AddressInterface) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24);
-    match interface.addr {
-        NodeAddr::Mac(mac) => {
-            bytes.push(0);
-            bytes.extend(mac.octets());
-        }
-        NodeAddr::Udp(at) => {
-            match at.ip() {
-                IpAddr::V4(ip) => {
-                    bytes.push(4);
-                    bytes.extend(ip.octets());
-                }
-                IpAddr::V6(ip) => {
-                    bytes.push(6);
-                    bytes.extend(ip.octets());
-                }
-            }
-            bytes.extend(at.port().to_le_bytes());
-        }
-    }
+    encode_addr(&mut bytes, interface.addr);
     let mtu = u16::try_from(interface.mtu).unwrap_or(u16::MAX);
     bytes.extend(mtu.to_le_bytes());
     bytes

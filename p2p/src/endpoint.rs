@@ -1,17 +1,19 @@
 //! The layer without ranks.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use btl::{Btl, Rank};
 
 use crate::config::Config;
-use crate::engine::{Engine, Peer, Peers, Protocol, Reported, Request, State, Transports};
+use crate::engine::{Engine, Peer, Peers, Protocol, Reported, Request, Served, State, Transports};
 use crate::error::{Error, NotStarted, StartError};
 use crate::ids::{ANY_TAG, Destination, PeerId, Selector};
 use crate::memory::Memory;
 use crate::p2p::P2p;
+use crate::regions::Regions;
 use crate::shared::Shared;
 use crate::types::{RequestId, Stats, TransportAddress};
 
@@ -29,7 +31,7 @@ use crate::types::{RequestId, Stats, TransportAddress};
 /// A clone is the same endpoint.
 #[derive(Clone)]
 pub struct Endpoint {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     identity: u64,
 }
 
@@ -85,14 +87,34 @@ pub enum Sent {
     Pending(RequestId),
 }
 
-/// A request that is over.
+/// What has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A send.
+    Sent,
+    /// A receive.
+    Received,
+    /// An access to a peer's memory.
+    Accessed,
+    /// An access of a peer to memory of this process, which is no request.
+    Served {
+        /// Key of the region.
+        key: u64,
+        /// It may have changed the memory.
+        writes: bool,
+        /// It was an atomic operation.
+        atomic: bool,
+    },
+}
+
+/// A request that is over, or an access of a peer.
 #[derive(Clone, Debug)]
 pub struct Completion {
-    /// Name that the caller gave the request.
+    /// Name that the caller gave the request; 0 for an access of a peer.
     pub cookie: u64,
-    /// It was a send.
-    pub sends: bool,
-    /// Number of the sender of a received message.
+    /// What it was.
+    pub ended: Ended,
+    /// Number of the sender of a received message, or of the peer of an access.
     pub peer: Option<Rank>,
     /// Context of the request.
     pub context: Context,
@@ -132,13 +154,14 @@ impl fmt::Debug for Endpoint {
 
 impl Endpoint {
     /// Opens an endpoint over transports that are open as well ([`btl::PendingPeers`]) and have the
-    /// same identity.
+    /// same identity. Its peers may access what `regions` exposes, which other endpoints may share.
     ///
     /// # Errors
     /// [`NotStarted`] returns the transports.
     pub fn open(
         transports: Vec<Box<dyn Btl>>,
         identity: u64,
+        regions: Arc<Regions>,
         config: &Config,
     ) -> Result<Endpoint, NotStarted> {
         let transports = Transports::new(transports);
@@ -150,7 +173,7 @@ impl Endpoint {
             }
         };
         let mut protocol = Protocol::new(own, Peers(vec![Peer::own()]), false, config.clone());
-        protocol.open(identity);
+        protocol.open(identity, regions);
         let engine = Engine::new(protocol, transports);
         let shared = Shared::new(engine, config, Vec::new()).map_err(|what| NotStarted {
             error: StartError::System(what),
@@ -205,11 +228,7 @@ impl Endpoint {
     /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let engine = self.shared.lock();
-        Stats {
-            unexpected_now: engine.protocol.unexpected.len(),
-            ..engine.protocol.stats
-        }
+        self.shared.lock().protocol.stats()
     }
 
     /// Starts to send `length` bytes.
@@ -378,8 +397,8 @@ impl Endpoint {
         if !engine.protocol.closed {
             count += engine.poll(None);
         }
-        while let Some(reported) = engine.protocol.next_report() {
-            report(reported.into());
+        while let Some(completion) = next(&mut engine.protocol) {
+            report(completion);
             count += 1;
         }
         count
@@ -394,14 +413,28 @@ impl Endpoint {
         over: impl Fn() -> bool,
     ) -> bool {
         let ready = |engine: &mut Engine| {
-            while let Some(reported) = engine.protocol.next_report() {
-                report(reported.into());
+            while let Some(completion) = next(&mut engine.protocol) {
+                report(completion);
             }
             (over() || engine.protocol.closed).then_some(())
         };
         let lock = self.shared.lock();
         self.shared.wait_before(lock, None, deadline, ready);
         over()
+    }
+
+    /// Returns copies of the descriptors that are readable when [`arm`](Endpoint::arm) has
+    /// requested a wake-up and there is an event; `None` if a transport has none.
+    #[must_use]
+    pub fn wait_fds(&self) -> Option<Vec<OwnedFd>> {
+        self.shared.wait_fds()
+    }
+
+    /// Requests a wake-up by the next event. The next [`poll`](Endpoint::poll) of any thread
+    /// cancels it. Returns how long the caller may sleep; `None`: poll again first.
+    #[must_use]
+    pub fn arm(&self) -> Option<Duration> {
+        self.shared.arm()
     }
 
     /// Makes all threads in [`wait`](Endpoint::wait) call `over` again.
@@ -424,7 +457,11 @@ impl From<Reported> for Completion {
     fn from(reported: Reported) -> Completion {
         Completion {
             cookie: reported.cookie,
-            sends: reported.sends,
+            ended: match (reported.accesses, reported.sends) {
+                (true, _) => Ended::Accessed,
+                (false, true) => Ended::Sent,
+                (false, false) => Ended::Received,
+            },
             peer: reported.peer.map(PeerId::rank),
             context: Context(reported.context),
             tag: reported.tag,
@@ -435,8 +472,43 @@ impl From<Reported> for Completion {
     }
 }
 
+impl From<Served> for Completion {
+    fn from(served: Served) -> Completion {
+        let Served {
+            key,
+            writes,
+            atomic,
+            ..
+        } = served;
+        Completion {
+            cookie: 0,
+            ended: Ended::Served {
+                key,
+                writes,
+                atomic,
+            },
+            peer: Some(served.peer.rank()),
+            context: Context(0),
+            tag: 0,
+            data: served.data,
+            length: served.length,
+            result: Ok(()),
+        }
+    }
+}
+
+/// Returns the next access or request to be reported.
 #[inline]
-fn peer(engine: &Engine, peer: Rank) -> Result<PeerId, Error> {
+fn next(protocol: &mut Protocol) -> Option<Completion> {
+    let served = protocol.open.as_mut()?.served.pop_front();
+    match served {
+        Some(served) => Some(served.into()),
+        None => protocol.next_report().map(Completion::from),
+    }
+}
+
+#[inline]
+pub(crate) fn peer(engine: &Engine, peer: Rank) -> Result<PeerId, Error> {
     let peers = &engine.protocol.peers;
     peers.id(peer).ok_or(Error::InvalidRank {
         rank: peer,

@@ -2,6 +2,8 @@
 
 use btl::{PeerError, Rank};
 
+use crate::regions::Refusal;
+
 /// Error of a call or a request.
 ///
 /// `InvalidRank`, `InvalidTag`, `InvalidContext`, `InvalidArgument` and `UnknownRequest` are errors
@@ -61,6 +63,9 @@ pub enum Error {
     /// The request was cancelled.
     #[error("cancelled")]
     Cancelled,
+    /// A peer refused an access to its memory, which it did not touch.
+    #[error("the peer refuses the access to its memory: {0}")]
+    Refused(Refusal),
     /// After [`P2p::finalize`](crate::P2p::finalize).
     #[error("the layer is closed")]
     Closed,

@@ -22,6 +22,7 @@
 //!
 //! A library that has no ranks, such as libfabric, uses an [`Endpoint`]: peers are added at run
 //! time, tags have 64 bits and a mask, and requests are reported in the order of their completion.
+//! Its peers may access memory that it exposes ([`Regions`]).
 //!
 //! # Protocols
 //! The protocol of a message depends on its length, on the transport ([`PeerInfo`]) and on the
@@ -61,6 +62,8 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+mod access;
+mod atomics;
 mod collectives;
 mod comm;
 mod config;
@@ -73,6 +76,7 @@ mod matching;
 mod memory;
 mod owned;
 mod p2p;
+mod regions;
 mod scope;
 mod shared;
 mod slab;
@@ -82,15 +86,18 @@ mod testing;
 mod types;
 pub mod wire;
 
+pub use access::{Atomic, MAX_ATOMIC, Remote};
+pub use atomics::{AtomicOp, AtomicType};
 pub use btl::{Btl, PeerError, PeerInfo, Rank};
 pub use collectives::{Block, Number, Op, Reduction};
 pub use comm::{Comm, Message};
 pub use config::{Config, Tuning};
-pub use endpoint::{Arrived, Completion, Context, Endpoint, Pattern, Sent, Target};
+pub use endpoint::{Arrived, Completion, Context, Ended, Endpoint, Pattern, Sent, Target};
 pub use error::{Error, NotStarted, StartError};
 pub use memory::Datum;
 pub use owned::OwnedRequest;
 pub use p2p::P2p;
+pub use regions::{Exposure, Refusal, Regions};
 pub use scope::{Pending, Scope};
 pub use start::REACH_BYTES;
 pub use types::{

@@ -123,11 +123,7 @@ impl P2p {
     /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let engine = self.shared.lock();
-        Stats {
-            unexpected_now: engine.protocol.unexpected.len(),
-            ..engine.protocol.stats
-        }
+        self.shared.lock().protocol.stats()
     }
 
     /// Polls all transports. Returns the number of events. Programs that compute for a long time

@@ -356,16 +356,11 @@ impl Shared {
             std::thread::sleep(NAP);
             return self.lock();
         };
-        let (mut armed, mut limit) = (true, LONGEST);
+        let Some(mut limit) = arm(&mut inner.engine) else {
+            return lock;
+        };
         if let Some(deadline) = deadline {
             limit = limit.min(deadline.saturating_duration_since(Instant::now()));
-        }
-        for (_, transport) in inner.engine.transports.iter_mut() {
-            armed = armed && transport.btl.arm();
-            limit = limit.min(transport.btl.capabilities().tick.unwrap_or(LONGEST));
-        }
-        if !armed {
-            return lock;
         }
         (inner.sleeper, inner.others, inner.touched) = (true, true, false);
         inner.ended_seen = inner.engine.protocol.ended;
@@ -379,6 +374,28 @@ impl Shared {
             self.call_followers();
         }
         lock
+    }
+
+    /// Returns copies of the descriptors of the transports; `None` if one cannot wake a thread.
+    pub(crate) fn wait_fds(&self) -> Option<Vec<OwnedFd>> {
+        let mut lock = self.lock();
+        let all = descriptors(&mut lock.inner)?;
+        all.iter().map(|fd| fd.try_clone().ok()).collect()
+    }
+
+    /// Requests a wake-up by the next event of a transport. Returns how long a thread may sleep;
+    /// `None`: there is something to do.
+    pub(crate) fn arm(&self) -> Option<Duration> {
+        let mut lock = self.lock();
+        let protocol = &lock.inner.engine.protocol;
+        let reports = protocol
+            .open
+            .as_ref()
+            .is_some_and(|open| !open.served.is_empty());
+        if reports || !protocol.reports.is_empty() || protocol.must_poll() {
+            return None;
+        }
+        arm(&mut lock.inner.engine)
     }
 
     /// Sleeps until another thread has completed a request or the sleeper has returned.
@@ -429,6 +446,19 @@ fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
         inner.descriptors = all.map(Arc::new);
     }
     inner.descriptors.clone()
+}
+
+/// Requests a wake-up of all transports. Returns how long a thread may sleep; `None`: one has an
+/// event.
+fn arm(engine: &mut Engine) -> Option<Duration> {
+    let mut limit = LONGEST;
+    for (_, transport) in engine.transports.iter_mut() {
+        if !transport.btl.arm() {
+            return None;
+        }
+        limit = limit.min(transport.btl.capabilities().tick.unwrap_or(LONGEST));
+    }
+    Some(limit)
 }
 
 fn poll(descriptors: &[OwnedFd], bell: &OwnedFd, limit: Duration) {

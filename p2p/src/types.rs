@@ -114,6 +114,8 @@ pub struct Stats {
     pub fallbacks: u64,
     /// Fragments sent.
     pub fragments_sent: u64,
+    /// Accesses to the memory of peers that were sent.
+    pub accesses_sent: u64,
     /// Messages that arrived before their receive.
     pub unexpected: u64,
     /// Number of unexpected messages that wait now.

@@ -1,9 +1,11 @@
 //! Headers on the wire, as docs/p2p.md describes them. All numbers are little-endian.
 
+use crate::atomics::{AtomicOp, AtomicType};
+
 /// Length of the header of an eager message, in bytes.
 pub const EAGER_LENGTH: usize = 12;
 /// Length of the longest header, in bytes.
-pub(crate) const MAX_HEADER: usize = 40;
+pub(crate) const MAX_HEADER: usize = 52;
 /// Largest tag that needs no extension of the header, and the largest between ranks.
 pub(crate) const NARROW: u32 = i32::MAX as u32;
 
@@ -15,6 +17,8 @@ const FIN: u8 = 5;
 const CREDIT: u8 = 6;
 const SKEW: u8 = 7;
 const BYE: u8 = 8;
+const ACCESS: u8 = 9;
+const RESULT: u8 = 10;
 
 /// Flag of envelopes: the sender requests credit.
 pub(crate) const ASK: u8 = 1;
@@ -22,8 +26,14 @@ pub(crate) const ASK: u8 = 1;
 const SYNC: u8 = 2;
 /// Flag of envelopes: the upper half of the tag follows. Between endpoints only.
 const WIDE: u8 = 4;
-/// Flag of envelopes: a number for the receiver follows. Between endpoints only.
+/// Flag of envelopes and `ACCESS`: a number for the receiver follows. Between endpoints only.
 const DATA: u8 = 8;
+/// Flag of `ACCESS`: the result of an atomic operation has the old values.
+const FETCH: u8 = 1;
+/// Operations of `ACCESS`: the first two, and the first atomic one.
+const READ: u8 = 0;
+const WRITE: u8 = 1;
+const FIRST_ATOMIC: u8 = 16;
 /// Flag of `CTS`: the body is a key to put to.
 const PUT: u8 = 1;
 /// Flag of `FIN`: from the sender, everything was put.
@@ -59,6 +69,43 @@ impl Sequenced {
     pub(crate) fn is_extended(&self) -> bool {
         self.tag > u64::from(NARROW) || self.data.is_some()
     }
+}
+
+/// Access to memory of the addressee.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// What is done.
+    pub operation: Operation,
+    /// The initiator's request.
+    pub request: u64,
+    /// Key of the region.
+    pub key: u64,
+    /// Address of the first byte of the access.
+    pub address: u64,
+    /// Length of the access, in bytes.
+    pub length: u64,
+    /// `Write`: place of the body in it; otherwise 0.
+    pub offset: u64,
+    /// Number for the addressee; `Write` only.
+    pub data: Option<u64>,
+}
+
+/// What an access does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// The bytes come back in the result.
+    Read,
+    /// The body is written.
+    Write,
+    /// The body has the operands, then the comparands.
+    Atomic {
+        /// What is computed.
+        op: AtomicOp,
+        /// Type of the values.
+        number: AtomicType,
+        /// The result has the old values.
+        fetch: bool,
+    },
 }
 
 /// A header.
@@ -109,6 +156,17 @@ pub enum Header {
     },
     /// The sender of this header has closed the peer. The body contains the reason.
     Bye,
+    /// Access to memory of the addressee. Between endpoints only.
+    Access(Access),
+    /// Answer to an access. The body has the bytes of a read from `offset` on, or the old values.
+    Result {
+        /// The addressee's request.
+        request: u64,
+        /// Place of the body in a read; otherwise 0.
+        offset: u64,
+        /// 0, or the number of a refusal.
+        status: u16,
+    },
 }
 
 /// Bytes that are not a header.
@@ -129,6 +187,9 @@ pub enum Malformed {
     /// Impossible length.
     #[error("a length of {0}")]
     Size(u64),
+    /// Access that does not exist.
+    #[error("an access of unknown operation {0} and type {1}")]
+    Operation(u8, u8),
 }
 
 /// An encoded header.
@@ -228,6 +289,12 @@ impl Header {
             }
             Header::Skew { late } => Encoded::new(SKEW, flag(late, LATE), 0),
             Header::Bye => Encoded::new(BYE, 0, 0),
+            Header::Access(access) => access.encode(),
+            Header::Result {
+                request,
+                offset,
+                status,
+            } => Encoded::new(RESULT, 0, status).put_numbers(&[request, offset]),
         }
     }
 
@@ -243,6 +310,8 @@ impl Header {
         let mut extension = 0;
         if matches!(kind, EAGER | RTS) {
             extension += if flags & WIDE != 0 { 4 } else { 0 };
+        }
+        if matches!(kind, EAGER | RTS | ACCESS) {
             extension += if flags & DATA != 0 { 8 } else { 0 };
         }
         let (length, known_flags) = match kind {
@@ -255,10 +324,12 @@ impl Header {
             CREDIT => (4, RTS_ONLY),
             SKEW => (0, LATE),
             BYE => (0, 0),
+            ACCESS => (40 + extension, FETCH | DATA),
+            RESULT => (16, 0),
             kind => return Err(Malformed::Kind(kind)),
         };
         let sequence = u16::from_le_bytes([low, high]);
-        let has_sequence = matches!(kind, EAGER | RTS);
+        let has_sequence = matches!(kind, EAGER | RTS | ACCESS | RESULT);
         if flags & !known_flags != 0 || (!has_sequence && sequence != 0) {
             return Err(Malformed::Flags(kind));
         }
@@ -309,8 +380,76 @@ impl Header {
             SKEW => Header::Skew {
                 late: flags & LATE != 0,
             },
+            ACCESS => Header::Access(Access::decode(flags, [low, high], &mut fields)?),
+            RESULT => Header::Result {
+                request: fields.u64(),
+                offset: size(fields.u64(), 0)?,
+                status: sequence,
+            },
             _ => Header::Bye,
         })
+    }
+}
+
+impl Access {
+    fn encode(&self) -> Encoded {
+        let (operation, number, fetch) = match self.operation {
+            Operation::Read => (READ, 0, false),
+            Operation::Write => (WRITE, 0, false),
+            Operation::Atomic { op, number, fetch } => {
+                (FIRST_ATOMIC + op as u8, number as u8, fetch)
+            }
+        };
+        let fetch = if fetch { FETCH } else { 0 };
+        let data = if self.data.is_some() { DATA } else { 0 };
+        let what = u16::from_le_bytes([operation, number]);
+        let numbers = [
+            self.request,
+            self.key,
+            self.address,
+            self.length,
+            self.offset,
+        ];
+        Encoded::new(ACCESS, fetch | data, what)
+            .put_numbers(&numbers)
+            .put_numbers(self.data.as_slice())
+    }
+
+    /// Decodes the fields, whose length was checked.
+    fn decode(
+        flags: u8,
+        [operation, number]: [u8; 2],
+        fields: &mut Fields<'_>,
+    ) -> Result<Access, Malformed> {
+        let unknown = Malformed::Operation(operation, number);
+        let fetch = flags & FETCH != 0;
+        let operation = match operation {
+            READ if number == 0 && !fetch => Operation::Read,
+            WRITE if number == 0 && !fetch => Operation::Write,
+            _ => {
+                let op = operation.checked_sub(FIRST_ATOMIC).map(usize::from);
+                let op = op.and_then(|op| AtomicOp::ALL.get(op));
+                let number = AtomicType::ALL.get(usize::from(number));
+                let (op, number) = op.zip(number).ok_or(unknown)?;
+                let (op, number) = (*op, *number);
+                Operation::Atomic { op, number, fetch }
+            }
+        };
+        let access = Access {
+            operation,
+            request: fields.u64(),
+            key: fields.u64(),
+            address: fields.u64(),
+            length: size(fields.u64(), 0)?,
+            offset: size(fields.u64(), 0)?,
+            data: (flags & DATA != 0).then(|| fields.u64()),
+        };
+        let plain = access.offset == 0 && access.data.is_none();
+        if plain || access.operation == Operation::Write {
+            Ok(access)
+        } else {
+            Err(Malformed::Flags(ACCESS))
+        }
     }
 }
 

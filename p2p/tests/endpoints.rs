@@ -2,186 +2,14 @@
 
 mod common;
 
-use std::collections::HashMap;
-use std::io::IoSlice;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use btl::{
-    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers,
-    PostedReceives, Rank, SendError, Tx, Unreachable,
-};
-use btl_conformance::loopback::{self, Limits, LoopbackBtl};
-use p2p::{Completion, Config, Context, Endpoint, Error, Pattern, Sent, Target};
+use btl::Rank;
+use common::open::{FAILS, TRIED, endpoints, reports};
+use p2p::{Completion, Context, Endpoint, Error, Pattern, Sent, Target};
 
 const TAGGED: Context = Context::ALL[0];
 const OTHER: Context = Context::ALL[1];
-
-/// Addresses of the loopbacks of a test, by identity. An identity is the rank there plus 100.
-type Book = Arc<Mutex<HashMap<u64, Vec<u8>>>>;
-
-/// A loopback whose owner numbers the peers, as an open transport does.
-#[derive(Debug)]
-struct Open {
-    inner: LoopbackBtl,
-    book: Book,
-    /// Figures of all ranks of the loopback, which are added at once: otherwise it would keep the
-    /// messages of others without reporting them.
-    infos: HashMap<Rank, PeerInfo>,
-    /// Ranks of the loopback by number.
-    ranks: Vec<Option<Rank>>,
-    /// Messages of peers that were not added.
-    early: Vec<(Rank, Vec<u8>, Vec<u8>)>,
-}
-
-impl Open {
-    fn number(&self, rank: Rank) -> Option<Rank> {
-        let known = self.ranks.iter().position(|known| *known == Some(rank));
-        known.map(|number| number as Rank)
-    }
-
-    fn rank(&self, number: Rank) -> Result<Rank, SendError> {
-        let rank = self.ranks.get(number as usize).copied().flatten();
-        rank.ok_or(SendError::NoPeer(number))
-    }
-
-    fn enter(&mut self, number: Rank, rank: Rank) -> Result<PeerInfo, Unreachable> {
-        let info = self.infos[&rank].clone();
-        let length = self.ranks.len().max(number as usize + 1);
-        self.ranks.resize(length, None);
-        self.ranks[number as usize] = Some(rank);
-        Ok(info)
-    }
-}
-
-impl Tx for Open {
-    fn send(&mut self, peer: Rank, header: &[u8], body: &[IoSlice<'_>]) -> Result<(), SendError> {
-        let rank = self.rank(peer)?;
-        self.inner.send(rank, header, body)
-    }
-}
-impl PostedReceives for Open {}
-impl HeldSends for Open {}
-impl NoticedPuts for Open {}
-
-impl PendingPeers for Open {
-    fn stranger(&self) -> Option<u64> {
-        Some(u64::from(self.early.first()?.0) + 100)
-    }
-
-    fn admit(&mut self, peer: Rank, stranger: u64) -> Result<PeerInfo, Unreachable> {
-        self.enter(peer, (stranger - 100) as Rank)
-    }
-
-    fn refuse_stranger(&mut self, stranger: u64, _: &str) {
-        self.early.retain(|one| u64::from(one.0) + 100 != stranger);
-    }
-}
-
-/// Events of the loopback before their ranks are translated.
-#[derive(Default)]
-struct Heard {
-    messages: Vec<(Rank, Vec<u8>, Vec<u8>)>,
-    failures: Vec<(Rank, PeerError)>,
-}
-
-impl Events for Heard {
-    fn message(&mut self, _: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
-        self.messages.push((peer, header.to_vec(), body.to_vec()));
-    }
-    fn completed(&mut self, _: &mut dyn Tx, _: u64, _: Result<(), PeerError>) {}
-    fn failed(&mut self, _: &mut dyn Tx, peer: Rank, error: PeerError) {
-        self.failures.push((peer, error));
-    }
-}
-
-impl Btl for Open {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            detects_death: true,
-            ..Capabilities::default()
-        }
-    }
-    fn address(&self) -> Vec<u8> {
-        self.inner.address()
-    }
-    fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
-        let book = self.book.lock().unwrap();
-        let found = book.iter().find(|entry| entry.1 == address);
-        let rank = found.map(|entry| (entry.0 - 100) as Rank);
-        drop(book);
-        match rank {
-            Some(rank) => self.enter(peer, rank),
-            None => Err(Unreachable {
-                reason: "unknown address".into(),
-            }),
-        }
-    }
-    fn progress(&mut self, events: &mut dyn Events) -> usize {
-        let mut heard = Heard::default();
-        let mut count = self.inner.progress(&mut heard);
-        let mut all = std::mem::take(&mut self.early);
-        all.append(&mut heard.messages);
-        for (rank, header, body) in all {
-            match self.number(rank) {
-                Some(number) => events.message(self, number, &header, &body),
-                None => self.early.push((rank, header, body)),
-            }
-            count += 1;
-        }
-        for (rank, error) in heard.failures {
-            if let Some(number) = self.number(rank) {
-                events.failed(self, number, error);
-            }
-        }
-        count
-    }
-    fn drop_peer(&mut self, peer: Rank) -> bool {
-        self.rank(peer).is_ok_and(|rank| self.inner.drop_peer(rank)) || self.rank(peer).is_err()
-    }
-    fn flush(&mut self) -> bool {
-        self.inner.flush()
-    }
-    fn close(&mut self) {
-        self.inner.close();
-    }
-}
-
-/// Opens endpoints that can reach each other.
-fn endpoints(count: u32) -> (Vec<Endpoint>, loopback::Killer) {
-    let limits = Limits {
-        get: false,
-        put: false,
-        posted_receives: false,
-        ..Limits::default()
-    };
-    let (job, book) = (loopback::job(count, limits), Book::default());
-    let killer = job[0].killer();
-    for (rank, btl) in job.iter().enumerate() {
-        let mut book = book.lock().unwrap();
-        book.insert(rank as u64 + 100, btl.address());
-    }
-    let open = |(rank, mut inner): (u64, LoopbackBtl)| {
-        let mut infos = HashMap::new();
-        for (identity, address) in &*book.lock().unwrap() {
-            let peer = (identity - 100) as Rank;
-            infos.insert(peer, inner.add_peer(peer, address).unwrap());
-        }
-        let open = Open {
-            inner,
-            book: Arc::clone(&book),
-            infos,
-            ranks: Vec::new(),
-            early: Vec::new(),
-        };
-        let transports: Vec<Box<dyn Btl>> = vec![Box::new(open)];
-        Endpoint::open(transports, rank + 100, &Config::default()).unwrap()
-    };
-    ((0..).zip(job).map(open).collect(), killer)
-}
 
 fn target(peer: Rank, tag: u64) -> Target {
     Target {
@@ -200,20 +28,6 @@ fn pattern(peer: Option<Rank>, tag: u64, ignore: u64) -> Pattern {
         tag,
         ignore,
     }
-}
-
-/// Polls all endpoints until the first has reported `count` requests.
-fn reports(of: &[Endpoint], count: usize) -> Vec<Completion> {
-    let mut all = Vec::new();
-    let begin = Instant::now();
-    while all.len() < count {
-        of[0].poll(|completion| all.push(completion));
-        for other in &of[1..] {
-            other.poll(|_| {});
-        }
-        assert!(begin.elapsed() < common::HANG, "{all:?}");
-    }
-    all
 }
 
 fn receive(at: &Endpoint, buffer: &mut [u8], from: &Pattern, cookie: u64) {
@@ -353,4 +167,41 @@ fn a_peer_that_cannot_be_reached_is_admitted_when_it_connects() {
     let got = reports(&[b.clone(), a.clone()], 1);
     assert_eq!((got[0].cookie, &got[0].result), (3, &Ok(())));
     assert_eq!((first, &answer), ([5], b"answer"));
+}
+
+#[test]
+fn connections_in_the_name_of_a_peer_do_not_try_its_addresses_again() {
+    let (all, _) = endpoints(2);
+    let (a, b) = (&all[0], &all[1]);
+    let unreachable = p2p::TransportAddress {
+        transport: a.addresses()[0].transport.clone(),
+        address: b"elsewhere".to_vec(),
+    };
+    let to_b = a.add_peer(101, vec![unreachable]).unwrap();
+    let to_a = b.add_peer(100, a.addresses()).unwrap();
+    assert!(!b.try_send(b"", &target(to_a, 1)));
+    static BODY: [u8; 1] = [5];
+    let send = |cookie| {
+        // SAFETY: static.
+        unsafe { b.send(BODY.as_ptr(), 1, &target(to_a, 1), cookie) }.unwrap();
+        b.poll(|_| ());
+    };
+    FAILS.set(true);
+    TRIED.set(0);
+    for cookie in 0..5 {
+        send(cookie);
+        a.poll(|_| ());
+    }
+    assert_eq!(
+        TRIED.get(),
+        2,
+        "the address of b to a, and once that of a to b"
+    );
+    // It may still come.
+    FAILS.set(false);
+    send(5);
+    let mut buffer = [0; 1];
+    receive(a, &mut buffer, &pattern(Some(to_b), 1, 0), 9);
+    let got = reports(&[a.clone(), b.clone()], 1);
+    assert_eq!((got[0].cookie, &got[0].result), (9, &Ok(())));
 }

@@ -1,12 +1,16 @@
-//! The provider of libfabric under the programs of Debian's package libfabric-bin.
+//! The provider of libfabric under the programs of Debian's package libfabric-bin, and what it
+//! stands on, between nodes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use esp_tests::lab_or_skip;
 use esp_tests::process::programs;
+use job::endpoint::{OpenEndpoint, parse};
 use lab::{Lab, LabOptions};
+use p2p::{Atomic, AtomicOp, AtomicType, Completion, Error, Exposure, Refusal, Regions, Remote};
 
 /// Limit of one program.
 const LIMIT: &str = "60";
@@ -109,4 +113,93 @@ fn a_node_without_a_carrier_has_no_endpoint() {
     assert!(said.contains("no endpoint is possible"), "{said}");
     assert!(!said.contains("provider: esp"), "{said}");
     std::fs::remove_dir_all(dir).expect("remove the folder");
+}
+
+/// An endpoint of this process in a node, over UDP.
+fn endpoint(lab: &Lab, node: usize, regions: &Arc<Regions>) -> OpenEndpoint {
+    let options = job::Options {
+        transports: vec![job::Transport::Udp],
+        ..job::Options::default()
+    };
+    let regions = Arc::clone(regions);
+    let opened = lab.run_in(node, move || job::endpoint::open(&options, regions));
+    opened.expect("enter the node").expect("open an endpoint")
+}
+
+/// Polls two endpoints until the first one has a report.
+fn report(first: &OpenEndpoint, second: &OpenEndpoint) -> Completion {
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut found = None;
+    while found.is_none() {
+        first.endpoint.poll(|completion| found = Some(completion));
+        second.endpoint.poll(|_| ());
+        assert!(Instant::now() < until, "no report");
+    }
+    found.expect("found above")
+}
+
+#[test]
+fn peers_access_registered_memory_only() {
+    let test = "peers_access_registered_memory_only";
+    let mut options = LabOptions::new(2);
+    options.daemon = false;
+    let Some(lab) = lab_or_skip(test, &options) else {
+        return;
+    };
+    let (here, there) = (Arc::new(Regions::default()), Arc::new(Regions::default()));
+    let (a, b) = (endpoint(&lab, 0, &here), endpoint(&lab, 1, &there));
+    let (identity, addresses) = parse(&b.name).expect("a name");
+    let peer = a
+        .endpoint
+        .add_peer(identity, addresses)
+        .expect("add a peer");
+    const LENGTH: usize = 1 << 20;
+    let memory: &'static mut [u8] = Box::leak(vec![3; LENGTH].into_boxed_slice());
+    let exposure = Exposure {
+        at: memory.as_mut_ptr(),
+        length: LENGTH,
+        address: 0,
+        readable: true,
+        writable: true,
+    };
+    // SAFETY: it lives on, and is looked at after the accesses.
+    assert!(unsafe { there.expose(5, exposure) });
+    let place = |key, address| Remote { peer, key, address };
+    let bytes: &'static [u8] = Box::leak((0..LENGTH).map(|at| at as u8).collect());
+    let write = |length, to: Remote| {
+        // SAFETY: static.
+        unsafe { a.endpoint.write((bytes.as_ptr(), length), &to, None, 1) }.expect("write");
+        report(&a, &b).result
+    };
+    // A wrong key, and a write that ends outside.
+    assert!(matches!(
+        write(LENGTH, place(6, 0)),
+        Err(Error::Refused(Refusal::UnknownKey))
+    ));
+    assert!(matches!(
+        write(LENGTH, place(5, 1)),
+        Err(Error::Refused(Refusal::Outside))
+    ));
+    assert!(memory.iter().all(|byte| *byte == 3));
+    assert_eq!(write(LENGTH - 8, place(5, 8)), Ok(()));
+    let mut got = vec![0; LENGTH];
+    // SAFETY: kept until it is reported.
+    unsafe { a.endpoint.read((got.as_mut_ptr(), LENGTH), &place(5, 0), 2) }.expect("read");
+    assert_eq!(report(&a, &b).result, Ok(()));
+    assert!(got[..8] == [3; 8] && got[8..] == bytes[..LENGTH - 8] && got == *memory);
+    let operand = 4u64.to_ne_bytes();
+    let sum = Atomic {
+        op: AtomicOp::Sum,
+        number: AtomicType::U64,
+        length: 8,
+        operands: &operand,
+    };
+    let mut old = [0; 8];
+    // SAFETY: kept until it is reported.
+    unsafe { a.endpoint.atomic(&sum, old.as_mut_ptr(), &place(5, 0), 3) }.expect("an atomic call");
+    assert_eq!((report(&a, &b).result, old), (Ok(()), [3; 8]));
+    assert_eq!(memory[..9], [7, 3, 3, 3, 3, 3, 3, 3, 0]);
+    for open in [a, b] {
+        open.endpoint.close().expect("close");
+    }
 }

@@ -6,16 +6,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use job::endpoint::OpenEndpoint;
-use p2p::{Completion, Context, Endpoint, Rank, RequestId};
+use p2p::{Completion, Context, Ended, Endpoint, Rank, RequestId};
 
 use crate::ffi::*;
+use crate::memory::Regions;
 use crate::queue::{Counter, Entry, Queue, errno};
 use crate::vector::{Name, decode, padded};
+use crate::wakeups::Wakeups;
 
 /// Maximum number of operations under way.
 const OPERATIONS: usize = 128 << 10;
@@ -157,11 +159,22 @@ pub(crate) struct Core {
     pub(crate) claims: Mutex<HashMap<usize, u64>>,
     pub(crate) minimum: AtomicUsize,
     pub(crate) directed: bool,
+    /// Registrations of the domain.
+    pub(crate) regions: Arc<Regions>,
+    /// Number of the program's calls that made progress.
+    calls: AtomicU64,
+    /// Threads and programs that sleep until there is progress to be made.
+    wakeups: RwLock<Vec<Arc<Wakeups>>>,
+    has_wakeups: AtomicBool,
 }
 
 impl Core {
-    pub(crate) fn new(directed: bool) -> Core {
+    pub(crate) fn new(directed: bool, regions: Arc<Regions>) -> Core {
         Core {
+            regions,
+            calls: AtomicU64::new(0),
+            wakeups: RwLock::default(),
+            has_wakeups: AtomicBool::new(false),
             open: OnceLock::new(),
             bound: OnceLock::new(),
             operations: Mutex::default(),
@@ -178,6 +191,10 @@ impl Core {
 
     /// Enables the endpoint.
     pub(crate) fn enable(&self, open: OpenEndpoint, bound: Bound) -> Result<(), c_int> {
+        let counts_remote = |counter: &(Arc<Counter>, u64)| counter.1 & REMOTE != 0;
+        if bound.counters.iter().any(counts_remote) {
+            open.endpoint.report_accesses();
+        }
         self.bound.set(bound).map_err(|_| -FI_EOPBADSTATE)?;
         self.open.set(open).map_err(|_| -FI_EOPBADSTATE)?;
         let early = std::mem::take(&mut *lock(&self.early));
@@ -278,13 +295,59 @@ impl Core {
         Ok(())
     }
 
-    /// Makes progress, and reports what is over.
+    /// Makes progress for the program, and reports what is over.
     pub(crate) fn progress(&self) {
-        let Ok(layer) = self.layer() else { return };
-        layer.poll(|completion| self.complete(completion));
+        self.make_progress();
+        if self.has_wakeups.load(Ordering::Acquire) {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            self.ring();
+        }
+    }
+
+    /// Makes progress, and reports what is over. Returns the number of events.
+    pub(crate) fn make_progress(&self) -> usize {
+        let Ok(layer) = self.layer() else { return 0 };
+        if self.is_full() {
+            return 0;
+        }
+        let events = layer.poll(|completion| self.complete(completion));
         if self.has_deferred.load(Ordering::Acquire) {
             self.do_deferred();
         }
+        events
+    }
+
+    /// Returns true if numbers of peers wait in the queue, so many that no more are taken: nothing
+    /// else bounds them.
+    fn is_full(&self) -> bool {
+        let queue = self.bound.get().and_then(|bound| bound.rx.as_ref());
+        queue.is_some_and(|queue| queue.has_many_numbers())
+    }
+
+    /// Returns the number of the program's calls that made progress.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Rings whenever a thread polls the layer, which cancels requests for wake-ups.
+    pub(crate) fn add_wakeups(&self, wakeups: &Arc<Wakeups>) {
+        let mut all = self.wakeups.write().unwrap_or_else(PoisonError::into_inner);
+        if !all.iter().any(|one| Arc::ptr_eq(one, wakeups)) {
+            all.push(Arc::clone(wakeups));
+        }
+        self.has_wakeups.store(true, Ordering::Release);
+    }
+
+    /// Rings after a request was started, which may be over already.
+    pub(crate) fn started(&self) {
+        if self.has_wakeups.load(Ordering::Acquire) {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        let all = self.wakeups.read().unwrap_or_else(PoisonError::into_inner);
+        all.iter().for_each(|one| one.ring());
     }
 
     /// Waits until `over` returns true or the deadline has passed, at least for one event.
@@ -294,6 +357,7 @@ impl Core {
         let stop = || over() || self.has_deferred.load(Ordering::Acquire);
         layer.wait(deadline, report, stop);
         self.do_deferred();
+        self.started();
     }
 
     pub(crate) fn wake(&self) {
@@ -304,6 +368,9 @@ impl Core {
 
     /// Reports a request that is over.
     fn complete(&self, completion: Completion) {
+        if let Ended::Served { .. } = completion.ended {
+            return self.served(&completion);
+        }
         let Some(operation) = lock(&self.operations).take(completion.cookie) else {
             return;
         };
@@ -339,7 +406,8 @@ impl Core {
     pub(crate) fn finish(&self, operation: &Operation, completion: &Completion) {
         let receives = operation.flags & FI_RECV != 0;
         let length = completion.length.min(operation.room);
-        let arrived = receives && completion.result.is_ok();
+        let fills = receives || operation.flags & FI_READ != 0;
+        let arrived = fills && completion.result.is_ok();
         if let Some(owned) = operation.owned.as_ref().filter(|_| arrived) {
             crate::transfer::scatter(&operation.scatter, owned, length);
         }
@@ -350,10 +418,7 @@ impl Core {
             buffer: operation.buffer,
             data: completion.data.unwrap_or(0),
             tag: completion.tag,
-            source: FI_ADDR_UNSPEC,
-            error: 0,
-            text: 0,
-            excess: 0,
+            ..Entry::EMPTY
         };
         if receives {
             entry.source = completion
@@ -385,7 +450,7 @@ impl Core {
         let Some(bound) = self.bound.get() else {
             return;
         };
-        let receives = entry.flags & (FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE) != 0;
+        let receives = entry.flags & (FI_RECV | REMOTE) != 0;
         let queue = if receives { &bound.rx } else { &bound.tx };
         for (counter, flags) in &bound.counters {
             if entry.flags & flags & COUNTED != 0 {
@@ -397,6 +462,9 @@ impl Core {
                 entry.text = queue.keep_text(text);
             }
             queue.push(entry);
+            if let Some(wakeups) = &queue.wakeups {
+                wakeups.ring();
+            }
         }
     }
 
@@ -489,6 +557,7 @@ impl Core {
         match unsafe { layer.recv(at, room, pattern, number) } {
             Ok(request) => {
                 self.note(number, request);
+                self.started();
                 Ok(None)
             }
             Err(error) => self.refused(number, &error).map(Some),
@@ -513,7 +582,7 @@ impl Core {
         }
         let completion = Completion {
             cookie: number,
-            sends: operation.flags & FI_RECV == 0,
+            ended: Ended::Sent,
             peer: None,
             context: Context::ALL[0],
             tag: 0,
@@ -532,8 +601,10 @@ impl Core {
     }
 }
 
+/// Flags of accesses of peers.
+const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 /// Flags that select what a counter counts.
-const COUNTED: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+const COUNTED: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | REMOTE;
 
 /// Locks a mutex. What it guards is consistent after every statement.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::ffi::*;
 use crate::memory::{self, Regions};
 use crate::object::{NONE, Table, body, code, publish, retract};
-use crate::{endpoint, fabric, queues, vector};
+use crate::{atomic, endpoint, fabric, queues, vector};
 
 static OPS: Table<6> = Table::new([close as _, NONE, NONE, NONE, NONE, NONE]);
 static DOMAIN_OPS: Table<11> = Table::new([
@@ -18,7 +18,7 @@ static DOMAIN_OPS: Table<11> = Table::new([
     NONE,
     NONE,
     NONE,
-    NONE,
+    atomic::query as _,
     NONE,
     NONE,
 ]);

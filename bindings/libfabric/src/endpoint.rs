@@ -3,15 +3,17 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
+use crate::atomic::ATOMIC_OPS;
 use crate::core::{Bound, Core, lock};
 use crate::domain::domain;
 use crate::ffi::*;
 use crate::host;
 use crate::info::options;
-use crate::memory::Regions;
 use crate::messages::{MSG_OPS, TAGGED_OPS};
 use crate::object::{NONE, Table, body, code, long, publish, retract};
+use crate::progress::ProgressThread;
 use crate::queues::{counter, queue};
+use crate::rma::RMA_OPS;
 use crate::transfer::set_minimum;
 use crate::vector::{Vector, copy_name, vector};
 
@@ -30,8 +32,10 @@ pub(crate) struct EndpointObject {
     pub(crate) tx_flags: u64,
     pub(crate) rx_flags: u64,
     early: Mutex<Early>,
+    /// Progress is made without calls (`FI_PROGRESS_AUTO`).
+    auto: bool,
+    thread: Mutex<Option<ProgressThread>>,
     vector: Mutex<Option<Arc<Vector>>>,
-    _regions: Arc<Regions>,
 }
 
 static OPS: Table<6> = Table::new([close as _, bind as _, control as _, NONE, NONE, NONE]);
@@ -46,9 +50,6 @@ static EP_OPS: Table<7> = Table::new([
 ]);
 static CM_OPS: Table<9> =
     Table::new([NONE, getname as _, NONE, NONE, NONE, NONE, NONE, NONE, NONE]);
-/// There is no RMA, and there are no atomic or collective operations.
-static NO_RMA: Table<9> = Table::new([NONE; 9]);
-static NO_ATOMICS: Table<13> = Table::new([NONE; 13]);
 static NO_COLLECTIVES: Table<11> = Table::new([NONE; 11]);
 
 pub(crate) unsafe extern "C" fn open(
@@ -76,22 +77,26 @@ pub(crate) unsafe extern "C" fn open(
     if place.is_null() || ep.is_some_and(|ep| ep.kind != FI_EP_RDM) {
         return -EINVAL;
     }
+    // SAFETY: valid or null.
+    let attr = unsafe { info.domain_attr.as_ref() };
     let directed = info.caps & FI_DIRECTED_RECV != 0;
     let body = EndpointObject {
-        core: Arc::new(Core::new(directed)),
+        core: Arc::new(Core::new(directed, Arc::clone(&domain.regions))),
         tx_flags: tx.map_or(0, |tx| tx.op_flags),
         rx_flags: rx.map_or(0, |rx| rx.op_flags),
         early: Mutex::default(),
+        auto: attr.is_some_and(|attr| attr.data_progress == FI_PROGRESS_AUTO),
+        thread: Mutex::default(),
         vector: Mutex::default(),
-        _regions: Arc::clone(&domain.regions),
     };
+    domain.regions.join(&body.core);
     let tables = [
         EP_OPS.at(),
         CM_OPS.at(),
         MSG_OPS.at(),
-        NO_RMA.at(),
+        RMA_OPS.at(),
         TAGGED_OPS.at(),
-        NO_ATOMICS.at(),
+        ATOMIC_OPS.at(),
         NO_COLLECTIVES.at(),
     ];
     // SAFETY: `place` is writable.
@@ -111,6 +116,7 @@ pub(crate) unsafe fn endpoint<'a>(at: *mut c_void) -> Result<&'a EndpointObject,
 unsafe extern "C" fn close(at: *mut c_void) -> c_int {
     // SAFETY: the object of this table.
     crate::done(unsafe { endpoint(at) }.map(|found| {
+        drop(lock(&found.thread).take());
         if let Ok(layer) = found.core.layer() {
             if let Err(error) = layer.close() {
                 host::warn(&format!("closing an endpoint: {error}"));
@@ -202,7 +208,8 @@ fn enable(found: &EndpointObject) -> Result<c_int, c_int> {
     if early.bound.tx.is_none() && early.bound.rx.is_none() && early.bound.counters.is_empty() {
         return Err(-FI_ENOCQ);
     }
-    let open = options().and_then(|options| job::endpoint::open(&options));
+    let exposed = Arc::clone(&found.core.regions.exposed);
+    let open = options().and_then(|options| job::endpoint::open(&options, exposed));
     let open = open.map_err(|why| {
         host::warn(&format!("no endpoint: {why}"));
         -ENODATA
@@ -211,6 +218,13 @@ fn enable(found: &EndpointObject) -> Result<c_int, c_int> {
     found.core.enable(open, bound)?;
     vector.bind(&found.core);
     *lock(&found.vector) = Some(vector);
+    if found.auto {
+        let thread = ProgressThread::start(&found.core).map_err(|error| {
+            host::warn(&format!("no progress thread: {error}"));
+            -ENOMEM
+        })?;
+        *lock(&found.thread) = Some(thread);
+    }
     Ok(0)
 }
 

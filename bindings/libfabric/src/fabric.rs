@@ -7,6 +7,7 @@ use crate::ffi::*;
 use crate::host;
 use crate::object::{NONE, Table, body, code, long, publish, retract};
 use crate::queue::deadline;
+use crate::queues::queue;
 
 static OPS: Table<6> = Table::new([close as _, NONE, NONE, NONE, NONE, NONE]);
 static FABRIC_OPS: Table<6> = Table::new([
@@ -57,9 +58,28 @@ unsafe extern "C" fn close(fabric: *mut c_void) -> c_int {
     }))
 }
 
-/// No queue has a descriptor to wait for.
-extern "C" fn trywait(_: *mut c_void, _: *mut *mut c_void, _: c_int) -> c_int {
-    -ENOSYS
+/// Prepares a sleep on the descriptors of queues. -FI_EAGAIN: one has something to read.
+unsafe extern "C" fn trywait(fabric: *mut c_void, all: *mut *mut c_void, count: c_int) -> c_int {
+    // SAFETY: the object of this table.
+    if unsafe { check(fabric) }.is_err() || (all.is_null() && count > 0) {
+        return -EINVAL;
+    }
+    for place in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the program passes `count` objects.
+        let at = unsafe { *all.add(place) };
+        // SAFETY: as above.
+        let found = unsafe { queue(at) };
+        match found {
+            Ok(found) if found.queue.wakeups.is_none() => return -EINVAL,
+            Ok(found) if found.queue.prepare_sleep() => {}
+            Ok(_) => return -EAGAIN,
+            // Event queues stay empty.
+            // SAFETY: as above.
+            Err(_) if unsafe { body::<1, u32>(at, FI_CLASS_EQ) }.is_ok() => {}
+            Err(code) => return code,
+        }
+    }
+    0
 }
 
 static EVENT_FID_OPS: Table<6> = Table::new([close_events as _, NONE, NONE, NONE, NONE, NONE]);

@@ -16,7 +16,9 @@ pub(crate) const fn version(major: u32, minor: u32) -> u32 {
 
 // Capabilities and flags of operations.
 pub(crate) const FI_MSG: u64 = 1 << 1;
+pub(crate) const FI_RMA: u64 = 1 << 2;
 pub(crate) const FI_TAGGED: u64 = 1 << 3;
+pub(crate) const FI_ATOMIC: u64 = 1 << 4;
 pub(crate) const FI_READ: u64 = 1 << 8;
 pub(crate) const FI_WRITE: u64 = 1 << 9;
 pub(crate) const FI_RECV: u64 = 1 << 10;
@@ -26,14 +28,19 @@ pub(crate) const FI_REMOTE_WRITE: u64 = 1 << 13;
 pub(crate) const FI_MULTI_RECV: u64 = 1 << 16;
 pub(crate) const FI_REMOTE_CQ_DATA: u64 = 1 << 17;
 pub(crate) const FI_PEEK: u64 = 1 << 19;
+pub(crate) const FI_FENCE: u64 = 1 << 21;
 pub(crate) const FI_COMPLETION: u64 = 1 << 24;
 pub(crate) const FI_INJECT: u64 = 1 << 25;
 pub(crate) const FI_DELIVERY_COMPLETE: u64 = 1 << 28;
 pub(crate) const FI_MATCH_COMPLETE: u64 = 1 << 31;
+pub(crate) const FI_MR_DMABUF: u64 = 1 << 40;
 pub(crate) const FI_PEER: u64 = 1 << 43;
 pub(crate) const FI_LOCAL_COMM: u64 = 1 << 51;
 pub(crate) const FI_REMOTE_COMM: u64 = 1 << 52;
+pub(crate) const FI_RMA_EVENT: u64 = 1 << 56;
 pub(crate) const FI_SOURCE: u64 = 1 << 57;
+pub(crate) const FI_FETCH_ATOMIC: u64 = 1 << 58;
+pub(crate) const FI_COMPARE_ATOMIC: u64 = 1 << 59;
 pub(crate) const FI_DIRECTED_RECV: u64 = 1 << 59;
 pub(crate) const FI_CLAIM: u64 = 1 << 59;
 pub(crate) const FI_DISCARD: u64 = 1 << 58;
@@ -42,6 +49,8 @@ pub(crate) const FI_EVENT: u64 = FI_COMPLETION;
 
 pub(crate) const FI_ADDR_UNSPEC: u64 = u64::MAX;
 pub(crate) const FI_ORDER_SAS: u64 = 1 << 8;
+/// Reads and writes after reads and writes, of both RMA and atomic operations.
+pub(crate) const FI_ORDER_ACCESSES: u64 = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 0xFF << 32;
 /// Format of addresses and protocol of a provider's own.
 pub(crate) const PROV_SPECIFIC: u32 = 1 << 31 | 0x4553;
 pub(crate) const FI_EP_RDM: c_int = 3;
@@ -53,6 +62,7 @@ pub(crate) const FI_THREAD_SAFE: c_int = 1;
 pub(crate) const FI_RM_ENABLED: c_int = 2;
 pub(crate) const FI_MR_BASIC: c_int = 1;
 pub(crate) const FI_MR_SCALABLE: c_int = 2;
+pub(crate) const FI_MR_VIRT_ADDR: c_int = 1 << 4;
 pub(crate) const FI_MR_PROV_KEY: c_int = 1 << 6;
 /// Tag format in which every bit may be a field of its own.
 pub(crate) const FI_TAG_GENERIC: u64 = 0xAAAA_AAAA_AAAA_AAAA;
@@ -68,17 +78,20 @@ pub(crate) const FI_CLASS_CNTR: usize = 15;
 
 pub(crate) const FI_ENABLE: c_int = 6;
 pub(crate) const FI_GETOPSFLAG: c_int = 2;
+pub(crate) const FI_GETWAIT: c_int = 5;
 pub(crate) const FI_OPT_MIN_MULTI_RECV: c_int = 0;
 
 pub(crate) const FI_CQ_FORMAT_UNSPEC: c_int = 0;
 pub(crate) const FI_CQ_FORMAT_CONTEXT: c_int = 1;
 pub(crate) const FI_WAIT_UNSPEC: c_int = 1;
 pub(crate) const FI_WAIT_NONE: c_int = 0;
+pub(crate) const FI_WAIT_FD: c_int = 3;
 pub(crate) const FI_WAIT_YIELD: c_int = 5;
 
 // Errors: errno, and libfabric's own from 256 on.
 pub(crate) const EIO: c_int = 5;
 pub(crate) const EAGAIN: c_int = 11;
+pub(crate) const EACCES: c_int = 13;
 pub(crate) const EBUSY: c_int = 16;
 pub(crate) const EINVAL: c_int = 22;
 pub(crate) const ENOSYS: c_int = 38;
@@ -86,6 +99,7 @@ pub(crate) const ENOMSG: c_int = 42;
 pub(crate) const ENODATA: c_int = 61;
 pub(crate) const ENOMEM: c_int = 12;
 pub(crate) const EMSGSIZE: c_int = 90;
+pub(crate) const EOPNOTSUPP: c_int = 95;
 pub(crate) const ENOTCONN: c_int = 107;
 pub(crate) const ETIMEDOUT: c_int = 110;
 pub(crate) const ECANCELED: c_int = 125;
@@ -301,4 +315,59 @@ pub(crate) struct MrAttr {
     pub(crate) offset: u64,
     pub(crate) requested_key: u64,
     pub(crate) context: *mut c_void,
+}
+
+/// Part of the remote memory of an access.
+#[repr(C)]
+pub(crate) struct RmaIov {
+    pub(crate) address: u64,
+    pub(crate) length: usize,
+    pub(crate) key: u64,
+}
+
+#[repr(C)]
+pub(crate) struct MsgRma {
+    pub(crate) iov: *const libc::iovec,
+    pub(crate) desc: *mut *mut c_void,
+    pub(crate) iov_count: usize,
+    pub(crate) addr: u64,
+    pub(crate) rma_iov: *const RmaIov,
+    pub(crate) rma_iov_count: usize,
+    pub(crate) context: *mut c_void,
+    pub(crate) data: u64,
+}
+
+/// Values in local memory.
+#[repr(C)]
+pub(crate) struct Ioc {
+    pub(crate) at: *mut c_void,
+    pub(crate) count: usize,
+}
+
+/// Values in remote memory.
+#[repr(C)]
+pub(crate) struct RmaIoc {
+    pub(crate) address: u64,
+    pub(crate) count: usize,
+    pub(crate) key: u64,
+}
+
+#[repr(C)]
+pub(crate) struct MsgAtomic {
+    pub(crate) iov: *const Ioc,
+    pub(crate) desc: *mut *mut c_void,
+    pub(crate) iov_count: usize,
+    pub(crate) addr: u64,
+    pub(crate) rma_iov: *const RmaIoc,
+    pub(crate) rma_iov_count: usize,
+    pub(crate) datatype: c_int,
+    pub(crate) op: c_int,
+    pub(crate) context: *mut c_void,
+    pub(crate) data: u64,
+}
+
+#[repr(C)]
+pub(crate) struct AtomicAttr {
+    pub(crate) count: usize,
+    pub(crate) size: usize,
 }

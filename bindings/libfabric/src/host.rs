@@ -59,8 +59,79 @@ fn host() -> &'static Host {
     })
 }
 
-/// Finds a symbol of the host library, which may be loaded for its users only.
+/// File of the library that has called the entry point.
+static CALLER: OnceLock<CString> = OnceLock::new();
+
+unsafe extern "C" {
+    /// Calls `visit` for each frame of the stack, the innermost first, until it returns other than
+    /// 0. A function of the unwinder, which every program of Rust has.
+    fn _Unwind_Backtrace(
+        visit: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+        argument: *mut c_void,
+    ) -> c_int;
+    fn _Unwind_GetIP(frame: *mut c_void) -> usize;
+}
+
+/// Notes which library calls this one: a process may have loaded several versions of the host.
+pub(crate) fn note_caller() {
+    let mut file: Option<CString> = None;
+    // SAFETY: `frame` gets the place, which lives until the call returns.
+    unsafe { _Unwind_Backtrace(visit_frame, (&raw mut file).cast()) };
+    if let Some(file) = file {
+        let _ = CALLER.set(file);
+    }
+}
+
+/// Returns the loaded object of an address: its base, and its file.
+fn object_of(address: usize) -> Option<(usize, CString)> {
+    // SAFETY: zeros are valid.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be looked up.
+    let found = unsafe { libc::dladdr(address as *const c_void, &raw mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's names end with NUL.
+    let file = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some((info.dli_fbase.addr(), file.to_owned()))
+}
+
+/// Takes the file of the first frame that is not of this library.
+unsafe extern "C" fn visit_frame(frame: *mut c_void, place: *mut c_void) -> c_int {
+    // SAFETY: the two are those of `note_caller` and the unwinder.
+    let (address, file) = unsafe { (_Unwind_GetIP(frame), &mut *place.cast::<Option<CString>>()) };
+    let own = object_of(note_caller as *const () as usize);
+    match object_of(address) {
+        Some((base, _)) if own.is_some_and(|own| own.0 == base) => 0,
+        Some((_, caller)) => {
+            *file = Some(caller);
+            1
+        }
+        None => 1,
+    }
+}
+
+/// Finds a symbol in a loaded file.
+fn find_in(path: &CStr, name: &CStr) -> *mut c_void {
+    // SAFETY: the strings end with NUL.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return handle;
+    }
+    // SAFETY: an open handle, and a name that ends with NUL. It stays open: the object, which has
+    // loaded this one, stays loaded.
+    unsafe { libc::dlsym(handle, name.as_ptr()) }
+}
+
+/// Finds a symbol of the host library: of that which has called, else of any. It may be loaded for
+/// its users only.
 fn find(name: &CStr) -> *mut c_void {
+    if let Some(caller) = CALLER.get() {
+        let found = find_in(caller, name);
+        if !found.is_null() {
+            return found;
+        }
+    }
     // SAFETY: `name` ends with NUL.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if !found.is_null() {
@@ -97,13 +168,7 @@ unsafe extern "C" fn visit(
     if !file.is_some_and(|file| file.starts_with(b"libfabric")) {
         return 0;
     }
-    // SAFETY: the object is loaded, and stays so: it has loaded this one.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if handle.is_null() {
-        return 0;
-    }
-    // SAFETY: an open handle, and a name that ends with NUL.
-    search.found = unsafe { libc::dlsym(handle, search.name.as_ptr()) };
+    search.found = find_in(path, search.name);
     c_int::from(!search.found.is_null())
 }
 

@@ -2,19 +2,44 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
+use p2p::MAX_ATOMIC;
+
 use crate::ffi::*;
+use crate::memory::MAX_REGIONS;
 use crate::transfer::{INJECT, LONGEST, PARTS};
 use crate::vector::{NAME as NAME_LENGTH, named};
 use crate::{NAME, host};
 
-/// Capabilities that a program may ask for.
-const PRIMARY: u64 =
-    FI_MSG | FI_TAGGED | FI_SEND | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE;
+/// Directions of messages, and of accesses to remote memory.
+const DIRECTIONS: u64 = FI_SEND | FI_RECV;
+const ACCESSES: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+/// Capabilities of an endpoint of which nothing was asked.
+const PRIMARY: u64 = FI_MSG
+    | FI_TAGGED
+    | FI_RMA
+    | FI_ATOMIC
+    | DIRECTIONS
+    | ACCESSES
+    | FI_MULTI_RECV
+    | FI_DIRECTED_RECV
+    | FI_SOURCE;
+/// Capabilities that a program may ask for: reports of accesses cost something.
+const OFFERED: u64 = PRIMARY | ALWAYS | FI_RMA_EVENT;
 /// Capabilities that are there without being asked for.
 const ALWAYS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SOURCE | FI_MULTI_RECV;
 /// Those of either direction.
-const TX: u64 = FI_MSG | FI_TAGGED | FI_SEND;
-const RX: u64 = FI_MSG | FI_TAGGED | FI_RECV | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE;
+const TX: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_SEND | FI_READ | FI_WRITE;
+const RX: u64 = FI_MSG
+    | FI_TAGGED
+    | FI_RMA
+    | FI_ATOMIC
+    | FI_RECV
+    | FI_REMOTE_READ
+    | FI_REMOTE_WRITE
+    | FI_MULTI_RECV
+    | FI_DIRECTED_RECV
+    | FI_RMA_EVENT
+    | FI_SOURCE;
 /// Flags that an endpoint may have for all its operations.
 const TX_FLAGS: u64 = FI_INJECT
     | FI_COMPLETION
@@ -24,10 +49,8 @@ const TX_FLAGS: u64 = FI_INJECT
     | 1 << 26
     | 1 << 27;
 const RX_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
-/// Ordered are messages, of one sender to one receiver. There are no RMA and atomic operations, so
-/// programs may ask for any order of those (bits 32 to 39), as MPICH does.
-const ORDER: u64 = FI_ORDER_SAS;
-const ANY_ORDER: u64 = ORDER | 0xFF << 32;
+/// Ordered are messages, and accesses, of one peer to another; not one kind against the other.
+const ORDER: u64 = FI_ORDER_SAS | FI_ORDER_ACCESSES;
 /// Operations under way of one direction, at least.
 const DEPTH: usize = 1024;
 
@@ -55,6 +78,7 @@ struct Asked {
     mr_mode: c_int,
     av_type: c_int,
     threading: c_int,
+    progress: c_int,
     tx_flags: u64,
     rx_flags: u64,
 }
@@ -63,28 +87,38 @@ struct Asked {
 ///
 /// # Safety
 /// The parts of the hints are null or valid.
-unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
+unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'static str> {
     let mut asked = Asked {
         caps: PRIMARY,
-        mr_mode: 0,
+        // Before version 1.5 the mode was one of two.
+        mr_mode: if api < version(1, 5) {
+            FI_MR_SCALABLE
+        } else {
+            0
+        },
         av_type: FI_AV_TABLE,
         threading: FI_THREAD_SAFE,
+        progress: FI_PROGRESS_MANUAL,
         tx_flags: 0,
         rx_flags: 0,
     };
     let Some(hints) = hints else {
         return Ok(asked);
     };
-    if hints.caps & !(PRIMARY | ALWAYS) != 0 {
+    if hints.caps & !OFFERED != 0 {
         return Err("capabilities");
     }
     if hints.caps != 0 {
         asked.caps = hints.caps;
-        if hints.caps & (FI_MSG | FI_TAGGED) == 0 {
+        let kinds = hints.caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC);
+        if kinds == 0 {
             asked.caps |= FI_MSG | FI_TAGGED;
         }
-        if hints.caps & (FI_SEND | FI_RECV) == 0 {
-            asked.caps |= FI_SEND | FI_RECV;
+        if asked.caps & (FI_MSG | FI_TAGGED) != 0 && hints.caps & DIRECTIONS == 0 {
+            asked.caps |= DIRECTIONS;
+        }
+        if asked.caps & (FI_RMA | FI_ATOMIC) != 0 && hints.caps & ACCESSES == 0 {
+            asked.caps |= ACCESSES;
         }
     }
     if hints.addr_format != 0 && hints.addr_format != PROV_SPECIFIC {
@@ -102,13 +136,13 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
     }
     // SAFETY: see above.
     if let Some(tx) = unsafe { some(hints.tx_attr) } {
-        if tx.caps & !(TX | ALWAYS | PRIMARY) != 0
+        if tx.caps & !OFFERED != 0
             || tx.op_flags & !TX_FLAGS != 0
-            || tx.msg_order & !ANY_ORDER != 0
+            || tx.msg_order & !ORDER != 0
             || tx.comp_order != 0
             || tx.inject_size > INJECT
             || tx.iov_limit > PARTS
-            || tx.rma_iov_limit > 0
+            || tx.rma_iov_limit > 1
         {
             let TxAttr {
                 caps,
@@ -128,9 +162,9 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
     }
     // SAFETY: see above.
     if let Some(rx) = unsafe { some(hints.rx_attr) } {
-        if rx.caps & !(RX | ALWAYS | PRIMARY) != 0
+        if rx.caps & !OFFERED != 0
             || rx.op_flags & !RX_FLAGS != 0
-            || rx.msg_order & !ANY_ORDER != 0
+            || rx.msg_order & !ORDER != 0
             || rx.comp_order != 0
             || rx.iov_limit > PARTS
         {
@@ -145,7 +179,7 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
             return Err("another domain");
         }
         if domain.data_progress == FI_PROGRESS_AUTO || domain.control_progress == FI_PROGRESS_AUTO {
-            return Err("FI_PROGRESS_AUTO: progress is made by calls");
+            asked.progress = FI_PROGRESS_AUTO;
         }
         if domain.cq_data_size > 8 || domain.mr_key_size > 8 || domain.caps & !ALWAYS != 0 {
             return Err("attributes of the domain");
@@ -153,7 +187,7 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
         asked.mr_mode = match domain.mr_mode {
             FI_MR_BASIC => FI_MR_BASIC,
             FI_MR_SCALABLE => FI_MR_SCALABLE,
-            _ => 0,
+            _ => asked.mr_mode,
         };
         // A weaker model is part of the strongest one, and users want theirs back.
         if domain.threading != 0 {
@@ -175,7 +209,7 @@ unsafe fn check(hints: Option<&Info>) -> Result<Asked, &'static str> {
 
 /// `fi_getinfo` of the provider.
 pub(crate) unsafe extern "C" fn getinfo(
-    _version: u32,
+    version: u32,
     node: *const c_char,
     _service: *const c_char,
     flags: u64,
@@ -188,7 +222,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     // SAFETY: null or the program's hints.
     let hints = unsafe { some(hints) };
     // SAFETY: their parts are valid or null.
-    let asked = match unsafe { check(hints) } {
+    let asked = match unsafe { check(version, hints) } {
         Ok(asked) => asked,
         Err(what) => {
             let caps = hints.map_or(0, |hints| hints.caps);
@@ -276,22 +310,26 @@ unsafe fn fill(info: &mut Info, asked: &Asked, destination: Option<&[u8; NAME_LE
     tx.caps = info.caps & TX;
     (tx.op_flags, tx.msg_order) = (asked.tx_flags, ORDER);
     (tx.inject_size, tx.size, tx.iov_limit) = (INJECT, DEPTH, PARTS);
+    tx.rma_iov_limit = 1;
     rx.caps = info.caps & RX;
     (rx.op_flags, rx.msg_order) = (asked.rx_flags, ORDER);
     (rx.size, rx.iov_limit) = (DEPTH, PARTS);
     (ep.kind, ep.protocol, ep.protocol_version) = (FI_EP_RDM, PROV_SPECIFIC, 1);
     (ep.max_msg_size, ep.mem_tag_format) = (LONGEST, FI_TAG_GENERIC);
+    (ep.max_order_raw_size, ep.max_order_waw_size) = (LONGEST, LONGEST);
+    // Longer reads are served while later writes arrive.
+    ep.max_order_war_size = MAX_ATOMIC;
     (ep.tx_ctx_cnt, ep.rx_ctx_cnt) = (1, 1);
     domain.name = text(NAME);
     domain.threading = asked.threading;
-    (domain.control_progress, domain.data_progress) = (FI_PROGRESS_MANUAL, FI_PROGRESS_MANUAL);
+    (domain.control_progress, domain.data_progress) = (asked.progress, asked.progress);
     domain.resource_mgmt = FI_RM_ENABLED;
     (domain.av_type, domain.mr_mode) = (asked.av_type, asked.mr_mode);
     (domain.mr_key_size, domain.cq_data_size) = (8, 8);
     (domain.cq_cnt, domain.ep_cnt, domain.cntr_cnt) = (1024, 256, 1024);
     (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (256, 256);
     (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx) = (1, 1);
-    (domain.mr_iov_limit, domain.mr_cnt) = (1, 64 << 10);
+    (domain.mr_iov_limit, domain.mr_cnt) = (1, MAX_REGIONS);
     domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM;
     fabric.name = text(NAME);
     fabric.prov_version = version(0, 1);

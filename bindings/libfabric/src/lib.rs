@@ -12,20 +12,25 @@
 //!   messages have the source `FI_ADDR_NOTAVAIL`.
 //! - *Matching*: tagged and untagged messages have a context each. The layer matches 64-bit tags
 //!   under a mask and by source.
-//! - *Progress* is made by calls that read queues and counters, or wait for them: `MANUAL`. A
-//!   thread in `fi_cq_sread` sleeps on the descriptors of the transports.
+//! - *Remote memory*: registrations of a domain are regions of the layer, which checks and serves
+//!   the accesses of peers, RMA and atomic ones.
+//! - *Progress* is made by calls that read queues and counters, or wait for them (`MANUAL`), or
+//!   by a thread of the endpoint when they do not (`AUTO`). A thread in `fi_cq_sread`, and the
+//!   program with a queue's descriptor, sleep on the descriptors of the transports.
 //! - *Completions*: the layer reports ended requests in their order, with its lock held.
 //!   `core` passes them on to the queues.
 //!
 //! # Host
-//! The library is found at load time (`host`): this one is not linked to it, and works with every
-//! version from 1.1 on. Panics abort the process: the functions are `extern "C"`.
+//! The library that calls the entry point is found at load time (`host`): this one is not linked to
+//! it, and works with every version from 1.1 on. Panics abort the process: the functions are
+//! `extern "C"`.
 
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+mod atomic;
 mod core;
 mod domain;
 mod endpoint;
@@ -36,12 +41,16 @@ mod info;
 mod memory;
 mod messages;
 mod object;
+mod progress;
 mod queue;
 mod queues;
+mod remote;
+mod rma;
 #[cfg(test)]
 mod tests;
 mod transfer;
 mod vector;
+mod wakeups;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -81,6 +90,7 @@ pub(crate) fn provider() -> *mut Provider {
 /// Entry point of the library for its host.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
+    host::note_caller();
     provider()
 }
 

@@ -1,54 +1,131 @@
-//! Memory registrations. Messages need none: the layer uses any memory of the process.
+//! Memory registrations: what peers may read and write. Messages need none.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
-use crate::core::lock;
+use p2p::Exposure;
+
+use crate::core::{Core, lock};
 use crate::domain::domain;
 use crate::ffi::*;
 use crate::object::{NONE, Table, body, code, publish, retract};
+use crate::queue::{Counter, Sources};
+use crate::queues::counter;
 
 /// Maximum number of registrations of a domain.
-const MAX_REGIONS: usize = 64 << 10;
+pub(crate) const MAX_REGIONS: usize = 64 << 10;
+
+/// Counters of accesses to a registration, with the kinds that they count.
+type Counters = Vec<(Arc<Counter>, u64)>;
+
+#[derive(Debug, Default)]
+struct Keys {
+    /// The keys in use.
+    counters: HashMap<u64, Counters>,
+    /// The last key that the provider has chosen.
+    last: u64,
+}
 
 /// The registrations of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    /// The keys in use, and the last one that the provider has chosen.
-    keys: Mutex<(HashSet<u64>, u64)>,
+    keys: Mutex<Keys>,
     /// The provider chooses the keys.
     own_keys: bool,
+    /// Peers use the addresses of the program, not offsets.
+    virtual_addresses: bool,
+    /// What the endpoints of the domain let their peers access.
+    pub(crate) exposed: Arc<p2p::Regions>,
+    /// Endpoints of the domain: a thread that waits for a counter of accesses makes their progress.
+    endpoints: Sources,
+}
+
+/// Arguments of a registration.
+#[derive(Clone, Copy)]
+struct Request {
+    part: libc::iovec,
+    access: u64,
+    key: u64,
+    context: *mut c_void,
 }
 
 impl Regions {
     pub(crate) fn new(mode: c_int) -> Regions {
         Regions {
-            own_keys: mode == FI_MR_BASIC || mode & FI_MR_PROV_KEY != 0,
+            own_keys: mode & (FI_MR_BASIC | FI_MR_PROV_KEY) != 0,
+            virtual_addresses: mode & (FI_MR_BASIC | FI_MR_VIRT_ADDR) != 0,
             ..Regions::default()
         }
     }
 
-    fn add(&self, requested: u64) -> Result<u64, c_int> {
-        let (keys, next) = &mut *lock(&self.keys);
-        if keys.len() >= MAX_REGIONS {
+    /// Registers memory. Returns the key.
+    ///
+    /// # Safety
+    /// As `p2p::Regions::expose`.
+    unsafe fn add(&self, request: &Request) -> Result<u64, c_int> {
+        let mut keys = lock(&self.keys);
+        if keys.counters.len() >= MAX_REGIONS {
             return Err(-EAGAIN);
         }
         let key = if self.own_keys {
-            *next += 1;
-            *next
+            keys.last += 1;
+            keys.last
         } else {
-            requested
+            request.key
         };
-        if keys.insert(key) {
-            Ok(key)
-        } else {
-            Err(-FI_ENOKEY)
+        let start = request.part.iov_base.expose_provenance();
+        let exposure = Exposure {
+            at: request.part.iov_base.cast(),
+            length: request.part.iov_len,
+            address: if self.virtual_addresses {
+                start as u64
+            } else {
+                0
+            },
+            readable: request.access & FI_REMOTE_READ != 0,
+            writable: request.access & FI_REMOTE_WRITE != 0,
+        };
+        if start.checked_add(exposure.length).is_none() {
+            return Err(-EINVAL);
+        }
+        // SAFETY: the caller promises it.
+        if !unsafe { self.exposed.expose(key, exposure) } {
+            return Err(-FI_ENOKEY);
+        }
+        keys.counters.insert(key, Vec::new());
+        Ok(key)
+    }
+
+    /// Adds an endpoint of the domain.
+    pub(crate) fn join(&self, core: &Arc<Core>) {
+        self.endpoints.add(core);
+        for (counter, _) in lock(&self.keys).counters.values().flatten() {
+            counter.sources.add(core);
         }
     }
 
     fn remove(&self, key: u64) {
-        lock(&self.keys).0.remove(&key);
+        self.exposed.withdraw(key);
+        lock(&self.keys).counters.remove(&key);
+    }
+
+    /// Counts accesses to a registration from now on.
+    fn count_by(&self, key: u64, counter: &Arc<Counter>, flags: u64) {
+        if let Some(counters) = lock(&self.keys).counters.get_mut(&key) {
+            counters.push((Arc::clone(counter), flags));
+            self.endpoints.each(|core| counter.sources.add(core));
+            self.exposed.report(key);
+        }
+    }
+
+    /// Counts an access of a kind.
+    pub(crate) fn count(&self, key: u64, kind: u64) {
+        if let Some(counters) = lock(&self.keys).counters.get(&key) {
+            for (counter, _) in counters.iter().filter(|one| one.1 & kind != 0) {
+                counter.count(false);
+            }
+        }
     }
 }
 
@@ -62,22 +139,20 @@ struct Registration {
 static OPS: Table<6> = Table::new([close as _, bind as _, control as _, NONE, NONE, NONE]);
 
 /// # Safety
-/// As `object::body`; `place` is null or writable.
-unsafe fn add(
-    domain_at: *mut c_void,
-    key: u64,
-    (place, context): (*mut *mut c_void, *mut c_void),
-) -> c_int {
+/// As `object::body`; `place` is null or writable; the memory of the request is valid until the
+/// registration is closed.
+unsafe fn add(domain_at: *mut c_void, request: &Request, place: *mut *mut c_void) -> c_int {
     // SAFETY: the object of the table of domains.
     let found = unsafe { domain(domain_at) };
     code(found.and_then(|domain| {
         if place.is_null() {
             return Err(-EINVAL);
         }
-        let key = domain.regions.add(key)?;
+        // SAFETY: the caller promises it.
+        let key = unsafe { domain.regions.add(request)? };
         let regions = Arc::clone(&domain.regions);
         let registration = Registration { key, regions };
-        let identity = (FI_CLASS_MR, context);
+        let identity = (FI_CLASS_MR, request.context);
         // SAFETY: `place` is writable. The table is where `fid_mr` has its descriptor: null.
         Ok(unsafe { publish(place, identity, OPS.at(), [std::ptr::null()], registration) })
     }))
@@ -85,17 +160,26 @@ unsafe fn add(
 
 pub(crate) unsafe extern "C" fn register(
     domain: *mut c_void,
-    _at: *const c_void,
-    _length: usize,
-    _access: u64,
+    at: *const c_void,
+    length: usize,
+    access: u64,
     _offset: u64,
     key: u64,
     _flags: u64,
     place: *mut *mut c_void,
     context: *mut c_void,
 ) -> c_int {
+    let request = Request {
+        part: libc::iovec {
+            iov_base: at.cast_mut(),
+            iov_len: length,
+        },
+        access,
+        key,
+        context,
+    };
     // SAFETY: as the caller of this call promises.
-    unsafe { add(domain, key, (place, context)) }
+    unsafe { add(domain, &request, place) }
 }
 
 pub(crate) unsafe extern "C" fn register_parts(
@@ -103,31 +187,24 @@ pub(crate) unsafe extern "C" fn register_parts(
     parts: *const libc::iovec,
     count: usize,
     access: u64,
-    offset: u64,
+    _offset: u64,
     key: u64,
-    flags: u64,
+    _flags: u64,
     place: *mut *mut c_void,
     context: *mut c_void,
 ) -> c_int {
     if parts.is_null() || count != 1 {
         return -EINVAL;
     }
-    // SAFETY: the program passes one part.
-    let part = unsafe { *parts };
+    let request = Request {
+        // SAFETY: the program passes one part.
+        part: unsafe { *parts },
+        access,
+        key,
+        context,
+    };
     // SAFETY: as the caller of this call promises.
-    unsafe {
-        register(
-            domain,
-            part.iov_base,
-            part.iov_len,
-            access,
-            offset,
-            key,
-            flags,
-            place,
-            context,
-        )
-    }
+    unsafe { add(domain, &request, place) }
 }
 
 pub(crate) unsafe extern "C" fn register_attr(
@@ -140,6 +217,9 @@ pub(crate) unsafe extern "C" fn register_attr(
     let Some(attr) = (unsafe { attr.as_ref() }) else {
         return -EINVAL;
     };
+    if flags & FI_MR_DMABUF != 0 {
+        return -ENOSYS;
+    }
     // SAFETY: as the caller of this call promises.
     unsafe {
         register_parts(
@@ -156,26 +236,39 @@ pub(crate) unsafe extern "C" fn register_attr(
     }
 }
 
+/// # Safety
+/// As `object::body`.
+unsafe fn registration<'a>(at: *mut c_void) -> Result<&'a Registration, c_int> {
+    // SAFETY: the caller promises it; `add` publishes this type.
+    unsafe { body::<1, Registration>(at, FI_CLASS_MR) }
+}
+
 unsafe extern "C" fn close(at: *mut c_void) -> c_int {
     // SAFETY: the object of this table.
-    let found = unsafe { body::<1, Registration>(at, FI_CLASS_MR) };
-    code(found.map(|registration| {
-        registration.regions.remove(registration.key);
+    code(unsafe { registration(at) }.map(|found| {
+        found.regions.remove(found.key);
         // SAFETY: the caller does not use it afterwards.
         drop(unsafe { retract::<1, Registration>(at) });
         0
     }))
 }
 
-/// A registration is of its domain; binding it to an endpoint changes nothing.
-unsafe extern "C" fn bind(at: *mut c_void, _: *mut c_void, _: u64) -> c_int {
-    // SAFETY: the object of this table.
-    code(unsafe { body::<1, Registration>(at, FI_CLASS_MR) }.map(|_| 0))
+/// Binds a counter of accesses. A registration is of its domain; binding it to an endpoint changes
+/// nothing.
+unsafe extern "C" fn bind(at: *mut c_void, other: *mut c_void, flags: u64) -> c_int {
+    // SAFETY: the object of this table, and null or one of libfabric.
+    let (found, counter) = unsafe { (registration(at), counter(other)) };
+    code(found.map(|found| {
+        if let Ok(counter) = counter {
+            found.regions.count_by(found.key, counter, flags);
+        }
+        0
+    }))
 }
 
 unsafe extern "C" fn control(at: *mut c_void, command: c_int, _: *mut c_void) -> c_int {
     // SAFETY: the object of this table.
-    let found = unsafe { body::<1, Registration>(at, FI_CLASS_MR) };
+    let found = unsafe { registration(at) };
     code(found.and(if command == FI_ENABLE {
         Ok(0)
     } else {

@@ -30,14 +30,14 @@ pub(crate) static TAGGED_OPS: Table<9> = Table::new([
     tinjectdata as _,
 ]);
 
-fn one(at: *const c_void, length: usize) -> libc::iovec {
+pub(crate) fn one(at: *const c_void, length: usize) -> libc::iovec {
     libc::iovec {
         iov_base: at.cast_mut(),
         iov_len: length,
     }
 }
 
-fn context(at: *mut c_void) -> usize {
+pub(crate) fn context(at: *mut c_void) -> usize {
     at.expose_provenance()
 }
 
@@ -50,6 +50,28 @@ struct Send {
     /// `None`: those of the endpoint.
     flags: Option<u64>,
     silent: bool,
+}
+
+impl Send {
+    fn new(to: u64, tag: Option<u64>, ctx: *mut c_void) -> Send {
+        Send {
+            to,
+            tag,
+            data: None,
+            context: context(ctx),
+            flags: None,
+            silent: false,
+        }
+    }
+
+    /// Returns a send with the flags and the number of a message of C.
+    fn with(self, flags: u64, data: u64) -> Send {
+        Send {
+            data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(data),
+            flags: Some(flags),
+            ..self
+        }
+    }
 }
 
 /// # Safety
@@ -71,6 +93,39 @@ unsafe fn start_send(ep: *mut c_void, parts: &[libc::iovec], send: &Send) -> isi
             silent: send.silent,
         })
     }))
+}
+
+/// # Safety
+/// As [`start_send`]; `count` parts at `at` are valid.
+unsafe fn start_send_of(
+    ep: *mut c_void,
+    (at, count): (*const libc::iovec, usize),
+    send: &Send,
+) -> isize {
+    // SAFETY: the caller promises it.
+    unsafe {
+        match parts(at, count) {
+            Ok(parts) => start_send(ep, parts, send),
+            Err(code) => code as isize,
+        }
+    }
+}
+
+/// # Safety
+/// As [`start_receive`]; `count` parts at `at` are valid.
+unsafe fn start_receive_of(
+    ep: *mut c_void,
+    (at, count): (*const libc::iovec, usize),
+    what: (u64, Option<(u64, u64)>),
+    how: (usize, Option<u64>),
+) -> isize {
+    // SAFETY: the caller promises it.
+    unsafe {
+        match parts(at, count) {
+            Ok(parts) => start_receive(ep, parts, what, how),
+            Err(code) => code as isize,
+        }
+    }
 }
 
 /// # Safety
@@ -122,11 +177,7 @@ unsafe extern "C" fn recvv(
     ctx: *mut c_void,
 ) -> isize {
     // SAFETY: what the program passes.
-    match unsafe { parts(at, count) } {
-        // SAFETY: as above.
-        Ok(parts) => unsafe { start_receive(ep, parts, (from, None), (context(ctx), None)) },
-        Err(code) => code as isize,
-    }
+    unsafe { start_receive_of(ep, (at, count), (from, None), (context(ctx), None)) }
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut c_void, msg: *const Msg, flags: u64) -> isize {
@@ -134,15 +185,9 @@ unsafe extern "C" fn recvmsg(ep: *mut c_void, msg: *const Msg, flags: u64) -> is
     let Some(msg) = (unsafe { msg.as_ref() }) else {
         return -(EINVAL as isize);
     };
+    let how = (context(msg.context), Some(flags));
     // SAFETY: what the program passes.
-    match unsafe { parts(msg.iov, msg.iov_count) } {
-        Ok(parts) => {
-            let how = (context(msg.context), Some(flags));
-            // SAFETY: as above.
-            unsafe { start_receive(ep, parts, (msg.addr, None), how) }
-        }
-        Err(code) => code as isize,
-    }
+    unsafe { start_receive_of(ep, (msg.iov, msg.iov_count), (msg.addr, None), how) }
 }
 
 unsafe extern "C" fn send(
@@ -153,14 +198,7 @@ unsafe extern "C" fn send(
     to: u64,
     ctx: *mut c_void,
 ) -> isize {
-    let send = Send {
-        to,
-        tag: None,
-        data: None,
-        context: context(ctx),
-        flags: None,
-        silent: false,
-    };
+    let send = Send::new(to, None, ctx);
     // SAFETY: what the program passes.
     unsafe { start_send(ep, &[one(at, length)], &send) }
 }
@@ -173,20 +211,9 @@ unsafe extern "C" fn sendv(
     to: u64,
     ctx: *mut c_void,
 ) -> isize {
-    let send = Send {
-        to,
-        tag: None,
-        data: None,
-        context: context(ctx),
-        flags: None,
-        silent: false,
-    };
+    let send = Send::new(to, None, ctx);
     // SAFETY: what the program passes.
-    match unsafe { parts(at, count) } {
-        // SAFETY: as above.
-        Ok(parts) => unsafe { start_send(ep, parts, &send) },
-        Err(code) => code as isize,
-    }
+    unsafe { start_send_of(ep, (at, count), &send) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut c_void, msg: *const Msg, flags: u64) -> isize {
@@ -194,20 +221,9 @@ unsafe extern "C" fn sendmsg(ep: *mut c_void, msg: *const Msg, flags: u64) -> is
     let Some(msg) = (unsafe { msg.as_ref() }) else {
         return -(EINVAL as isize);
     };
-    let send = Send {
-        to: msg.addr,
-        tag: None,
-        data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data),
-        context: context(msg.context),
-        flags: Some(flags),
-        silent: false,
-    };
+    let send = Send::new(msg.addr, None, msg.context).with(flags, msg.data);
     // SAFETY: what the program passes.
-    match unsafe { parts(msg.iov, msg.iov_count) } {
-        // SAFETY: as above.
-        Ok(parts) => unsafe { start_send(ep, parts, &send) },
-        Err(code) => code as isize,
-    }
+    unsafe { start_send_of(ep, (msg.iov, msg.iov_count), &send) }
 }
 
 /// Sends without a completion; the memory is the program's again at once.
@@ -217,12 +233,10 @@ unsafe fn start_inject(
     (to, tag, data): (u64, Option<u64>, Option<u64>),
 ) -> isize {
     let send = Send {
-        to,
-        tag,
         data,
-        context: 0,
         flags: Some(0),
         silent: true,
+        ..Send::new(to, tag, std::ptr::null_mut())
     };
     // SAFETY: what the program passes.
     unsafe { start_send(ep, &[one(at, length)], &send) }
@@ -243,12 +257,8 @@ unsafe extern "C" fn senddata(
     ctx: *mut c_void,
 ) -> isize {
     let send = Send {
-        to,
-        tag: None,
         data: Some(data),
-        context: context(ctx),
-        flags: None,
-        silent: false,
+        ..Send::new(to, None, ctx)
     };
     // SAFETY: what the program passes.
     unsafe { start_send(ep, &[one(at, length)], &send) }
@@ -292,11 +302,7 @@ unsafe extern "C" fn trecvv(
 ) -> isize {
     let what = (from, Some((tag, ignore)));
     // SAFETY: what the program passes.
-    match unsafe { parts(at, count) } {
-        // SAFETY: as above.
-        Ok(parts) => unsafe { start_receive(ep, parts, what, (context(ctx), None)) },
-        Err(code) => code as isize,
-    }
+    unsafe { start_receive_of(ep, (at, count), what, (context(ctx), None)) }
 }
 
 unsafe extern "C" fn trecvmsg(ep: *mut c_void, msg: *const MsgTagged, flags: u64) -> isize {
@@ -305,15 +311,9 @@ unsafe extern "C" fn trecvmsg(ep: *mut c_void, msg: *const MsgTagged, flags: u64
         return -(EINVAL as isize);
     };
     let what = (msg.addr, Some((msg.tag, msg.ignore)));
+    let how = (context(msg.context), Some(flags));
     // SAFETY: what the program passes.
-    match unsafe { parts(msg.iov, msg.iov_count) } {
-        Ok(parts) => {
-            let how = (context(msg.context), Some(flags));
-            // SAFETY: as above.
-            unsafe { start_receive(ep, parts, what, how) }
-        }
-        Err(code) => code as isize,
-    }
+    unsafe { start_receive_of(ep, (msg.iov, msg.iov_count), what, how) }
 }
 
 unsafe extern "C" fn tsend(
@@ -325,14 +325,7 @@ unsafe extern "C" fn tsend(
     tag: u64,
     ctx: *mut c_void,
 ) -> isize {
-    let send = Send {
-        to,
-        tag: Some(tag),
-        data: None,
-        context: context(ctx),
-        flags: None,
-        silent: false,
-    };
+    let send = Send::new(to, Some(tag), ctx);
     // SAFETY: what the program passes.
     unsafe { start_send(ep, &[one(at, length)], &send) }
 }
@@ -346,20 +339,9 @@ unsafe extern "C" fn tsendv(
     tag: u64,
     ctx: *mut c_void,
 ) -> isize {
-    let send = Send {
-        to,
-        tag: Some(tag),
-        data: None,
-        context: context(ctx),
-        flags: None,
-        silent: false,
-    };
+    let send = Send::new(to, Some(tag), ctx);
     // SAFETY: what the program passes.
-    match unsafe { parts(at, count) } {
-        // SAFETY: as above.
-        Ok(parts) => unsafe { start_send(ep, parts, &send) },
-        Err(code) => code as isize,
-    }
+    unsafe { start_send_of(ep, (at, count), &send) }
 }
 
 unsafe extern "C" fn tsendmsg(ep: *mut c_void, msg: *const MsgTagged, flags: u64) -> isize {
@@ -367,20 +349,9 @@ unsafe extern "C" fn tsendmsg(ep: *mut c_void, msg: *const MsgTagged, flags: u64
     let Some(msg) = (unsafe { msg.as_ref() }) else {
         return -(EINVAL as isize);
     };
-    let send = Send {
-        to: msg.addr,
-        tag: Some(msg.tag),
-        data: (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data),
-        context: context(msg.context),
-        flags: Some(flags),
-        silent: false,
-    };
+    let send = Send::new(msg.addr, Some(msg.tag), msg.context).with(flags, msg.data);
     // SAFETY: what the program passes.
-    match unsafe { parts(msg.iov, msg.iov_count) } {
-        // SAFETY: as above.
-        Ok(parts) => unsafe { start_send(ep, parts, &send) },
-        Err(code) => code as isize,
-    }
+    unsafe { start_send_of(ep, (msg.iov, msg.iov_count), &send) }
 }
 
 unsafe extern "C" fn tinject(
@@ -405,12 +376,8 @@ unsafe extern "C" fn tsenddata(
     ctx: *mut c_void,
 ) -> isize {
     let send = Send {
-        to,
-        tag: Some(tag),
         data: Some(data),
-        context: context(ctx),
-        flags: None,
-        silent: false,
+        ..Send::new(to, Some(tag), ctx)
     };
     // SAFETY: what the program passes.
     unsafe { start_send(ep, &[one(at, length)], &send) }

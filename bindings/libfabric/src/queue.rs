@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use p2p::Error;
+use p2p::{Error, Refusal};
 
 use crate::core::Core;
-use crate::ffi::{ECANCELED, EIO, ENOTCONN};
+use crate::ffi::{EACCES, ECANCELED, EINVAL, EIO, ENOTCONN, FI_ADDR_UNSPEC, FI_REMOTE_WRITE};
+use crate::wakeups::Wakeups;
 
 /// Completions that wait in a queue before operations are refused by -FI_EAGAIN.
 const FULL: usize = 64 << 10;
@@ -39,6 +40,22 @@ pub(crate) struct Entry {
     pub(crate) excess: usize,
 }
 
+impl Entry {
+    /// An entry that says nothing.
+    pub(crate) const EMPTY: Entry = Entry {
+        context: 0,
+        flags: 0,
+        length: 0,
+        buffer: 0,
+        data: 0,
+        tag: 0,
+        source: FI_ADDR_UNSPEC,
+        error: 0,
+        text: 0,
+        excess: 0,
+    };
+}
+
 /// The endpoints that report to a queue or counter.
 #[derive(Debug, Default)]
 pub(crate) struct Sources(RwLock<Vec<Weak<Core>>>);
@@ -52,21 +69,22 @@ impl Sources {
         }
     }
 
-    /// Makes progress on all endpoints.
-    pub(crate) fn progress(&self) {
+    /// Calls `f` for all endpoints that are open.
+    pub(crate) fn each(&self, f: impl Fn(&Arc<Core>)) {
         for one in &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
             if let Some(core) = one.upgrade() {
-                core.progress();
+                f(&core);
             }
         }
     }
 
+    /// Makes progress on all endpoints.
+    pub(crate) fn progress(&self) {
+        self.each(|core| core.progress());
+    }
+
     fn wake(&self) {
-        for one in &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
-            if let Some(core) = one.upgrade() {
-                core.wake();
-            }
-        }
+        self.each(|core| core.wake());
     }
 
     /// Makes progress and sleeps until `over` returns true or the deadline has passed. Returns what
@@ -115,9 +133,42 @@ pub(crate) struct Queue {
     pub(crate) sources: Sources,
     signalled: AtomicBool,
     waiting: AtomicU32,
+    /// Number of entries for numbers that came with writes of peers.
+    numbers: AtomicU64,
+    /// The program sleeps on a descriptor.
+    pub(crate) wakeups: Option<Arc<Wakeups>>,
 }
 
 impl Queue {
+    /// Makes a queue with a descriptor to sleep on.
+    pub(crate) fn with_wakeups(wakeups: Wakeups) -> Queue {
+        Queue {
+            wakeups: Some(Arc::new(wakeups)),
+            ..Queue::default()
+        }
+    }
+
+    /// Returns true if many entries are for numbers that came with writes of peers.
+    pub(crate) fn has_many_numbers(&self) -> bool {
+        self.numbers.load(Ordering::Relaxed) >= FULL as u64
+    }
+
+    /// Prepares the program's sleep on the descriptor. Returns false if there is something to read,
+    /// or the queue has no descriptor.
+    pub(crate) fn prepare_sleep(&self) -> bool {
+        let Some(wakeups) = &self.wakeups else {
+            return false;
+        };
+        self.sources.progress();
+        let cores = std::cell::RefCell::new(Vec::new());
+        self.sources.each(|core| {
+            core.add_wakeups(wakeups);
+            cores.borrow_mut().push(Arc::clone(core));
+        });
+        let nothing = || self.is_empty() && !self.signalled.swap(false, Ordering::SeqCst);
+        nothing() && wakeups.prepare(&cores.into_inner(), None, nothing)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
@@ -131,6 +182,9 @@ impl Queue {
     pub(crate) fn push(&self, entry: Entry) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.push_back(entry);
+        if entry.flags & FI_REMOTE_WRITE != 0 {
+            self.numbers.fetch_add(1, Ordering::Relaxed);
+        }
         self.count.store(entries.len() as u64, Ordering::SeqCst);
     }
 
@@ -155,6 +209,9 @@ impl Queue {
             }
             take(taken, entry);
             taken += 1;
+            if entry.flags & FI_REMOTE_WRITE != 0 {
+                self.numbers.fetch_sub(1, Ordering::Relaxed);
+            }
             entries.pop_front();
         }
         self.count.store(entries.len() as u64, Ordering::Release);
@@ -184,6 +241,9 @@ impl Queue {
     pub(crate) fn signal(&self) {
         self.signalled.store(true, Ordering::SeqCst);
         self.wake();
+        if let Some(wakeups) = &self.wakeups {
+            wakeups.ring();
+        }
     }
 
     /// Keeps the text of an error. Returns its number.
@@ -215,6 +275,8 @@ pub(crate) fn errno(error: &Error) -> c_int {
             p2p::PeerError::Left | p2p::PeerError::Lost(_) => ENOTCONN,
             p2p::PeerError::Died | p2p::PeerError::Violation(_) => EIO,
         },
+        Error::Refused(Refusal::UnknownKey | Refusal::NotAllowed) => EACCES,
+        Error::Refused(_) => EINVAL,
         _ => EIO,
     }
 }

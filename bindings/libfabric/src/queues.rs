@@ -9,6 +9,7 @@ use crate::ffi::*;
 use crate::info::write_text;
 use crate::object::{NONE, Table, body, code, long, publish, retract};
 use crate::queue::{Counter, Entry, Queue, deadline};
+use crate::wakeups::Wakeups;
 
 /// Object of a completion queue.
 #[derive(Debug)]
@@ -51,9 +52,15 @@ pub(crate) unsafe extern "C" fn open_queue(
     else {
         return -EINVAL;
     };
-    if !can_wait(attr.wait_obj) || attr.flags & FI_PEER != 0 {
+    let sleeps = attr.wait_obj == FI_WAIT_FD;
+    if !(sleeps || can_wait(attr.wait_obj)) || attr.flags & FI_PEER != 0 {
         return -ENOSYS;
     }
+    let own = match sleeps.then(Wakeups::new) {
+        Some(Ok(wakeups)) => Queue::with_wakeups(wakeups),
+        Some(Err(_)) => return -ENOMEM,
+        None => Queue::default(),
+    };
     let format = if attr.format == FI_CQ_FORMAT_UNSPEC {
         FI_CQ_FORMAT_CONTEXT
     } else {
@@ -64,7 +71,7 @@ pub(crate) unsafe extern "C" fn open_queue(
         return -EINVAL;
     };
     let body = CompletionQueue {
-        queue: Arc::default(),
+        queue: Arc::new(own),
         length: fields * size_of::<u64>(),
         waits: attr.wait_obj != FI_WAIT_NONE,
         sized: domain.version >= version(1, 5),
@@ -98,9 +105,21 @@ unsafe extern "C" fn close_queue(at: *mut c_void) -> c_int {
     }))
 }
 
-unsafe extern "C" fn queue_control(at: *mut c_void, _: c_int, _: *mut c_void) -> c_int {
+unsafe extern "C" fn queue_control(
+    at: *mut c_void,
+    command: c_int,
+    argument: *mut c_void,
+) -> c_int {
     // SAFETY: the object of this table.
-    code(unsafe { queue(at) }.and(Err(-ENOSYS)))
+    let found = unsafe { queue(at) };
+    code(found.and_then(|found| match &found.queue.wakeups {
+        Some(wakeups) if command == FI_GETWAIT && !argument.is_null() => {
+            // SAFETY: the program passes the place of a descriptor.
+            unsafe { *argument.cast::<c_int>() = wakeups.fd() };
+            Ok(0)
+        }
+        _ => Err(-ENOSYS),
+    }))
 }
 
 fn tagged(entry: &Entry) -> CqTagged {
@@ -200,7 +219,11 @@ unsafe extern "C" fn wait_from(
     }))
 }
 
-unsafe extern "C" fn read_error(at: *mut c_void, place: *mut CqError, _flags: u64) -> isize {
+pub(crate) unsafe extern "C" fn read_error(
+    at: *mut c_void,
+    place: *mut CqError,
+    _flags: u64,
+) -> isize {
     // SAFETY: the object of this table.
     let found = unsafe { queue(at) };
     long(found.and_then(|found| {

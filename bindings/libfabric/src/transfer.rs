@@ -170,7 +170,7 @@ impl Core {
                     self.sent(operation.context, operation.flags, operation.wanted);
                 }
             }
-            Ok(Sent::Pending(_)) => {}
+            Ok(Sent::Pending(_)) => self.started(),
             Err(error) => self.failed_at_once(number, &error)?,
         }
         Ok(0)
@@ -182,14 +182,7 @@ impl Core {
         let entry = Entry {
             context,
             flags,
-            length: 0,
-            buffer: 0,
-            data: 0,
-            tag: 0,
-            source: FI_ADDR_UNSPEC,
-            error: 0,
-            text: 0,
-            excess: 0,
+            ..Entry::EMPTY
         };
         self.report(entry, wanted, None);
         self.wake_readers(false);
@@ -211,7 +204,7 @@ impl Core {
             return self.peek_or_claim(receive, &pattern, wanted);
         }
         if receive.flags & FI_MULTI_RECV != 0 {
-            let [part] = receive.parts else {
+            let ([part], UNTAGGED) = (receive.parts, receive.space) else {
                 return Err(-EINVAL);
             };
             let multi = Arc::new(Multi {
@@ -296,6 +289,7 @@ impl Core {
         match unsafe { layer.recv_claimed(at, length, claim, number) } {
             Ok(request) => {
                 self.note(number, request);
+                self.started();
                 Ok(())
             }
             Err(error) => self.failed_at_once(number, &error),
@@ -325,8 +319,8 @@ fn found(receive: &Incoming<'_>, flags: u64, arrived: Option<p2p::Arrived>, sour
     }
 }
 
-/// Sets the memory of a receive, which is its own if there are several parts.
-fn with_parts(
+/// Sets the memory of a receive or read, which is its own if there are several parts.
+pub(crate) fn with_parts(
     mut operation: Operation,
     parts: &[libc::iovec],
     length: usize,

@@ -1,7 +1,8 @@
 //! Peers of an endpoint: declared by its owner, reached by the first send, or strangers that have
 //! connected; and reports of completed requests.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use btl::{PeerError, Rank};
 
@@ -13,6 +14,7 @@ use super::request::RequestOutcome;
 use super::transports::Engine;
 use crate::error::Error;
 use crate::ids::{PeerId, TransportId};
+use crate::regions::Regions;
 use crate::types::TransportAddress;
 
 /// Maximum number of peers that connected without having been declared and are alive, or have left
@@ -35,10 +37,30 @@ pub(crate) struct Open {
     identities: Vec<u64>,
     /// Addresses of declared peers to which nothing was sent.
     addresses: HashMap<PeerId, Vec<TransportAddress>>,
+    /// Declared peers whose addresses were tried because of a connection in their name: anyone may
+    /// make one, and a try takes time.
+    tried: HashSet<PeerId>,
     /// Peers that were not declared and are alive, or have left messages.
     strangers: HashSet<PeerId>,
     /// Number of declared peers.
     declared: usize,
+    /// Memory that peers may access.
+    pub(super) regions: Arc<Regions>,
+    /// Every access of a peer is reported.
+    pub(crate) reports_accesses: bool,
+    /// Accesses of peers to be reported.
+    pub(crate) served: VecDeque<Served>,
+}
+
+/// An access of a peer that this process has served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    pub(crate) peer: PeerId,
+    pub(crate) key: u64,
+    pub(crate) writes: bool,
+    pub(crate) atomic: bool,
+    pub(crate) length: usize,
+    pub(crate) data: Option<u64>,
 }
 
 /// A completed request.
@@ -46,6 +68,7 @@ pub(crate) struct Open {
 pub(crate) struct Reported {
     pub(crate) cookie: u64,
     pub(crate) sends: bool,
+    pub(crate) accesses: bool,
     pub(crate) peer: Option<PeerId>,
     pub(crate) context: u32,
     pub(crate) tag: u64,
@@ -73,15 +96,19 @@ impl Open {
 
 impl Protocol {
     /// Turns the state of a job of one rank into that of an endpoint.
-    pub(crate) fn open(&mut self, identity: u64) {
+    pub(crate) fn open(&mut self, identity: u64, regions: Arc<Regions>) {
         self.contexts = Contexts::new(true);
         self.open = Some(Box::new(Open {
             identity,
             numbers: HashMap::from([(identity, self.own)]),
             identities: vec![identity],
             addresses: HashMap::new(),
+            tried: HashSet::new(),
             strangers: HashSet::new(),
             declared: 0,
+            regions,
+            reports_accesses: false,
+            served: VecDeque::new(),
         }));
     }
 
@@ -139,6 +166,7 @@ impl Protocol {
             && let Some(peer) = open.numbers.remove(&identity)
         {
             open.identities.pop();
+            open.tried.remove(&peer);
             open.strangers.remove(&peer);
             self.peers.0.pop();
             self.set_open_limit();
@@ -179,6 +207,7 @@ impl Protocol {
             return Some(Reported {
                 cookie: request.cookie.unwrap_or_default(),
                 sends: request.is_send(),
+                accesses: request.access != 0,
                 peer: request.peer,
                 context: request.context,
                 tag: request.tag,
@@ -257,9 +286,13 @@ impl Engine {
             let btl = &mut self.transports[transport].btl;
             return btl.refuse_stranger(identity, reason);
         };
-        // A declared peer is reached as by a send, and so over equal rails; if its addresses do not
-        // reach it, the connection that it has made is used.
-        let unreached = self.try_reach(peer).err();
+        // A declared peer is reached as by a send, and so over the same rails; if its addresses do
+        // not reach it, by the connection that it has made.
+        let open = self.protocol.open.as_mut();
+        let unreached = match open.map(|open| open.tried.insert(peer)) {
+            Some(true) => self.try_reach(peer).err(),
+            _ => None,
+        };
         let btl = &mut self.transports[transport].btl;
         // Reaching it may have accepted the connection.
         let waits = btl.stranger() == Some(identity);
@@ -268,7 +301,12 @@ impl Engine {
             return;
         }
         match added {
-            Some(Ok(info)) => self.set_rails(peer, vec![Rail::new(transport, info)]),
+            Some(Ok(info)) => {
+                if let Some(open) = &mut self.protocol.open {
+                    open.addresses.remove(&peer);
+                }
+                self.set_rails(peer, vec![Rail::new(transport, info)]);
+            }
             // Others may have used its identity: the connection is refused, but the peer may still
             // be reached, or connect.
             _ if known.is_none() => self.protocol.remove_stranger(identity),
@@ -293,7 +331,7 @@ mod tests {
         let own = PeerId::new(0, 1).unwrap();
         let peers = Peers(vec![Peer::own()]);
         let mut protocol = Protocol::new(own, peers, false, Config::default());
-        protocol.open(1);
+        protocol.open(1, Arc::default());
         protocol
     }
 

@@ -23,6 +23,7 @@ impl Engine {
         state.control.clear();
         state.queue.clear();
         state.streams.clear();
+        state.accesses = None;
         state.refresh();
         let left = state.failed == Some(PeerError::Left);
         if state.account.close() {

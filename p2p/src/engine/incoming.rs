@@ -195,6 +195,12 @@ impl Protocol {
                 self.bye(from.peer, body);
                 Ok(())
             }
+            Header::Access(access) => self.serve(from.peer, &access, body),
+            Header::Result {
+                request,
+                offset,
+                status,
+            } => self.access_result(from.peer, request, (offset, status), body),
             _ => Err(format!(
                 "a body of {} bytes does not fit {header:?}",
                 body.len()

@@ -5,6 +5,7 @@
 //! the transports. A callback cannot use the transports, so it queues [`protocol::Work`] that
 //! [`Engine::poll`] does right after.
 
+mod access;
 mod account;
 mod admission;
 mod contexts;
@@ -18,12 +19,14 @@ mod protocol;
 mod receive;
 mod rendezvous;
 mod request;
+mod serve;
 mod skew;
 mod transfer;
 mod transports;
 
+pub(crate) use access::{Access, VALUES};
 pub(crate) use account::{eager_limit, window};
-pub(crate) use admission::Reported;
+pub(crate) use admission::{Reported, Served};
 pub(crate) use direct::Found;
 pub(crate) use peer::{MAX_RAILS, Peer, Peers, Rail};
 pub(crate) use protocol::Protocol;

@@ -128,7 +128,11 @@ impl Engine {
     /// the number of messages.
     pub(super) fn send_queued(&mut self, peer: PeerId) -> usize {
         self.protocol.peers[peer].active = false;
-        let done = self.send_control(peer) + self.send_envelopes(peer) + self.send_fragments(peer);
+        let mut done = self.send_control(peer) + self.send_envelopes(peer);
+        if self.protocol.peers[peer].accesses.is_some() {
+            done += self.send_results(peer) + self.send_accesses(peer);
+        }
+        done += self.send_fragments(peer);
         let state = &mut self.protocol.peers[peer];
         if state.alive && !state.idle() {
             self.protocol.activate(peer);

@@ -5,6 +5,7 @@ use std::ops::{Index, IndexMut};
 
 use btl::{PeerError, PeerInfo, Rank};
 
+use super::access::Accesses;
 use super::account::Account;
 use crate::config::Config;
 use crate::ids::{PeerId, TransportId};
@@ -93,6 +94,8 @@ pub(crate) struct Peer {
     pub(crate) queue: VecDeque<u64>,
     /// Transfers with fragments to send.
     pub(crate) streams: VecDeque<u64>,
+    /// Accesses in both directions; `None` if there was none.
+    pub(crate) accesses: Option<Box<Accesses>>,
     /// It is in the list of peers with something to send.
     pub(crate) active: bool,
     /// Rail of the next fragment.
@@ -167,7 +170,17 @@ impl Peer {
 
     /// Returns true if nothing is queued.
     pub(crate) fn idle(&self) -> bool {
-        self.control.is_empty() && self.queue.is_empty() && self.streams.is_empty()
+        let accesses = self.accesses.as_ref();
+        self.control.is_empty()
+            && self.queue.is_empty()
+            && self.streams.is_empty()
+            && accesses.is_none_or(|accesses| !accesses.can_send())
+    }
+
+    /// Returns the number of messages that are queued.
+    pub(crate) fn unsent(&self) -> usize {
+        let accesses = self.accesses.as_ref().map_or(0, |all| all.unsent());
+        self.control.len() + self.queue.len() + self.streams.len() + accesses
     }
 
     /// Recomputes `fast`, `eager_now` and `copied_now` after a change.

@@ -3,6 +3,7 @@
 use crate::ids::{PeerId, TransportId};
 use std::collections::VecDeque;
 
+use super::access::Access;
 use super::account::limit;
 use super::admission::Open;
 use super::contexts::Contexts;
@@ -50,6 +51,7 @@ pub(crate) struct Protocol {
     /// Completed requests of an endpoint that were not reported.
     pub(crate) reports: VecDeque<u64>,
     pub(super) transfers: Slab<Transfer>,
+    pub(super) accesses: Slab<Access>,
     pub(super) work: VecDeque<Work>,
     /// Transfers whose next step found no room.
     pub(super) again: Vec<u64>,
@@ -103,6 +105,7 @@ impl Protocol {
             open: None,
             reports: VecDeque::new(),
             transfers: Slab::with_capacity(16),
+            accesses: Slab::with_capacity(0),
             work: VecDeque::with_capacity(64),
             again: Vec::new(),
             released: Vec::new(),
@@ -112,6 +115,14 @@ impl Protocol {
             skew: Skew::default(),
             held_back: 0,
             kept: Vec::new(),
+        }
+    }
+
+    /// Returns the counters.
+    pub(crate) fn stats(&self) -> Stats {
+        Stats {
+            unexpected_now: self.unexpected.len(),
+            ..self.stats
         }
     }
 
@@ -133,9 +144,7 @@ impl Protocol {
     /// Returns the number of queued messages.
     pub(crate) fn unsent(&self) -> usize {
         let alive = self.peers.iter().filter(|(_, peer)| peer.alive);
-        alive
-            .map(|(_, peer)| peer.control.len() + peer.queue.len() + peer.streams.len())
-            .sum()
+        alive.map(|(_, peer)| peer.unsent()).sum()
     }
 
     /// Puts a peer on the list of those with something to send.
@@ -155,6 +164,9 @@ impl Protocol {
         request.outcome = outcome;
         self.ended += 1;
         let (transfer, detached) = (std::mem::take(&mut request.transfer), request.detached);
+        if request.access != 0 {
+            self.accesses.remove(request.access);
+        }
         if request.cookie.is_some() {
             self.reports.push_back(key);
         }
@@ -217,6 +229,7 @@ impl Protocol {
             RequestOutcome::Cancelled => Err(Error::Cancelled),
             RequestOutcome::Failed(peer) => Err(self.peer_error(peer)),
             RequestOutcome::Closed => Err(Error::Closed),
+            RequestOutcome::Refused(refusal) => Err(Error::Refused(refusal)),
         }
     }
 

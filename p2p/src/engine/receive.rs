@@ -104,7 +104,7 @@ impl Engine {
                     return Ok(false);
                 }
             }
-            (State::Queued, Some(peer)) => {
+            (State::Queued, Some(peer)) if request.access == 0 => {
                 self.protocol.peers[peer]
                     .queue
                     .retain(|queued| *queued != key);

@@ -4,6 +4,7 @@ use btl::PostId;
 
 use crate::ids::{Destination, Label, PeerId, Selector, TransportId};
 use crate::memory::Memory;
+use crate::regions::Refusal;
 
 /// Progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub(crate) enum RequestOutcome {
     /// This peer failed.
     Failed(PeerId),
     Closed,
+    /// The peer refused an access to its memory.
+    Refused(Refusal),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +64,8 @@ pub(crate) struct Request {
     pub(crate) post: Option<(TransportId, PostId)>,
     /// Number of its transfer, or 0.
     pub(crate) transfer: u64,
+    /// Number of its access to a peer's memory, or 0.
+    pub(crate) access: u64,
 }
 
 impl Request {
@@ -99,6 +104,23 @@ impl Request {
             length: 0,
             post: None,
             transfer: 0,
+            access: 0,
+        }
+    }
+
+    /// Makes the request of an access: memory to read from is written to the peer.
+    pub(crate) fn access(memory: Memory, peer: PeerId, access: u64) -> Request {
+        let selector = Selector {
+            context: 0,
+            source: Some(peer),
+            tag: 0,
+            ignore: 0,
+        };
+        Request {
+            state: State::Queued,
+            length: memory.len(),
+            access,
+            ..Request::receive(memory, &selector, false)
         }
     }
 

@@ -35,10 +35,10 @@ fn every_short_string_is_refused_or_has_one_form() {
 fn random_strings_are_refused_or_have_one_form() {
     let mut random = Random::new(3);
     let mut good = 0;
-    for _ in 0..300_000 {
-        let length = *random.pick(&[4, 8, 12, 16, 20, 24, 28, 32, 36, 40]);
+    for _ in 0..500_000 {
+        let length = *random.pick(&[4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 52]);
         let mut bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
-        bytes[0] = random.below(9) as u8;
+        bytes[0] = random.below(11) as u8;
         bytes[1] = random.below(17) as u8;
         if random.below(2) == 0 {
             bytes[2..4].fill(0);
@@ -47,6 +47,43 @@ fn random_strings_are_refused_or_have_one_form() {
         check(&bytes);
     }
     assert!(good > 3_000, "only {good} were valid headers");
+}
+
+const SWAP: Operation = Operation::Atomic {
+    op: AtomicOp::SwapEqual,
+    number: AtomicType::U64,
+    fetch: true,
+};
+
+fn access(operation: Operation, offset: u64, data: Option<u64>) -> Header {
+    Header::Access(Access {
+        operation,
+        request: 0x0000_0003_0000_0007,
+        key: 5,
+        address: 4096,
+        length: if operation == SWAP { 8 } else { 1 << 20 },
+        offset,
+        data,
+    })
+}
+
+#[test]
+fn numbers_and_offsets_come_with_writes_only() {
+    for operation in [Operation::Read, SWAP] {
+        for (offset, data) in [(1, None), (0, Some(1))] {
+            let header = access(operation, offset, data).encode();
+            assert_eq!(
+                Header::decode(header.bytes()),
+                Err(Malformed::Flags(ACCESS))
+            );
+        }
+    }
+    for (operation, number) in [(2, 0), (35, 0), (16, 10), (0, 1), (1, 1)] {
+        let mut bytes = access(SWAP, 0, None).encode().bytes().to_vec();
+        (bytes[1], bytes[2], bytes[3]) = (0, operation, number);
+        let unknown = Err(Malformed::Operation(operation, number));
+        assert_eq!(Header::decode(&bytes), unknown);
+    }
 }
 
 #[test]
@@ -96,6 +133,14 @@ fn encoded_headers_decode() {
         },
         Header::Skew { late: true },
         Header::Bye,
+        access(Operation::Read, 0, None),
+        access(Operation::Write, MAX_LENGTH, Some(u64::MAX)),
+        access(SWAP, 0, None),
+        Header::Result {
+            request: 1,
+            offset: MAX_LENGTH,
+            status: u16::MAX,
+        },
     ] {
         assert_eq!(Header::decode(header.encode().bytes()), Ok(header));
     }
@@ -169,6 +214,18 @@ fn the_specification_has_these_bytes() {
         Header::Skew { late: true },
         Header::Skew { late: false },
         Header::Bye,
+        access(Operation::Write, 65_536, Some(0x55)),
+        access(SWAP, 0, None),
+        Header::Result {
+            request: 0x0000_0003_0000_0007,
+            offset: 65_536,
+            status: 0,
+        },
+        Header::Result {
+            request: 0x0000_0003_0000_0007,
+            offset: 0,
+            status: 3,
+        },
     ];
     let lines = vectors.map(|header| {
         let hex: String = header

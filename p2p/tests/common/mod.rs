@@ -1,6 +1,7 @@
 //! Jobs inside the test's process.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod open;
 #[path = "../../src/testing.rs"]
 mod random;
 

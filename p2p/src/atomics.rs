@@ -1,0 +1,356 @@
+//! Atomic operations on the memory of endpoints: what each computes.
+
+/// Operation on each value of a peer's memory. The number on the wire is the place in
+/// [`ALL`](AtomicOp::ALL).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AtomicOp {
+    /// The lesser one.
+    Min,
+    /// The greater one.
+    Max,
+    /// The sum; integers wrap around.
+    Sum,
+    /// The product; integers wrap around.
+    Prod,
+    /// 1 if one of them is not 0, otherwise 0.
+    LogicalOr,
+    /// 1 if neither is 0, otherwise 0.
+    LogicalAnd,
+    /// Bitwise or.
+    BitOr,
+    /// Bitwise and.
+    BitAnd,
+    /// 1 if exactly one of them is not 0, otherwise 0.
+    LogicalXor,
+    /// Bitwise exclusive or.
+    BitXor,
+    /// The value stays; its result is returned.
+    Read,
+    /// The operand replaces it.
+    Write,
+    /// The operand replaces it if the comparand equals it.
+    SwapEqual,
+    /// The operand replaces it if the comparand differs from it.
+    SwapNotEqual,
+    /// The operand replaces it if the comparand is at most the value.
+    SwapLessEqual,
+    /// The operand replaces it if the comparand is less than the value.
+    SwapLess,
+    /// The operand replaces it if the comparand is at least the value.
+    SwapGreaterEqual,
+    /// The operand replaces it if the comparand is greater than the value.
+    SwapGreater,
+    /// The bits of the operand that are 1 in the comparand replace those of the value.
+    SwapMasked,
+}
+
+impl AtomicOp {
+    /// All operations, by number.
+    pub const ALL: [AtomicOp; 19] = [
+        AtomicOp::Min,
+        AtomicOp::Max,
+        AtomicOp::Sum,
+        AtomicOp::Prod,
+        AtomicOp::LogicalOr,
+        AtomicOp::LogicalAnd,
+        AtomicOp::BitOr,
+        AtomicOp::BitAnd,
+        AtomicOp::LogicalXor,
+        AtomicOp::BitXor,
+        AtomicOp::Read,
+        AtomicOp::Write,
+        AtomicOp::SwapEqual,
+        AtomicOp::SwapNotEqual,
+        AtomicOp::SwapLessEqual,
+        AtomicOp::SwapLess,
+        AtomicOp::SwapGreaterEqual,
+        AtomicOp::SwapGreater,
+        AtomicOp::SwapMasked,
+    ];
+
+    /// Returns true if it takes a comparand.
+    #[must_use]
+    pub fn compares(self) -> bool {
+        self as u8 >= AtomicOp::SwapEqual as u8
+    }
+
+    /// Returns the number of operands for each value: a comparand is the second one.
+    #[must_use]
+    pub fn operands(self) -> usize {
+        match self {
+            AtomicOp::Read => 0,
+            _ if self.compares() => 2,
+            _ => 1,
+        }
+    }
+
+    fn is_bitwise(self) -> bool {
+        use AtomicOp::{BitAnd, BitOr, BitXor, SwapMasked};
+        matches!(self, BitAnd | BitOr | BitXor | SwapMasked)
+    }
+}
+
+/// Type of the values. The number on the wire is the place in [`ALL`](AtomicType::ALL).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AtomicType {
+    /// Signed, 8 bits.
+    I8,
+    /// Unsigned, 8 bits.
+    U8,
+    /// Signed, 16 bits.
+    I16,
+    /// Unsigned, 16 bits.
+    U16,
+    /// Signed, 32 bits.
+    I32,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Signed, 64 bits.
+    I64,
+    /// Unsigned, 64 bits.
+    U64,
+    /// Floating point, 32 bits.
+    F32,
+    /// Floating point, 64 bits.
+    F64,
+}
+
+impl AtomicType {
+    /// All types, by number.
+    pub const ALL: [AtomicType; 10] = [
+        AtomicType::I8,
+        AtomicType::U8,
+        AtomicType::I16,
+        AtomicType::U16,
+        AtomicType::I32,
+        AtomicType::U32,
+        AtomicType::I64,
+        AtomicType::U64,
+        AtomicType::F32,
+        AtomicType::F64,
+    ];
+
+    /// Returns the size of a value, in bytes.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            AtomicType::I8 | AtomicType::U8 => 1,
+            AtomicType::I16 | AtomicType::U16 => 2,
+            AtomicType::I32 | AtomicType::U32 | AtomicType::F32 => 4,
+            AtomicType::I64 | AtomicType::U64 | AtomicType::F64 => 8,
+        }
+    }
+
+    /// Returns true if values of this type have the operation: bitwise ones need integers.
+    #[must_use]
+    pub fn supports(self, op: AtomicOp) -> bool {
+        !op.is_bitwise() || !matches!(self, AtomicType::F32 | AtomicType::F64)
+    }
+}
+
+/// A value, with its operations.
+trait Value: Copy + PartialOrd {
+    fn of(bytes: [u8; 8]) -> Self;
+    fn bytes(self) -> [u8; 8];
+    fn truth(self) -> bool;
+    fn from_truth(truth: bool) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn multiply(self, other: Self) -> Self;
+}
+
+macro_rules! common {
+    ($t:ty, $zero:expr, $one:expr) => {
+        fn of(bytes: [u8; 8]) -> Self {
+            let mut own = [0; size_of::<$t>()];
+            own.copy_from_slice(&bytes[..size_of::<$t>()]);
+            <$t>::from_ne_bytes(own)
+        }
+        fn bytes(self) -> [u8; 8] {
+            let mut bytes = [0; 8];
+            bytes[..size_of::<$t>()].copy_from_slice(&self.to_ne_bytes());
+            bytes
+        }
+        fn truth(self) -> bool {
+            self != $zero
+        }
+        fn from_truth(truth: bool) -> Self {
+            if truth { $one } else { $zero }
+        }
+    };
+}
+
+macro_rules! integer {
+    ($($t:ty),*) => {$(
+        impl Value for $t {
+            common!($t, 0, 1);
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            fn multiply(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+        }
+    )*};
+}
+integer!(i8, u8, i16, u16, i32, u32, i64, u64);
+
+macro_rules! float {
+    ($($t:ty),*) => {$(
+        impl Value for $t {
+            common!($t, 0.0, 1.0);
+            fn add(self, other: Self) -> Self {
+                self + other
+            }
+            fn multiply(self, other: Self) -> Self {
+                self * other
+            }
+        }
+    )*};
+}
+float!(f32, f64);
+
+/// Returns what replaces `value`, or `None` if it stays. Numbers are the first bytes of each
+/// array, in the byte order of the machine.
+pub(crate) fn replacement(
+    op: AtomicOp,
+    number: AtomicType,
+    value: [u8; 8],
+    operands: [[u8; 8]; 2],
+) -> Option<[u8; 8]> {
+    if op.is_bitwise() {
+        return Some(combine(op, value, operands));
+    }
+    match number {
+        AtomicType::I8 => compute::<i8>(op, value, operands),
+        AtomicType::U8 => compute::<u8>(op, value, operands),
+        AtomicType::I16 => compute::<i16>(op, value, operands),
+        AtomicType::U16 => compute::<u16>(op, value, operands),
+        AtomicType::I32 => compute::<i32>(op, value, operands),
+        AtomicType::U32 => compute::<u32>(op, value, operands),
+        AtomicType::I64 => compute::<i64>(op, value, operands),
+        AtomicType::U64 => compute::<u64>(op, value, operands),
+        AtomicType::F32 => compute::<f32>(op, value, operands),
+        AtomicType::F64 => compute::<f64>(op, value, operands),
+    }
+}
+
+/// Computes a bitwise operation, for which types make no difference.
+fn combine(op: AtomicOp, value: [u8; 8], operands: [[u8; 8]; 2]) -> [u8; 8] {
+    let [value, operand, mask] = [value, operands[0], operands[1]].map(u64::from_ne_bytes);
+    let new = match op {
+        AtomicOp::BitOr => value | operand,
+        AtomicOp::BitAnd => value & operand,
+        AtomicOp::BitXor => value ^ operand,
+        _ => value & !mask | operand & mask,
+    };
+    new.to_ne_bytes()
+}
+
+fn compute<T: Value>(op: AtomicOp, value: [u8; 8], operands: [[u8; 8]; 2]) -> Option<[u8; 8]> {
+    let [value, operand, comparand] = [value, operands[0], operands[1]].map(T::of);
+    let when = |condition: bool| condition.then_some(operand);
+    let truth = |truth: bool| Some(T::from_truth(truth));
+    let new = match op {
+        AtomicOp::Min => when(operand < value),
+        AtomicOp::Max => when(operand > value),
+        AtomicOp::Sum => Some(value.add(operand)),
+        AtomicOp::Prod => Some(value.multiply(operand)),
+        AtomicOp::LogicalOr => truth(value.truth() || operand.truth()),
+        AtomicOp::LogicalAnd => truth(value.truth() && operand.truth()),
+        AtomicOp::LogicalXor => truth(value.truth() != operand.truth()),
+        AtomicOp::Read => None,
+        AtomicOp::Write => Some(operand),
+        AtomicOp::SwapEqual => when(comparand == value),
+        AtomicOp::SwapNotEqual => when(comparand != value),
+        AtomicOp::SwapLessEqual => when(comparand <= value),
+        AtomicOp::SwapLess => when(comparand < value),
+        AtomicOp::SwapGreaterEqual => when(comparand >= value),
+        AtomicOp::SwapGreater => when(comparand > value),
+        // Bitwise ones are computed above.
+        AtomicOp::BitOr | AtomicOp::BitAnd | AtomicOp::BitXor | AtomicOp::SwapMasked => None,
+    };
+    new.map(T::bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn i32s(op: AtomicOp, value: i32, operand: i32, comparand: i32) -> i32 {
+        let operands = [operand, comparand].map(Value::bytes);
+        let new = replacement(op, AtomicType::I32, value.bytes(), operands);
+        new.map_or(value, Value::of)
+    }
+
+    #[test]
+    fn each_operation_computes_what_its_name_says() {
+        use AtomicOp::*;
+        let expected = [
+            (Min, [-5, 3, -5]),
+            (Max, [3, 9, 9]),
+            (Sum, [-2, 12, 4]),
+            (Prod, [-15, 27, -45]),
+            (LogicalOr, [1, 1, 1]),
+            (LogicalAnd, [1, 1, 1]),
+            (BitOr, [-5 | 3, 3 | 9, -5 | 9]),
+            (BitAnd, [-5 & 3, 3 & 9, -5 & 9]),
+            (LogicalXor, [0, 0, 0]),
+            (BitXor, [-5 ^ 3, 3 ^ 9, -5 ^ 9]),
+            (Read, [3, 3, 9]),
+            (Write, [-5, 9, -5]),
+        ];
+        for (op, results) in expected {
+            let pairs = [(3, -5), (3, 9), (9, -5)];
+            let got = pairs.map(|(value, operand)| i32s(op, value, operand, 0));
+            assert_eq!(got, results, "{op:?}");
+        }
+        // The comparand is less than, equal to and greater than the value 7; the operand is 1.
+        let swaps = [
+            (SwapEqual, [7, 1, 7]),
+            (SwapNotEqual, [1, 7, 1]),
+            (SwapLessEqual, [1, 1, 7]),
+            (SwapLess, [1, 7, 7]),
+            (SwapGreaterEqual, [7, 1, 1]),
+            (SwapGreater, [7, 7, 1]),
+        ];
+        for (op, results) in swaps {
+            assert_eq!([6, 7, 8].map(|c| i32s(op, 7, 1, c)), results, "{op:?}");
+        }
+        assert_eq!(i32s(SwapMasked, 0x1234, 0xABCD, 0x0F0F), 0x1B3D);
+        assert_eq!(i32s(LogicalXor, 0, 2, 0), 1);
+        assert_eq!(i32s(Sum, i32::MAX, 1, 0), i32::MIN);
+    }
+
+    #[test]
+    fn floats_and_short_integers_keep_their_size() {
+        let sum = replacement(
+            AtomicOp::Sum,
+            AtomicType::F64,
+            1.5f64.bytes(),
+            [2.25f64.bytes(); 2],
+        );
+        assert_eq!(sum.map(f64::of), Some(3.75));
+        let min = replacement(
+            AtomicOp::Min,
+            AtomicType::F32,
+            1.5f32.bytes(),
+            [f32::NAN.bytes(); 2],
+        );
+        assert_eq!(min, None);
+        let sum = replacement(
+            AtomicOp::Sum,
+            AtomicType::U8,
+            200u8.bytes(),
+            [100u8.bytes(); 2],
+        );
+        assert_eq!(sum, Some([44, 0, 0, 0, 0, 0, 0, 0]));
+        assert!(!AtomicType::F32.supports(AtomicOp::BitOr));
+        assert!(AtomicType::F32.supports(AtomicOp::SwapLess));
+        for (place, op) in AtomicOp::ALL.iter().enumerate() {
+            assert_eq!(*op as usize, place);
+        }
+        for (place, number) in AtomicType::ALL.iter().enumerate() {
+            assert_eq!(*number as usize, place);
+        }
+    }
+}
