@@ -28,20 +28,19 @@
 #include "opal/util/proc.h"
 #include "opal/util/show_help.h"
 
-/* Differences between release series. With 5.0 this compiles (tests/mpi/open-mpi-5), but was never
- * run. */
+/* Differences between release series. build.rs has the same list. */
 #if OPAL_MAJOR_VERSION == 4 && OPAL_MINOR_VERSION == 1
 #define ESP_MODEX_SCOPE OPAL_PMIX_GLOBAL
 #define ESP_JOB_SIZE OPAL_PMIX_JOB_SIZE
 #define ESP_UINT32 OPAL_UINT32
 #define ESP_BTL_VERSION 310
-#elif OPAL_MAJOR_VERSION == 5 && OPAL_MINOR_VERSION == 0
+#elif (OPAL_MAJOR_VERSION == 5 || OPAL_MAJOR_VERSION == 6) && OPAL_MINOR_VERSION == 0
 #define ESP_MODEX_SCOPE PMIX_GLOBAL
 #define ESP_JOB_SIZE PMIX_JOB_SIZE
 #define ESP_UINT32 PMIX_UINT32
 #define ESP_BTL_VERSION 330
 #else
-#error "this component is for the BTL interface of Open MPI 4.1, see docs/open-mpi.md"
+#error "this component is for Open MPI 4.1, 5.0 and 6.0, see docs/open-mpi.md"
 #endif
 
 /* Defined in Rust, because a cdylib exports no symbols of C. */
@@ -105,8 +104,11 @@ struct esp_completion {
 };
 
 /* --- In Rust (src/entry.rs) --- */
-/* Returns whether `library` (MPI_Get_library_version) is of the series of this build. */
-int esp_series_matches(const char *library);
+/* Returns why this component is to be ignored in `library` (MPI_Get_library_version); NULL if it is
+ * of the release series of this build. */
+const char *esp_other_series(const char *library);
+/* Returns the version of this component and the Open MPI it is for. */
+const char *esp_version(void);
 /* Creates the rails. Returns the interfaces and their number. `entry`: the modex entry, owned by
  * Rust; there is one also without a rail. */
 int esp_start(const struct esp_parameters *parameters, const void **entry, size_t *length,

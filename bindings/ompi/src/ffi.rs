@@ -76,7 +76,8 @@ pub(crate) fn complete(completion: usize, succeeded: bool) {
     unsafe { esp_shim_complete(completion, status(succeeded)) }
 }
 
-fn c_text(text: &str) -> CString {
+/// Returns text for C.
+pub(crate) fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', "")).unwrap_or_default()
 }
 
