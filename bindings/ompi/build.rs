@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Release series whose interfaces the shim knows, and the version of their BTL interface.
-const SERIES: [(u32, u32, [u32; 3]); 3] =
-    [(4, 1, [3, 1, 0]), (5, 0, [3, 3, 0]), (6, 0, [3, 3, 0])];
+const SERIES: [(u32, u32, [u32; 3]); 3] = [(4, 1, [3, 1, 0]), (5, 0, [3, 3, 0]), (6, 0, [3, 3, 0])];
 
 fn main() {
     println!("cargo:rerun-if-changed=shim");

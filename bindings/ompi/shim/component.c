@@ -227,6 +227,9 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         MCA_BTL_FLAGS_RDMA | MCA_BTL_FLAGS_ATOMIC_OPS | MCA_BTL_FLAGS_ATOMIC_FOPS;
     *onesided = *sends;
     onesided->btl_flags &= onesided_flags;
+    const int has_onesided = onesided_flags == onesided->btl_flags;
+    /* A put is complete when the peer has replied. */
+    onesided->btl_flags |= ESP_REMOTE_COMPLETION;
     sends->btl_flags &= ~onesided_flags;
     for (int i = interface_count - 1; i >= 0; --i) {
         esp_modules[i] = *sends;
@@ -238,7 +241,7 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         modules[*count] = &esp_modules[*count];
         ++*count;
     }
-    if (onesided_flags == onesided->btl_flags) {
+    if (has_onesided) {
         modules[(*count)++] = onesided;
     }
     return modules;

@@ -34,11 +34,13 @@
 #define ESP_JOB_SIZE OPAL_PMIX_JOB_SIZE
 #define ESP_UINT32 OPAL_UINT32
 #define ESP_BTL_VERSION 310
+#define ESP_REMOTE_COMPLETION 0
 #elif (OPAL_MAJOR_VERSION == 5 || OPAL_MAJOR_VERSION == 6) && OPAL_MINOR_VERSION == 0
 #define ESP_MODEX_SCOPE PMIX_GLOBAL
 #define ESP_JOB_SIZE PMIX_JOB_SIZE
 #define ESP_UINT32 PMIX_UINT32
 #define ESP_BTL_VERSION 330
+#define ESP_REMOTE_COMPLETION MCA_BTL_FLAGS_RDMA_REMOTE_COMPLETION
 #else
 #error "this component is for Open MPI 4.1, 5.0 and 6.0, see docs/open-mpi.md"
 #endif
@@ -117,6 +119,8 @@ void esp_stop(void);
 /* Adds a peer, and returns 0 and its endpoint if `module` (-1: any) reaches it. */
 int esp_add(int module, uint32_t rank, const void *entry, size_t length,
             struct mca_btl_base_endpoint_t *endpoint);
+/* Returns the endpoint to reply to the peer at `source`. It stays valid. */
+const struct mca_btl_base_endpoint_t *esp_source(struct esp_endpoint source);
 /* Returns the endpoint of this process for operations on itself. */
 void esp_own_endpoint(struct mca_btl_base_endpoint_t *endpoint);
 /* Sends a message. Returns 1 if it was sent or copied, 0 if the descriptor is queued
@@ -140,7 +144,8 @@ int esp_atomic(struct mca_btl_base_endpoint_t endpoint, void *result, uint64_t r
                struct esp_completion *completion);
 
 /* --- In C, called by Rust --- */
-void esp_shim_deliver(uint32_t module, uint8_t tag, void *data, size_t length);
+void esp_shim_deliver(uint32_t module, struct esp_endpoint source, uint8_t tag, void *data,
+                      size_t length);
 void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size_t *count);
 void esp_shim_sent(void *frag, int status);
 void esp_shim_complete(struct esp_completion *completion, int status);

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::component::BUILT_FOR;
-use crate::endpoint::{Endpoint, MAX_INTERFACES, ModuleEndpoint, RemoteRail};
+use crate::endpoint::{Endpoint, MAX_INTERFACES, ModuleEndpoint, RemoteRail, SOURCES};
 use crate::ffi::{ERROR, SUCCESS, c_text};
 use crate::header::{FOUR_BYTES, Header};
 use crate::memory::{self, REGIONS, Segment};
@@ -158,6 +158,11 @@ unsafe extern "C" fn esp_add(
     // SAFETY: guaranteed by the caller.
     unsafe { *endpoint = found };
     SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_source(source: Endpoint) -> *const ModuleEndpoint {
+    ptr::from_ref(SOURCES.reply_to(source))
 }
 
 /// # Safety
