@@ -48,6 +48,15 @@ fn build() -> Result<(), String> {
     ] {
         println!("cargo:rustc-env=OMPI_{name}={value}");
     }
+    // In programs that load MPI without making its symbols global, such as Python, the component
+    // finds those of Open MPI only in libraries that it names itself.
+    let library = library(&include).ok_or_else(|| {
+        format!(
+            "no libopen-pal.so beside the headers in {}",
+            include.display()
+        )
+    })?;
+    println!("cargo:rustc-cdylib-link-arg={}", library.display());
     compile(&include, major)
 }
 
@@ -85,6 +94,20 @@ fn include() -> Option<PathBuf> {
         }
     }
     None
+}
+
+/// Returns Open MPI's library of portable functions, in the installation that `include` belongs to.
+/// Its whole path is linked: other libraries must not be taken from that folder.
+fn library(include: &Path) -> Option<PathBuf> {
+    // Debian: LIBRARIES/openmpi/include and LIBRARIES; otherwise PREFIX/include and PREFIX/lib.
+    let beside = include.parent()?;
+    let dirs = [
+        beside.join("lib"),
+        beside.join("lib64"),
+        beside.parent()?.to_owned(),
+    ];
+    let files = dirs.iter().map(|dir| dir.join("libopen-pal.so"));
+    files.into_iter().find(|file| file.is_file())
 }
 
 /// Returns the folder that contains pmix.h, in the installation that `include` belongs to.
