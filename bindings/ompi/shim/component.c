@@ -29,6 +29,7 @@ mca_btl_base_module_t esp_modules[ESP_MODULES];
 static char *if_include, *if_exclude, *path, *carrier;
 static size_t rings = 1 << 20, backlog = 256 << 20;
 static int verbose;
+static const char *version;
 static mca_btl_base_module_error_cb_fn_t on_error;
 
 static void register_parameter(const char *name, const char *description, mca_base_var_type_t type,
@@ -68,6 +69,11 @@ static void register_parameters(void)
                        size, OPAL_INFO_LVL_5, &backlog);
     register_parameter("verbose", "1: print how each peer is reached, or why it is not",
                        MCA_BASE_VAR_TYPE_INT, OPAL_INFO_LVL_2, &verbose);
+    version = esp_version();
+    (void) mca_base_component_var_register(&mca_btl_esp_component.btl_version, "version",
+                                           "Version of this component and the Open MPI it is for",
+                                           text, NULL, 0, 0, OPAL_INFO_LVL_2,
+                                           MCA_BASE_VAR_SCOPE_CONSTANT, &version);
 }
 
 int esp_shim_register(void)
@@ -76,18 +82,16 @@ int esp_shim_register(void)
     mca_btl_base_module_t *module = &esp_modules[0];
 
     /* The loader of components compares less than what differs between release series. */
-    void (*version)(char *, int *) =
+    void (*get_version)(char *, int *) =
         (void (*)(char *, int *)) dlsym(RTLD_DEFAULT, "MPI_Get_library_version");
     char library[512] = "";
     int length = 0;
-    if (NULL != version) {
-        version(library, &length);
+    if (NULL != get_version) {
+        get_version(library, &length);
     }
-    if (!esp_series_matches(library)) {
-        fprintf(stderr,
-                "esp: this component is for Open MPI 4.1, and is ignored in: %.80s; build it "
-                "against that version's headers\n",
-                library);
+    const char *refusal = esp_other_series(library);
+    if (NULL != refusal) {
+        fprintf(stderr, "%s\n", refusal);
         return OPAL_ERR_NOT_AVAILABLE;
     }
 
@@ -223,6 +227,9 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         MCA_BTL_FLAGS_RDMA | MCA_BTL_FLAGS_ATOMIC_OPS | MCA_BTL_FLAGS_ATOMIC_FOPS;
     *onesided = *sends;
     onesided->btl_flags &= onesided_flags;
+    const int has_onesided = onesided_flags == onesided->btl_flags;
+    /* A put is complete when the peer has replied. */
+    onesided->btl_flags |= ESP_REMOTE_COMPLETION;
     sends->btl_flags &= ~onesided_flags;
     for (int i = interface_count - 1; i >= 0; --i) {
         esp_modules[i] = *sends;
@@ -234,7 +241,7 @@ mca_btl_base_module_t **esp_shim_init(int *count, bool progress_threads, bool th
         modules[*count] = &esp_modules[*count];
         ++*count;
     }
-    if (onesided_flags == onesided->btl_flags) {
+    if (has_onesided) {
         modules[(*count)++] = onesided;
     }
     return modules;

@@ -230,7 +230,8 @@ void esp_shim_sent(void *frag, int status)
     finish(frag, 1, status);
 }
 
-void esp_shim_deliver(uint32_t module, uint8_t tag, void *data, size_t length)
+void esp_shim_deliver(uint32_t module, struct esp_endpoint source, uint8_t tag, void *data,
+                      size_t length)
 {
     mca_btl_base_segment_t segment = {.seg_addr.pval = data, .seg_len = length};
     /* A tag without a receiver comes from a peer that does not run this component. */
@@ -245,8 +246,15 @@ void esp_shim_deliver(uint32_t module, uint8_t tag, void *data, size_t length)
     mca_btl_base_descriptor_t descriptor = {.des_segments = &segment, .des_segment_count = 1};
     receiver->cbfunc(&esp_modules[module], tag, &descriptor, receiver->cbdata);
 #else
+    /* Only operations on memory that Open MPI makes of messages need an endpoint, for the reply. */
+    const int replies = tag >= MCA_BTL_BASE_TAG_RDMA && tag <= MCA_BTL_BASE_TAG_RDMA_RESP;
     const mca_btl_base_receive_descriptor_t descriptor = {
-        .des_segments = &segment, .des_segment_count = 1, .tag = tag, .cbdata = receiver->cbdata};
+        .endpoint = replies ? (struct mca_btl_base_endpoint_t *) esp_source(source) : NULL,
+        .des_segments = &segment,
+        .des_segment_count = 1,
+        .tag = tag,
+        .cbdata = receiver->cbdata,
+    };
     receiver->cbfunc(&esp_modules[module], &descriptor);
 #endif
 }

@@ -28,20 +28,21 @@
 #include "opal/util/proc.h"
 #include "opal/util/show_help.h"
 
-/* Differences between release series. With 5.0 this compiles (tests/mpi/open-mpi-5), but was never
- * run. */
+/* Differences between release series. build.rs has the same list. */
 #if OPAL_MAJOR_VERSION == 4 && OPAL_MINOR_VERSION == 1
 #define ESP_MODEX_SCOPE OPAL_PMIX_GLOBAL
 #define ESP_JOB_SIZE OPAL_PMIX_JOB_SIZE
 #define ESP_UINT32 OPAL_UINT32
 #define ESP_BTL_VERSION 310
-#elif OPAL_MAJOR_VERSION == 5 && OPAL_MINOR_VERSION == 0
+#define ESP_REMOTE_COMPLETION 0
+#elif (OPAL_MAJOR_VERSION == 5 || OPAL_MAJOR_VERSION == 6) && OPAL_MINOR_VERSION == 0
 #define ESP_MODEX_SCOPE PMIX_GLOBAL
 #define ESP_JOB_SIZE PMIX_JOB_SIZE
 #define ESP_UINT32 PMIX_UINT32
 #define ESP_BTL_VERSION 330
+#define ESP_REMOTE_COMPLETION MCA_BTL_FLAGS_RDMA_REMOTE_COMPLETION
 #else
-#error "this component is for the BTL interface of Open MPI 4.1, see docs/open-mpi.md"
+#error "this component is for Open MPI 4.1, 5.0 and 6.0, see docs/open-mpi.md"
 #endif
 
 /* Defined in Rust, because a cdylib exports no symbols of C. */
@@ -105,8 +106,11 @@ struct esp_completion {
 };
 
 /* --- In Rust (src/entry.rs) --- */
-/* Returns whether `library` (MPI_Get_library_version) is of the series of this build. */
-int esp_series_matches(const char *library);
+/* Returns why this component is to be ignored in `library` (MPI_Get_library_version); NULL if it is
+ * of the release series of this build. */
+const char *esp_other_series(const char *library);
+/* Returns the version of this component and the Open MPI it is for. */
+const char *esp_version(void);
 /* Creates the rails. Returns the interfaces and their number. `entry`: the modex entry, owned by
  * Rust; there is one also without a rail. */
 int esp_start(const struct esp_parameters *parameters, const void **entry, size_t *length,
@@ -115,6 +119,8 @@ void esp_stop(void);
 /* Adds a peer, and returns 0 and its endpoint if `module` (-1: any) reaches it. */
 int esp_add(int module, uint32_t rank, const void *entry, size_t length,
             struct mca_btl_base_endpoint_t *endpoint);
+/* Returns the endpoint to reply to the peer at `source`. It stays valid. */
+const struct mca_btl_base_endpoint_t *esp_source(struct esp_endpoint source);
 /* Returns the endpoint of this process for operations on itself. */
 void esp_own_endpoint(struct mca_btl_base_endpoint_t *endpoint);
 /* Sends a message. Returns 1 if it was sent or copied, 0 if the descriptor is queued
@@ -138,7 +144,8 @@ int esp_atomic(struct mca_btl_base_endpoint_t endpoint, void *result, uint64_t r
                struct esp_completion *completion);
 
 /* --- In C, called by Rust --- */
-void esp_shim_deliver(uint32_t module, uint8_t tag, void *data, size_t length);
+void esp_shim_deliver(uint32_t module, struct esp_endpoint source, uint8_t tag, void *data,
+                      size_t length);
 void esp_shim_segments(void *frag, const mca_btl_base_segment_t **segments, size_t *count);
 void esp_shim_sent(void *frag, int status);
 void esp_shim_complete(struct esp_completion *completion, int status);

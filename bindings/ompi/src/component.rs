@@ -1,9 +1,34 @@
-//! The symbol that Open MPI looks up. Its layout is that of Open MPI 4.1 on x86-64 and arm64, which
-//! `shim/component.c` asserts.
+//! The symbol that Open MPI looks up. Its layout is that of Open MPI 4.1, 5.0 and 6.0 on x86-64 and
+//! arm64, which `shim/component.c` asserts.
 
 use std::ffi::c_int;
 
 use crate::ffi;
+
+/// Release of Open MPI against whose headers this component was built. It is also the version of
+/// the component that `ompi_info` shows, because it works with this release series only.
+pub(crate) const BUILT_FOR: [c_int; 3] = [
+    number(env!("OMPI_MAJOR")),
+    number(env!("OMPI_MINOR")),
+    number(env!("OMPI_RELEASE")),
+];
+/// Version of the BTL interface of that release.
+const INTERFACE: [c_int; 3] = [
+    number(env!("OMPI_BTL_MAJOR")),
+    number(env!("OMPI_BTL_MINOR")),
+    number(env!("OMPI_BTL_RELEASE")),
+];
+
+/// Parses a decimal number that `build.rs` has printed.
+const fn number(digits: &str) -> c_int {
+    let digits = digits.as_bytes();
+    let (mut value, mut at) = (0, 0);
+    while at < digits.len() {
+        value = value * 10 + (digits[at] - b'0') as c_int;
+        at += 1;
+    }
+    value
+}
 
 type Call = Option<unsafe extern "C" fn() -> c_int>;
 
@@ -66,11 +91,11 @@ pub(crate) static mca_btl_esp_component: Cell = Cell(std::cell::UnsafeCell::new(
     base: Base {
         mca: [2, 1, 0],
         project_name: name("opal"),
-        project: [4, 1, 4],
+        project: BUILT_FOR,
         type_name: name("btl"),
-        kind: [3, 1, 0],
+        kind: INTERFACE,
         name: name("esp"),
-        version: [0, 1, 0],
+        version: BUILT_FOR,
         open: Some(ffi::esp_shim_open),
         close: Some(ffi::esp_shim_close),
         query: None,

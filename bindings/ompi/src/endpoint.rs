@@ -6,6 +6,9 @@
 //! carrier, so the transport of a rail has one rank for each *rail* of each process: a
 //! [`RemoteRail`].
 
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
 use btl::{PeerInfo, Rank};
 
 /// Maximum number of interfaces of a process, each with a module. Further ones are not used.
@@ -82,6 +85,27 @@ pub(crate) fn choose(reached: &[(Endpoint, PeerInfo)]) -> Option<ModuleEndpoint>
     })
 }
 
+/// Endpoints for replies to peers, made at the first message that needs one. Open MPI may keep them,
+/// so that they live as long as the process; there is at most one for each rail of each peer.
+#[derive(Debug, Default)]
+pub(crate) struct Sources(Mutex<HashMap<Endpoint, &'static ModuleEndpoint>>);
+
+/// Those of this process.
+pub(crate) static SOURCES: LazyLock<Sources> = LazyLock::new(Sources::default);
+
+impl Sources {
+    /// Returns the endpoint to reply to a peer by the rail that its message took.
+    pub(crate) fn reply_to(&self, source: Endpoint) -> &'static ModuleEndpoint {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || ModuleEndpoint {
+            short: source,
+            long: source,
+        };
+        all.entry(source)
+            .or_insert_with(|| Box::leak(Box::new(new())))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,6 +127,19 @@ mod tests {
         assert_eq!(RemoteRail::new(0, MAX_RAILS), None);
         assert_eq!(RemoteRail::new(u32::MAX, 0), None);
         assert_eq!(transport_size(u32::MAX), None);
+    }
+
+    #[test]
+    fn each_source_has_one_endpoint_for_replies() {
+        let sources = Sources::default();
+        let endpoint = |rail, remote| Endpoint {
+            rail,
+            remote: RemoteRail(remote),
+        };
+        let first = sources.reply_to(endpoint(1, 9));
+        assert_eq!((first.short, first.long), (endpoint(1, 9), endpoint(1, 9)));
+        assert_eq!(sources.reply_to(endpoint(0, 9)).short, endpoint(0, 9));
+        assert!(std::ptr::eq(first, sources.reply_to(endpoint(1, 9))));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Functions that the shim calls. `shim/shim.h` describes each.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::endpoint::{Endpoint, MAX_INTERFACES, ModuleEndpoint, RemoteRail};
-use crate::ffi::{ERROR, SUCCESS};
+use crate::component::BUILT_FOR;
+use crate::endpoint::{Endpoint, MAX_INTERFACES, ModuleEndpoint, RemoteRail, SOURCES};
+use crate::ffi::{ERROR, SUCCESS, c_text};
 use crate::header::{FOUR_BYTES, Header};
 use crate::memory::{self, REGIONS, Segment};
 use crate::parameters::{self, Parameters};
@@ -58,9 +60,21 @@ unsafe fn owned_text(text: *const c_char) -> String {
 /// # Safety
 /// `library` is null or terminated text.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn esp_series_matches(library: *const c_char) -> c_int {
+unsafe extern "C" fn esp_other_series(library: *const c_char) -> *const c_char {
+    /// The library does not change while the process runs.
+    static TEXT: OnceLock<CString> = OnceLock::new();
     // SAFETY: guaranteed by the caller.
-    c_int::from(parameters::series_matches(&unsafe { owned_text(library) }))
+    let library = unsafe { owned_text(library) };
+    match parameters::other_series(BUILT_FOR, &library) {
+        Some(text) => TEXT.get_or_init(|| c_text(&text)).as_ptr(),
+        None => ptr::null(),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_version() -> *const c_char {
+    static TEXT: OnceLock<CString> = OnceLock::new();
+    TEXT.get_or_init(|| c_text(&parameters::version())).as_ptr()
 }
 
 /// # Safety
@@ -144,6 +158,11 @@ unsafe extern "C" fn esp_add(
     // SAFETY: guaranteed by the caller.
     unsafe { *endpoint = found };
     SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn esp_source(source: Endpoint) -> *const ModuleEndpoint {
+    ptr::from_ref(SOURCES.reply_to(source))
 }
 
 /// # Safety

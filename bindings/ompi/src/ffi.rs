@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::IoSlice;
 use std::ptr;
 
+use crate::endpoint::Endpoint;
 use crate::memory::{self, MAX_SEGMENTS, Segment};
 
 /// `OPAL_SUCCESS` of Open MPI.
@@ -27,7 +28,7 @@ unsafe extern "C" {
         threads: bool,
     ) -> *mut *mut Module;
     pub(crate) fn esp_shim_progress() -> c_int;
-    fn esp_shim_deliver(rail: u32, tag: u8, data: *mut c_void, length: usize);
+    fn esp_shim_deliver(module: u32, source: Endpoint, tag: u8, data: *mut c_void, length: usize);
     fn esp_shim_segments(descriptor: *mut c_void, segments: *mut *const Segment, count: *mut usize);
     fn esp_shim_sent(descriptor: *mut c_void, status: c_int);
     fn esp_shim_complete(completion: *mut c_void, status: c_int);
@@ -39,10 +40,11 @@ unsafe extern "C" {
 }
 
 /// Delivers a message to the layer that registered `tag`.
-pub(crate) fn deliver(module: usize, tag: u8, body: &[u8]) {
+pub(crate) fn deliver(module: usize, source: Endpoint, tag: u8, body: &[u8]) {
     let module = u32::try_from(module).unwrap_or(u32::MAX);
+    let data = body.as_ptr().cast_mut().cast();
     // SAFETY: the callee reads the body during the call only.
-    unsafe { esp_shim_deliver(module, tag, body.as_ptr().cast_mut().cast(), body.len()) }
+    unsafe { esp_shim_deliver(module, source, tag, data, body.len()) }
 }
 
 /// Returns the segments of a descriptor, and their number.
@@ -76,7 +78,8 @@ pub(crate) fn complete(completion: usize, succeeded: bool) {
     unsafe { esp_shim_complete(completion, status(succeeded)) }
 }
 
-fn c_text(text: &str) -> CString {
+/// Returns text for C.
+pub(crate) fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', "")).unwrap_or_default()
 }
 

@@ -1,4 +1,5 @@
-//! `mca_btl_esp.so`: a BTL component of Open MPI 4.1 that carries messages over ESP.
+//! `mca_btl_esp.so`: a BTL component of Open MPI 4.1, 5.0 and 6.0 that carries messages over
+//! ESP.
 //!
 //! `docs/open-mpi.md` is its manual. The shim in C (`shim/`) holds what Open MPI's headers define
 //! as macros, inline functions and layouts; everything else is here.

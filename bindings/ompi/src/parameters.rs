@@ -1,10 +1,12 @@
 //! MCA parameters, and the transports made from them.
 
+use std::ffi::c_int;
 use std::fmt;
 
 use btl::{Btl, MAX_HEADER};
 use btl_eth::{Carrier, EthBtl, EthConfig, Path};
 
+use crate::component::BUILT_FOR;
 use crate::endpoint::{MAX_INTERFACES, RemoteRail, transport_size};
 use crate::modex::RailAddress;
 
@@ -225,15 +227,40 @@ pub(crate) fn link_speed(name: &str) -> u32 {
     text.trim().parse().unwrap_or(0)
 }
 
-/// Returns whether this component was built for the release series of the running Open MPI.
-/// `library`: text of `MPI_Get_library_version`.
-pub(crate) fn series_matches(library: &str) -> bool {
-    let Some(rest) = library.strip_prefix("Open MPI v") else {
-        // Tools that do not link MPI, such as ompi_info, have no version.
-        return library.is_empty();
-    };
-    rest.strip_prefix("4.1")
-        .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+/// Returns the release series that `[major, minor, _]` belongs to, such as `5.0`.
+fn series([major, minor, _]: [c_int; 3]) -> String {
+    format!("{major}.{minor}")
+}
+
+/// Returns the version of this component and the Open MPI it is for.
+pub(crate) fn version() -> String {
+    let [major, minor, release] = BUILT_FOR;
+    format!(
+        "{}, for Open MPI {} (built with the headers of {major}.{minor}.{release})",
+        env!("CARGO_PKG_VERSION"),
+        series(BUILT_FOR)
+    )
+}
+
+/// Returns why a component that was `built` for one release of Open MPI is to be ignored in the
+/// running one, if it is of another release series. `library`: text of `MPI_Get_library_version`.
+pub(crate) fn other_series(built: [c_int; 3], library: &str) -> Option<String> {
+    // Tools that do not link MPI, such as ompi_info, have no version.
+    if library.is_empty() {
+        return None;
+    }
+    let (ours, name) = (series(built), library.split(',').next().unwrap_or(library));
+    let rest = library.strip_prefix("Open MPI v");
+    let is_ours = rest
+        .and_then(|rest| rest.strip_prefix(&ours))
+        .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()));
+    let name: String = name.chars().take(80).collect();
+    (!is_ours).then(|| {
+        format!(
+            "esp: this component is for Open MPI {ours}, and is ignored in {name}: install it for \
+             that version, see docs/open-mpi.md"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -242,23 +269,48 @@ mod tests {
 
     #[test]
     fn other_release_series_are_refused() {
-        for right in [
-            "",
-            "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4",
-            "Open MPI v4.1, x",
-            "Open MPI v4.1rc1",
+        for (built, right) in [
+            ([4, 1, 4], ""),
+            (
+                [4, 1, 4],
+                "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4",
+            ),
+            ([4, 1, 4], "Open MPI v4.1, x"),
+            ([4, 1, 4], "Open MPI v4.1rc1"),
+            ([5, 0, 7], "Open MPI v5.0.7, package: Debian OpenMPI"),
+            ([5, 0, 7], "Open MPI v5.0.10, package"),
+            ([6, 0, 0], "Open MPI v6.0.0rc2, package"),
         ] {
-            assert!(series_matches(right), "{right}");
+            assert_eq!(other_series(built, right), None, "{right}");
         }
-        for wrong in [
-            "Open MPI v5.0.3, package",
-            "Open MPI v4.0.5",
-            "Open MPI v4.10.1",
-            "MPICH Version: 4.0.2",
-            "Open MPI v",
+        for (built, wrong) in [
+            ([4, 1, 4], "Open MPI v5.0.3, package"),
+            ([4, 1, 4], "Open MPI v4.0.5"),
+            ([4, 1, 4], "Open MPI v4.10.1"),
+            ([4, 1, 4], "MPICH Version: 4.0.2"),
+            ([4, 1, 4], "Open MPI v"),
+            ([5, 0, 7], "Open MPI v4.1.4, package"),
+            ([5, 0, 7], "Open MPI v6.0.0, package"),
+            ([6, 0, 0], "Open MPI v5.0.7, package"),
         ] {
-            assert!(!series_matches(wrong), "{wrong}");
+            assert!(other_series(built, wrong).is_some(), "{wrong}");
         }
+        let text = other_series([5, 0, 7], "Open MPI v4.1.4, package: Debian OpenMPI").unwrap();
+        assert!(
+            text.contains("is for Open MPI 5.0, and is ignored in Open MPI v4.1.4:"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_version_says_for_which_open_mpi_it_is() {
+        let [major, minor, release] = BUILT_FOR;
+        let text = version();
+        assert!(
+            text.contains(&format!("for Open MPI {major}.{minor} (")),
+            "{text}"
+        );
+        assert!(text.contains(&format!("of {major}.{minor}.{release})")));
     }
 
     #[test]

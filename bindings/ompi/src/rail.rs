@@ -80,7 +80,8 @@ impl Inbox<'_> {
         match Header::decode(header) {
             Some(Header::Active { tag }) => {
                 if !runtime.stopping.load(Ordering::Relaxed) {
-                    ffi::deliver(self.rail.module.load(Ordering::Relaxed), tag, body);
+                    let module = self.rail.module.load(Ordering::Relaxed);
+                    ffi::deliver(module, endpoint, tag, body);
                 }
             }
             Some(_) if runtime.replies_overrun() => {

@@ -12,6 +12,7 @@ mod libfabric;
 mod links;
 mod msrv;
 mod ompi;
+mod open_mpi;
 mod outcome;
 mod process;
 mod purity;
@@ -88,8 +89,9 @@ fn help() -> String {
   ci             test, check and demo, as CI runs them (needs root)
   install-c --prefix DIR
                  build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
-  install-ompi [--dir DIR]
-                 build the component for Open MPI 4.1 and install it for this user
+  install-ompi [--ompi DIR] [--dir DIR]
+                 build the component for the Open MPI of mpicc, or below DIR, and install it for
+                 this user
   install-libfabric [--dir DIR]
                  build the provider of libfabric and install it for this user
 

@@ -3,8 +3,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use crate::open_mpi::{OpenMpi, headers};
 use crate::outcome::{Failure, Outcome, cannot_run};
 use crate::process::{cargo, run};
 use crate::workspace::{Workspace, root};
@@ -14,40 +14,82 @@ const COMPONENT: &str = "mca_btl_esp.so";
 /// Name of the file with help texts, which the component expects beside itself.
 const HELP: &str = "help-mpi-btl-esp.txt";
 
-/// Runs `cargo xtask install-ompi [--dir DIR]`.
-pub(crate) fn install_ompi(args: &[String]) -> Result<(), Failure> {
-    let dir = match args {
-        [] => match std::env::home_dir() {
-            Some(home) => home.join(".openmpi/components"),
-            None => return cannot_run("install-ompi: no home directory: use --dir DIR"),
-        },
-        [option, dir] if option == "--dir" && !dir.is_empty() => PathBuf::from(dir),
-        _ => {
-            return cannot_run(
-                "install-ompi [--dir DIR]: the folder to install to (default: ~/.openmpi/components)",
-            );
-        }
-    };
-    let dir = std::path::absolute(&dir)
-        .map_err(|e| Failure::CannotRun(format!("{}: {e}", dir.display())))?;
-    let built = build(true)?;
-    let to = install(&built, &dir)?;
-    println!("installed {}", to.display());
-    println!("use it: mpirun --mca btl esp,vader,self PROGRAM (docs/open-mpi.md)");
-    Ok(())
+/// Arguments of `cargo xtask install-ompi`.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Options {
+    /// Prefix of the Open MPI to build for; `None`: that of `mpicc`.
+    ompi: Option<PathBuf>,
+    /// Folder to install to; `None`: that of the user.
+    dir: Option<PathBuf>,
 }
 
-/// Returns whether Open MPI's headers are installed.
-pub(crate) fn headers() -> bool {
-    std::env::var_os("OMPI_INCLUDE").is_some()
-        || ["mpicc.openmpi", "mpicc"].iter().any(|mpicc| {
-            let output = Command::new(mpicc).arg("--showme:incdirs").output();
-            output.is_ok_and(|output| {
-                let text = String::from_utf8_lossy(&output.stdout).into_owned();
-                text.split_whitespace()
-                    .any(|dir| Path::new(dir).join("openmpi/opal_config.h").is_file())
-            })
-        })
+impl Options {
+    fn parse(args: &[String]) -> Result<Options, Failure> {
+        let mut options = Options::default();
+        for pair in args.chunks(2) {
+            let place = match pair[0].as_str() {
+                "--ompi" => &mut options.ompi,
+                "--dir" => &mut options.dir,
+                _ => return usage(),
+            };
+            let Some(value) = pair.get(1).filter(|value| !value.is_empty()) else {
+                return usage();
+            };
+            let path = std::path::absolute(value)
+                .map_err(|e| Failure::CannotRun(format!("{value}: {e}")))?;
+            if place.replace(path).is_some() {
+                return usage();
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn usage<T>() -> Result<T, Failure> {
+    cannot_run(
+        "install-ompi [--ompi DIR] [--dir DIR]\n  --ompi  prefix of the Open MPI to build for, the \
+         folder with bin and include (default: that of mpicc)\n  --dir   folder to install to \
+         (default: ~/.openmpi/components)",
+    )
+}
+
+/// Runs `cargo xtask install-ompi [--ompi DIR] [--dir DIR]`.
+pub(crate) fn install_ompi(args: &[String]) -> Result<(), Failure> {
+    let options = Options::parse(args)?;
+    let home = std::env::home_dir().map(|home| home.join(".openmpi/components"));
+    let Some(dir) = options.dir.or_else(|| home.clone()) else {
+        return cannot_run("install-ompi: no home directory: use --dir DIR");
+    };
+    let ompi = OpenMpi::find(options.ompi.as_deref())?;
+    println!(
+        "Open MPI {}, headers in {}",
+        ompi.version,
+        ompi.include.display()
+    );
+    if !ompi.confirmed {
+        println!("its ompi_info did not run here: whether it can load components is not known");
+    }
+    let built = build(true, Some(&ompi))?;
+    let to = install(&built, &dir)?;
+    let (major, minor) = (ompi.version.major, ompi.version.minor);
+    println!(
+        "installed {}: for Open MPI {major}.{minor} (built with the headers of {})",
+        to.display(),
+        ompi.version
+    );
+    let memory = if major < 5 { "vader" } else { "sm" };
+    println!("use it: mpirun --mca btl esp,{memory},self PROGRAM (docs/open-mpi.md)");
+    if let Some(path) = ompi.overridden_by() {
+        println!(
+            "with: export OMPI_MCA_mca_base_component_path={}",
+            dir.display()
+        );
+        println!("      export PMIX_MCA_mca_base_component_path={path}");
+    } else if home.as_deref() != Some(&dir) {
+        let dir = dir.display();
+        println!("with: --mca mca_base_component_path SYSTEM_DEFAULT:{dir}");
+    }
+    Ok(())
 }
 
 fn manifest() -> String {
@@ -57,16 +99,16 @@ fn manifest() -> String {
     )
 }
 
-/// Builds the component. Returns its path.
-fn build(release: bool) -> Result<PathBuf, Failure> {
-    if !headers() {
-        return cannot_run("no headers of Open MPI: apt install libopenmpi-dev");
-    }
+/// Builds the component for `ompi`, or else for the Open MPI of `mpicc`. Returns its path.
+fn build(release: bool, ompi: Option<&OpenMpi>) -> Result<PathBuf, Failure> {
     let target = Workspace::load()?.target;
     let mut command = cargo(["build", "--locked", &manifest()]);
     command.arg("--target-dir").arg(&target).current_dir(root());
     if release {
         command.arg("--release");
+    }
+    if let Some(ompi) = ompi {
+        command.env("OMPI_INCLUDE", &ompi.include);
     }
     run(&mut command)?;
     Ok(target
@@ -95,7 +137,7 @@ pub(crate) fn for_tests() -> Outcome {
     if !headers() {
         return Ok("SKIPPED: no headers of Open MPI (apt install libopenmpi-dev)".into());
     }
-    let built = build(false)?;
+    let built = build(false, None)?;
     let dir = built.parent().map(Path::to_owned).unwrap_or_default();
     Ok(install(&built, &dir)?.display().to_string())
 }
@@ -144,14 +186,18 @@ mod tests {
 
     #[test]
     fn invalid_arguments_are_refused() {
-        for args in [
-            &["--dir"][..],
-            &["--dir", ""],
-            &["/usr"],
-            &["--dir", "/x", "y"],
-        ] {
-            let args: Vec<String> = args.iter().map(|a| (*a).to_owned()).collect();
-            assert!(install_ompi(&args).is_err(), "{args:?}");
+        let parsed = |line: &str| {
+            let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            Options::parse(&args)
+        };
+        for line in ["--dir", "--dir ", "/usr", "--dir /x y", "--dir /x --dir /y"] {
+            assert!(parsed(line).is_err(), "{line}");
         }
+        let options = Options {
+            ompi: Some("/opt/ompi".into()),
+            dir: Some("/x".into()),
+        };
+        assert_eq!(parsed("--dir /x --ompi /opt/ompi"), Ok(options));
+        assert_eq!(Options::parse(&[]), Ok(Options::default()));
     }
 }
