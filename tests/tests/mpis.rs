@@ -72,9 +72,17 @@ fn a_missing_mpi_is_an_error_with_its_package() {
 fn another_mpi_is_not_the_wanted_one() {
     let prefix = Prefix::new("another", "mpirun", OPEN_MPI_5, "exit 3");
     let dir = prefix.0.to_str().expect("a path of text");
-    let finished = mpirun(&programs().join("esplab"), "/none", "openmpi4", &["--mpi-dir", dir]);
+    let finished = mpirun(
+        &programs().join("esplab"),
+        "/none",
+        "openmpi4",
+        &["--mpi-dir", dir],
+    );
     assert_eq!(finished.code, Some(2), "{finished:?}");
-    assert!(finished.err.contains("no Open MPI 4 was found"), "{finished:?}");
+    assert!(
+        finished.err.contains("no Open MPI 4 was found"),
+        "{finished:?}"
+    );
 }
 
 /// Debian's MPICH uses UCX only.

@@ -228,6 +228,9 @@ mod tests {
         let expected = ["/opt/intel/mpi/bin", "/venv/bin", "/a", "/usr/bin"];
         assert_eq!(folders, expected.map(PathBuf::from));
         let folders = environment(Mpi::Mpich, variable);
-        assert_eq!(folders, expected[1..].iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(
+            folders,
+            expected[1..].iter().map(PathBuf::from).collect::<Vec<_>>()
+        );
     }
 }

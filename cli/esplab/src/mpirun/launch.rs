@@ -271,6 +271,10 @@ fn intel_libfabric(prefix: &Path) -> Result<(PathBuf, PathBuf), Failure> {
         )));
     };
     let providers = dir.join("prov");
-    let providers = if providers.is_dir() { providers } else { dir.clone() };
+    let providers = if providers.is_dir() {
+        providers
+    } else {
+        dir.clone()
+    };
     Ok((dir.join("libfabric.so.1"), providers))
 }

@@ -93,12 +93,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
 }
 
 /// Returns the command that starts the launcher in node 0, up to the program.
-fn words(
-    esplab: OsString,
-    lab: &str,
-    installed: &Installed,
-    launch: &Launch,
-) -> Vec<OsString> {
+fn words(esplab: OsString, lab: &str, installed: &Installed, launch: &Launch) -> Vec<OsString> {
     let mut words = vec![esplab];
     words.extend(["exec", "--name", lab, "0", "--", "/usr/bin/env"].map(Into::into));
     for (name, value) in &launch.variables {

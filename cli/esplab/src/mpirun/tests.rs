@@ -87,7 +87,12 @@ fn open_mpi_4_gets_all_options() {
             "-x FOO --mca a_b c=d --mca orte_tmpdir_base DIR",
         ],
     );
-    assert!(!prefix.line(&flags, 3).unwrap().contains("mpi_yield_when_idle"));
+    assert!(
+        !prefix
+            .line(&flags, 3)
+            .unwrap()
+            .contains("mpi_yield_when_idle")
+    );
 }
 
 #[test]
@@ -118,7 +123,9 @@ fn mpich_over_tcp_uses_its_provider() {
     );
     let nodes = fs::read_to_string(prefix.0.join("nodes")).unwrap();
     assert_eq!(nodes, "node0:2\nnode1:1\n");
-    let line = prefix.line(&flags("--mpi mpich -n 2 --btl tcp prog"), 2).unwrap();
+    let line = prefix
+        .line(&flags("--mpi mpich -n 2 --btl tcp prog"), 2)
+        .unwrap();
     assert!(!line.contains("NOLOCAL"), "{line}");
 }
 
@@ -135,7 +142,10 @@ fn intel_mpi_gets_its_own_libfabric() {
     );
     fs::remove_dir_all(prefix.0.join("lib")).unwrap();
     let line = prefix.line(&flags("--mpi impi -n 2 --btl tcp prog"), 2);
-    has(&line.unwrap_err(), &["no libfabric.so.1", "pip install impi-rt"]);
+    has(
+        &line.unwrap_err(),
+        &["no libfabric.so.1", "pip install impi-rt"],
+    );
 }
 
 #[test]
@@ -143,7 +153,10 @@ fn options_of_open_mpi_are_refused_for_others() {
     let prefix = Prefix::new("refused");
     for (line, words) in [
         ("--mpi mpich -n 2 --mca a=b prog", "--mca is for Open MPI"),
-        ("--mpi impi -n 2 --btl esp,vader prog", "Intel MPI can use esp or tcp"),
+        (
+            "--mpi impi -n 2 --btl esp,vader prog",
+            "Intel MPI can use esp or tcp",
+        ),
     ] {
         has(&prefix.line(&flags(line), 2).unwrap_err(), &[words]);
     }
