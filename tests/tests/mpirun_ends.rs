@@ -3,7 +3,8 @@
 //! The ranks are shell scripts that ignore signals: they notice less than programs of MPI do.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,11 @@ impl Job {
     /// Starts three ranks on two nodes: of this lab, or of one that `esplab mpirun` creates. Waits
     /// until they run.
     fn start(lab: Option<&Lab>) -> Job {
+        Job::start_by(lab, None)
+    }
+
+    /// [`Job::start`] by Open MPI, or by the MPICH in a folder.
+    fn start_by(lab: Option<&Lab>, mpich: Option<&Path>) -> Job {
         let mark = Mark::new();
         let room = Room(std::env::temp_dir().join(format!("esp-ends-{}", mark.value())));
         fs::create_dir(&room.0).expect("make a folder");
@@ -54,6 +60,9 @@ impl Job {
         command.args(["mpirun", "-n", "3", "--nodes", "2", "--btl", "tcp"]);
         if let Some(lab) = lab {
             command.args(["--name", lab.name()]);
+        }
+        if let Some(dir) = mpich {
+            command.args(["--mpi", "mpich", "--mpi-dir"]).arg(dir);
         }
         command.args(["--", "/bin/sh", "-c", ENDLESS]);
         mark.put_on(&mut command);
@@ -142,6 +151,32 @@ fn esplab_ends_after_its_job() {
     let status = job.esplab.wait().expect("wait for esplab");
     assert_eq!(job.mark.processes(), [], "esplab has ended before");
     assert_eq!(status.code(), Some(128 + 15), "{status}");
+}
+
+/// The launcher of MPICH has other helpers. It is Debian's, which does not need MPICH's libraries.
+#[test]
+fn a_job_of_mpich_is_killed() {
+    let test = "a_job_of_mpich_is_killed";
+    if !Path::new("/usr/bin/mpiexec.hydra").is_file() {
+        netns::skip(test, "no MPICH (Debian: apt install mpich)");
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("esp-ends-mpich-{}", std::process::id()));
+    let room = Room(dir);
+    fs::create_dir(&room.0).expect("make a folder");
+    let launcher = room.0.join("mpiexec");
+    // Its version would say that it was built without libfabric.
+    let script = "#!/bin/sh\n[ \"$1\" = --version ] && { echo HYDRA build details; exit; }\n\
+                  exec /usr/bin/mpiexec.hydra \"$@\"\n";
+    fs::write(&launcher, script).expect("write a script");
+    fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755)).expect("make it executable");
+    let Some(lab) = bare_lab(test, 2) else { return };
+    for which in [Signal::TERM, Signal::KILL] {
+        let mut job = Job::start_by(Some(&lab), Some(&room.0));
+        job.signal(which);
+        let status = job.ends();
+        assert!(!status.success(), "{status}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
-/* Prints medians in µs for docs/performance.md. Two ranks: ping-pong, duration of MPI_Isend, receiving
- * from a rank that computes. More ranks: collectives. */
+/* Prints medians and 99th percentiles in µs for docs/performance.md. Two ranks: ping-pong, duration of
+ * MPI_Isend, receiving from a rank that computes. More ranks: collectives.
+ * Usage: figures [pingpong-BYTES | window-BYTES]... (default: all but the windows) */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,6 +81,52 @@ static void isend(const char *name, int group, int rounds, int whole)
     report(name, count);
 }
 
+/* Times a window of 64 messages in one direction, until its acknowledgement. */
+static void window(int bytes, int rounds)
+{
+    enum { WINDOW = 64 };
+    char name[64], answer = 0, *buffer = calloc((size_t) bytes, WINDOW);
+    MPI_Request requests[WINDOW];
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int i = -3; i < rounds; ++i) {
+        const double begin = MPI_Wtime();
+        for (int k = 0; k < WINDOW; ++k) {
+            char *place = buffer + (size_t) k * (size_t) bytes;
+            if (0 == rank) {
+                MPI_Isend(place, bytes, MPI_BYTE, 1, 5, MPI_COMM_WORLD, &requests[k]);
+            } else {
+                MPI_Irecv(place, bytes, MPI_BYTE, 0, 5, MPI_COMM_WORLD, &requests[k]);
+            }
+        }
+        MPI_Waitall(WINDOW, requests, MPI_STATUSES_IGNORE);
+        if (0 == rank) {
+            MPI_Recv(&answer, 1, MPI_BYTE, 1, 6, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        } else {
+            MPI_Send(&answer, 1, MPI_BYTE, 0, 6, MPI_COMM_WORLD);
+        }
+        if (i >= 0) {
+            times[i] = (MPI_Wtime() - begin) * 1e6;
+        }
+    }
+    snprintf(name, sizeof name, "window-%d", bytes);
+    report(name, rounds);
+    free(buffer);
+}
+
+/* Measures what the argument names. Returns 0 if it names nothing. */
+static int named(const char *what)
+{
+    int bytes;
+    if (1 == sscanf(what, "pingpong-%d", &bytes) && bytes >= 0) {
+        pingpong(bytes, 3000);
+    } else if (1 == sscanf(what, "window-%d", &bytes) && bytes > 0) {
+        window(bytes, bytes > 100000 ? 20 : 100);
+    } else {
+        return 0;
+    }
+    return 1;
+}
+
 static void compute(double seconds)
 {
     for (const double end = MPI_Wtime() + seconds; MPI_Wtime() < end;) {
@@ -140,7 +187,14 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if (2 == size) {
+    if (argc > 1) {
+        for (int i = 1; i < argc; ++i) {
+            if (2 != size || !named(argv[i])) {
+                fprintf(stderr, "figures: %s: two ranks, and pingpong-BYTES or window-BYTES\n", argv[i]);
+                MPI_Abort(MPI_COMM_WORLD, 2);
+            }
+        }
+    } else if (2 == size) {
         pingpong(0, 3000);
         pingpong(64, 3000);
         pingpong(4096, 2000);
