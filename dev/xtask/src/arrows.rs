@@ -72,7 +72,7 @@ const RULES: &[Rule] = &[
     Rule { package: "libfabric",  may: Only(&["job", "p2p"]), never: &["esp-daemon", "tokio"] },
     Rule { package: "ompi",       may: Only(&["btl", "btl-eth", "esp-client"]), never: &["p2p", "esp-daemon"] },
     // Programs and tests. The cli starts the daemon as a program; it does not see its inside.
-    Rule { package: "cli",        may: Only(&["netif", "esp-client"]), never: &["btl", "p2p", "job", "esp-daemon"] },
+    Rule { package: "cli",        may: Only(&["esp-proto", "netif", "esp-client"]), never: &["btl", "p2p", "job", "esp-daemon"] },
     Rule { package: "esplab",     may: All, never: &["esp-daemon", "esp-tests", "xtask"] },
     Rule { package: "esp-tests",  may: All, never: &["xtask"] },
     Rule { package: "xtask",      may: Only(&[]), never: &["tokio"] },
