@@ -244,6 +244,7 @@ local function stream_packet(tvb, at, stop, whole, pinfo, tree, path)
     -- What is missing may be in the bytes that were not captured.
     if cut then broken = nil end
   end
+  if not broken and not cut then broken = path.broken end
   if cut then tree:add_proto_expert_info(remarks.cut) end
   if broken then tree:add_proto_expert_info(remarks.malformed, broken) end
   if kind == "rst" and not broken then tree:add_proto_expert_info(remarks.reset) end
@@ -270,6 +271,7 @@ local function datagram(tvb, at, stop, whole, pinfo, tree, path)
       tree:add(g["padding"], tvb(body + p.len, stop - body - p.len))
     end
   end
+  broken = broken or path.broken
   if p.cut then
     broken = nil
     tree:add_proto_expert_info(complaints.cut)
@@ -299,8 +301,9 @@ local function packet(proto, tvb, at, stop, whole, pinfo, tree, in_udp)
     sub:add_proto_expert_info(reasons.malformed, text)
     return "[Malformed] " .. text
   end
-  local show = stream and stream_packet or datagram
-  local text = show(tvb, first, stop, whole, pinfo, sub, path_of(pinfo, in_udp))
+  local show, path = stream and stream_packet or datagram, path_of(pinfo, in_udp)
+  if in_udp and whole - at < SHORTEST then path.broken = "W-120: fewer than 48 bytes" end
+  local text = show(tvb, first, stop, whole, pinfo, sub, path)
   sub:append_text(", " .. text)
   return text
 end

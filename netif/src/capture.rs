@@ -188,7 +188,8 @@ fn remarks(header: &libc::msghdr) -> Remarks {
         match (message.cmsg_level, message.cmsg_type) {
             (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => {
                 // SAFETY: a message of this type holds a `timespec`.
-                let time: libc::timespec = unsafe { data.cast::<libc::timespec>().read_unaligned() };
+                let time: libc::timespec =
+                    unsafe { data.cast::<libc::timespec>().read_unaligned() };
                 let nanos = u32::try_from(time.tv_nsec).unwrap_or(0).min(999_999_999);
                 remarks.time = u64::try_from(time.tv_sec)
                     .ok()

@@ -304,7 +304,11 @@ impl From<PacketSocket> for OwnedFd {
     }
 }
 
-pub(crate) fn open_error(interface: &Interface, step: &'static str, source: io::Error) -> OpenError {
+pub(crate) fn open_error(
+    interface: &Interface,
+    step: &'static str,
+    source: io::Error,
+) -> OpenError {
     let name = interface.name.clone();
     match source.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) if step == "socket" => {

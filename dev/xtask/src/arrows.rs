@@ -80,6 +80,7 @@ const RULES: &[Rule] = &[
 
 /// Dependencies that only the tests of a crate may have: (package, dependency, reason).
 const FOR_TESTS: &[(&str, &str, &str)] = &[
+    ("cli", "netns", "tests skip themselves in one way"),
     ("netif", "netns", "tests make their own network namespaces"),
     (
         "esp-engine",

@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use esp_client::{EdpKind, MacAddr, NodeAddr};
 use esp_proto::wire::{
-    EdpFrame, EspFrame, FLAG_EXT, FrameType, HEADER_LEN, Header, InfoReply, MIN_PACKET, Move, Reset,
-    SetUp, WireError,
+    EdpFrame, EspFrame, FLAG_EXT, FrameType, HEADER_LEN, Header, InfoReply, MIN_PACKET, Move,
+    Reset, SetUp, WireError,
 };
 use etherparse::{EtherType, LaxNetSlice, LaxSlicedPacket, TransportSlice};
 use netif::parse_ethernet;
@@ -197,9 +197,7 @@ fn content<'a>(
     }
     let frame = EspFrame::parse(header, rest)?;
     Ok(match frame.kind {
-        FrameType::Syn | FrameType::SynAck => {
-            Content::SetUp(frame, SetUp::parse(frame.payload)?)
-        }
+        FrameType::Syn | FrameType::SynAck => Content::SetUp(frame, SetUp::parse(frame.payload)?),
         FrameType::Rst => Content::Reset(frame, Reset::parse(frame.payload)?),
         FrameType::Move => Content::Move(frame, Move::parse(frame.payload)?),
         FrameType::Data | FrameType::Ack | FrameType::Fin | FrameType::Probe => {

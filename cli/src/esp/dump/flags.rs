@@ -34,9 +34,9 @@ pub(crate) struct Flags {
     /// No times; -tt: seconds since 1970; -ttt: seconds since the packet before
     #[arg(short, action = clap::ArgAction::Count)]
     pub(super) times: u8,
-    /// Show all fields
-    #[arg(short)]
-    pub(super) verbose: bool,
+    /// Show all fields (-vv is the same)
+    #[arg(short, action = clap::ArgAction::Count)]
+    pub(super) verbose: u8,
     /// Show the bytes of the packet; -xx: of the frame
     #[arg(short = 'x', action = clap::ArgAction::Count)]
     pub(super) hex: u8,

@@ -78,7 +78,12 @@ impl Style {
             Protocol::Edp => "EDP ",
         });
         let Some(header) = &packet.header else {
-            write!(line, "{} > {}: ", self.node(packet.src), self.node(packet.dst))?;
+            write!(
+                line,
+                "{} > {}: ",
+                self.node(packet.src),
+                self.node(packet.dst)
+            )?;
             return problem(line, &packet.content);
         };
         self.end(line, packet.src, header.src_port)?;
@@ -213,10 +218,13 @@ fn ranges(bitmap: &[u8], ack: i64) -> String {
             _ => found.push((number, number)),
         }
     }
-    let shown = found.iter().take(MAX_RANGES).map(|(from, to)| match to - from {
-        0 => from.to_string(),
-        _ => format!("{from}-{to}"),
-    });
+    let shown = found
+        .iter()
+        .take(MAX_RANGES)
+        .map(|(from, to)| match to - from {
+            0 => from.to_string(),
+            _ => format!("{from}-{to}"),
+        });
     let mut text = shown.collect::<Vec<_>>().join(",");
     if found.len() > MAX_RANGES {
         let _ = write!(text, ",… ({} ranges)", found.len());
@@ -255,7 +263,11 @@ fn datagram(line: &mut String, header: &Header, content: &Content<'_>) -> fmt::R
     match content {
         Content::Info(info) => {
             let name = info.name.escape_debug();
-            write!(line, "info reply {number}, name \"{name}\", max {}", info.max_payload)
+            write!(
+                line,
+                "info reply {number}, name \"{name}\", max {}",
+                info.max_payload
+            )
         }
         Content::Datagram(frame) => match frame.kind {
             EdpKind::Data => write!(line, "datagram {number}"),

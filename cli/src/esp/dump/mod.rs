@@ -78,7 +78,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
                 Names::load()
             },
             ethernet: flags.ethernet,
-            verbose: flags.verbose,
+            verbose: flags.verbose > 0,
             times: flags.times,
         },
         hex: flags.hex,
@@ -97,13 +97,13 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
                 dump.frame(seen)
             })?;
             if skipped > 0 {
-                out::note(format_args!("{skipped} frames are not of Ethernet: left out"));
+                out::note(format_args!(
+                    "{skipped} frames are not of Ethernet: left out"
+                ));
             }
             None
         }
-        (None, Some(interface)) => {
-            Some(live::run(interface, dump.types, &interrupt, &mut dump)?)
-        }
+        (None, Some(interface)) => Some(live::run(interface, dump.types, &interrupt, &mut dump)?),
         (None, None) => return Err(Failure::new("name an interface by -i, or a file by -r")),
     };
     dump.end(counts)?;
@@ -135,7 +135,9 @@ fn create(path: &Path, read: Option<&Path>) -> Result<File, Failure> {
         real(path).is_some() && real(path) == real(read)
     });
     if is_input {
-        return Err(Failure::new("-w names the file that -r reads: choose another"));
+        return Err(Failure::new(
+            "-w names the file that -r reads: choose another",
+        ));
     }
     File::create(path).doing(format_args!("creating {}", path.display()))
 }

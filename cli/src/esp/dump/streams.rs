@@ -93,10 +93,7 @@ impl Streams {
             .header
             .is_some_and(|header| header.flags & esp_proto::wire::FLAG_ACK != 0);
         // A reset or a move need not know the numbers.
-        let numbered = !matches!(
-            packet.content,
-            Ok(Content::Reset(..) | Content::Move(..))
-        );
+        let numbered = !matches!(packet.content, Ok(Content::Reset(..) | Content::Move(..)));
         let number = |direction: &mut Option<Direction>, raw: Seq| {
             if numbered {
                 direction
@@ -108,11 +105,7 @@ impl Streams {
         };
         Relative {
             seq: number(own, frame.seq),
-            ack: if has_ack {
-                number(other, frame.ack)
-            } else {
-                0
-            },
+            ack: if has_ack { number(other, frame.ack) } else { 0 },
         }
     }
 
@@ -136,7 +129,14 @@ mod tests {
     };
 
     /// A frame between two stations, the other way with `back`.
-    fn frame(back: bool, ports: (u16, u16), seq: u16, ack: u16, flags: u8, payload: &[u8]) -> Vec<u8> {
+    fn frame(
+        back: bool,
+        ports: (u16, u16),
+        seq: u16,
+        ack: u16,
+        flags: u8,
+        payload: &[u8],
+    ) -> Vec<u8> {
         let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
         if back {
             frame.swap(5, 11);

@@ -116,7 +116,9 @@ impl<W: Write> CaptureFile<W> {
 }
 
 fn write(out: &mut impl Write, block: &mut impl ToVec) -> io::Result<()> {
-    let bytes = block.to_vec().map_err(|e| io::Error::other(e.to_string()))?;
+    let bytes = block
+        .to_vec()
+        .map_err(|e| io::Error::other(e.to_string()))?;
     out.write_all(&bytes)
 }
 
