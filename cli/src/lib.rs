@@ -1,4 +1,4 @@
-//! The programs `esping` and `espstat`, and modules that `esplab` shares with them.
+//! The programs `esp`, `esping` and `espstat`, and modules that `esplab` shares with them.
 //!
 //! Each program has a module per step: *flags* (the command line, by clap), *plan* (the checked
 //! request), *run* (the work) and *report* (text for people or one JSON object per line, from the
@@ -9,6 +9,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+pub mod esp;
 pub mod esping;
 pub mod espstat;
 pub mod names;

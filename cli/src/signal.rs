@@ -29,6 +29,11 @@ impl Interrupt {
         })
     }
 
+    /// Returns what becomes readable when a signal arrives; `None` in tests.
+    pub fn signals(&self) -> Option<&Signals> {
+        self.signals.as_ref()
+    }
+
     /// Returns true once a signal has arrived.
     pub fn is_set(&self) -> bool {
         if self.signals.as_ref().and_then(Signals::next).is_some() {

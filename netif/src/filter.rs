@@ -17,11 +17,15 @@ const PORT_OFFSET: u32 = 14;
 const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
 const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+/// Loads the half at an offset behind the IPv4 header, and the length of that header before.
+const LOAD_HALF_BEHIND: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_IND) as u16;
+const LOAD_IP_HEADER_LEN: u16 = (libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH) as u16;
 const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const IF_ABOVE: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
 const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const IF_ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 /// First offset that addresses kernel metadata instead of bytes of the frame.
@@ -111,6 +115,38 @@ impl Filter {
             }
         }
         checked(program, ranges.len())
+    }
+
+    /// Accepts frames of these EtherTypes in any direction, and UDP datagrams over IPv4 and IPv6
+    /// whose payload begins with one of the types. Fragments and IPv6 extension headers are not
+    /// looked into. For a [`CaptureSocket`](crate::CaptureSocket).
+    pub fn for_capture(types: [u16; 2]) -> Filter {
+        let program = vec![
+            step(LOAD_HALF, ETHERTYPE_OFFSET),
+            branch(IF_EQUAL, types[0].into(), 18, 0),
+            branch(IF_EQUAL, types[1].into(), 17, 0),
+            branch(IF_EQUAL, libc::ETH_P_IP as u32, 2, 0),
+            branch(IF_EQUAL, libc::ETH_P_IPV6 as u32, 9, 0),
+            REJECT,
+            // IPv4: protocol, fragment offset, length of the header.
+            step(LOAD_BYTE, 23),
+            branch(IF_EQUAL, libc::IPPROTO_UDP as u32, 0, 11),
+            step(LOAD_HALF, 20),
+            branch(IF_ANY_BIT, 0x1fff, 9, 0),
+            step(LOAD_IP_HEADER_LEN, 14),
+            step(LOAD_HALF_BEHIND, 14 + 8),
+            branch(IF_EQUAL, types[0].into(), 7, 0),
+            branch(IF_EQUAL, types[1].into(), 6, 5),
+            // IPv6: next header, and behind the UDP header.
+            step(LOAD_BYTE, 20),
+            branch(IF_EQUAL, libc::IPPROTO_UDP as u32, 0, 3),
+            step(LOAD_HALF, 14 + 40 + 8),
+            branch(IF_EQUAL, types[0].into(), 2, 0),
+            branch(IF_EQUAL, types[1].into(), 1, 0),
+            REJECT,
+            ACCEPT,
+        ];
+        Filter { program }
     }
 
     /// Rejects every frame.

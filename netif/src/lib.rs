@@ -10,6 +10,7 @@
 //! | send and receive frames of one EtherType | [`PacketSocket`] with [`RecvBatch`] and [`SendBatch`] |
 //! | watch for MTU changes and unplugged cables | [`LinkMonitor`], [`PacketSocket::link_state`] |
 //! | parse a frame's Ethernet header | [`parse_ethernet`] |
+//! | see all frames of an interface, with times | [`CaptureSocket`] |
 //! | write frames to a file for Wireshark | [`PcapWriter`] |
 //! | receive frames without a system call | [`RecvRing`] |
 //! | let the kernel drop frames outside a set of ports | [`Filter`] |
@@ -54,6 +55,7 @@
 
 mod arena;
 mod batch;
+mod capture;
 mod fanout;
 mod filter;
 mod frame;
@@ -65,6 +67,7 @@ mod socket;
 mod udp;
 
 pub use batch::{FrameKind, HEAD_LEN, RawFrame, RecvBatch, SendBatch};
+pub use capture::{CaptureSocket, CapturedFrame};
 pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
 pub use filter::{Filter, FilterTooLong};
 pub use frame::{EthFrame, parse_ethernet};

@@ -165,7 +165,7 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    fn of(socket: Socket) -> io::Result<PacketSocket> {
+    pub(crate) fn of(socket: Socket) -> io::Result<PacketSocket> {
         socket.set_nonblocking(true)?;
         Ok(PacketSocket {
             socket,
@@ -304,7 +304,11 @@ impl From<PacketSocket> for OwnedFd {
     }
 }
 
-fn open_error(interface: &Interface, step: &'static str, source: io::Error) -> OpenError {
+pub(crate) fn open_error(
+    interface: &Interface,
+    step: &'static str,
+    source: io::Error,
+) -> OpenError {
     let name = interface.name.clone();
     match source.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) if step == "socket" => {
@@ -335,7 +339,7 @@ fn not_bound() -> io::Error {
 const LEAST_ADDRESS: usize = 8;
 
 /// Returns the address of all frames of `ethertype` on an interface.
-fn address(index: u32, ethertype: u16) -> SockAddr {
+pub(crate) fn address(index: u32, ethertype: u16) -> SockAddr {
     let mut storage = socket2::SockAddrStorage::zeroed();
     // SAFETY: `sockaddr_ll` is a socket address of this platform and fits the storage, which is all
     // zeros.

@@ -1,0 +1,5 @@
+//! Tools for ESP networks, each a subcommand.
+
+fn main() -> std::process::ExitCode {
+    cli::esp::main()
+}

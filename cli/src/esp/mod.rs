@@ -1,0 +1,42 @@
+//! `esp`: tools for ESP networks, each a subcommand.
+
+mod dump;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::out;
+
+/// Tools for networks that carry ESP, the Ethernet Streaming Protocol (not IPsec's ESP)
+///
+/// Exit code: 0 when the tool did its work, 2 when it could not run.
+#[derive(Debug, Parser)]
+#[command(name = "esp", version)]
+struct Flags {
+    #[command(subcommand)]
+    tool: Tool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Tool {
+    Dump(dump::Flags),
+}
+
+/// Runs the tool that the command line names.
+pub fn main() -> ExitCode {
+    match Flags::parse().tool {
+        Tool::Dump(flags) => out::finish("esp dump", dump::run(&flags)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_are_consistent() {
+        Flags::command().debug_assert();
+    }
+}
