@@ -63,7 +63,8 @@ impl Mpi {
     /// Interprets what its launcher prints for `--version`.
     fn answer(self, text: &str) -> Answer {
         let wanted = match self {
-            Mpi::Openmpi4 => text.contains("(Open MPI) 4."),
+            // By the name mpirun.openmpi it says that it is OpenRTE.
+            Mpi::Openmpi4 => text.contains("(Open MPI) 4.") || text.contains("(OpenRTE) 4."),
             Mpi::Openmpi5 => text.contains("(Open MPI) 5."),
             Mpi::Mpich => text.contains("HYDRA build details"),
             Mpi::Impi => text.contains("Intel(R) MPI Library"),
@@ -188,6 +189,7 @@ mod tests {
         let intel = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626";
         for (text, mpi) in [
             ("mpirun (Open MPI) 4.1.4\n", Mpi::Openmpi4),
+            ("mpirun.openmpi (OpenRTE) 4.1.4\n", Mpi::Openmpi4),
             ("mpirun (Open MPI) 5.0.11\n", Mpi::Openmpi5),
             (&ofi, Mpi::Mpich),
             (intel, Mpi::Impi),

@@ -137,7 +137,8 @@ fn intel_mpi_gets_its_own_libfabric() {
         &line.unwrap(),
         &[
             "FI_PROVIDER=tcp",
-            "I_MPI_OFI_LIBRARY=DIR/lib/libfabric.so.1 FI_PROVIDER_PATH=DIR/lib I_MPI_ROOT=DIR I_MPI_OFI_PROVIDER=tcp I_MPI_FABRICS=shm:ofi I_MPI_PIN=0",
+            "I_MPI_OFI_LIBRARY=DIR/lib/libfabric.so.1 LD_LIBRARY_PATH=DIR/lib",
+            "FI_PROVIDER_PATH=DIR/lib I_MPI_ROOT=DIR I_MPI_OFI_PROVIDER=tcp I_MPI_FABRICS=shm:ofi I_MPI_PIN=0",
         ],
     );
     fs::remove_dir_all(prefix.0.join("lib")).unwrap();
