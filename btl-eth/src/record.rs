@@ -223,6 +223,29 @@ mod tests {
     }
 
     #[test]
+    fn a_malformed_hello_is_none() {
+        let hello = Hello {
+            job: [1; 16],
+            from: 2,
+            to: 3,
+            from_nonce: 4,
+            to_nonce: 5,
+        };
+        let good = hello.encode();
+        assert_eq!(Hello::decode(&good), Some(hello));
+        // Magic, version and reserved bytes.
+        for place in 0..8 {
+            let mut bad = good;
+            bad[place] ^= 1;
+            assert_eq!(Hello::decode(&bad), None, "byte {place}");
+        }
+        for length in 0..HELLO {
+            assert_eq!(Hello::decode(&good[..length]), None, "{length} bytes");
+        }
+        assert_eq!(Hello::decode(&[&good[..], &[0]].concat()), None);
+    }
+
+    #[test]
     fn invalid_records_are_errors_before_they_are_complete() {
         for (head, part) in [
             (head(Kind::Message, 0, LIMIT + 1, 0), "1001 bytes"),
