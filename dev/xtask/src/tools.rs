@@ -12,6 +12,9 @@ use crate::workspace::{Workspace, root};
 pub(crate) const LAB: &[(&str, &str)] =
     &[("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")];
 
+/// Programs that some tests need beside [`LAB`].
+pub(crate) const TESTS: &[(&str, &str)] = &[("tshark", "tshark")];
+
 /// Makes sure that the programs are installed: by apt-get as root, else the error says how.
 pub(crate) fn ensure(programs: &[(&str, &str)]) -> Result<(), Failure> {
     let Some(packages) = missing(programs, |name| find_program(name).is_some()) else {
