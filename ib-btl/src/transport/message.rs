@@ -110,7 +110,7 @@ impl IbBtl {
         let sequence = peer.next_sequence(signaled);
         let (number, local) = (id(rank, MESSAGE, sequence), &sges[..pieces]);
         let mode = if carried {
-            PostMode::Inline { signaled: signaled }
+            PostMode::Inline { signaled }
         } else {
             PostMode::Registered
         };

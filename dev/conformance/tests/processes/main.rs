@@ -115,7 +115,7 @@ fn a_rank_without_a_transport_fails_the_case() {
         child.run(make);
     }
     fails(
-        "a_rank_without_a_transport_is_heard",
+        "a_rank_without_a_transport_fails_the_case",
         "order",
         "is not made",
         "rank 1: no transport: not created",
@@ -128,7 +128,7 @@ fn a_rank_that_exits_fails_the_case() {
         child.run(make);
     }
     fails(
-        "a_rank_that_exits_is_heard",
+        "a_rank_that_exits_fails_the_case",
         "order",
         "exits",
         "rank 1: ended without a result: exit status: 7",
@@ -141,7 +141,7 @@ fn a_rank_that_hangs_is_killed() {
         child.run(make);
     }
     fails(
-        "a_rank_that_hangs_is_ended",
+        "a_rank_that_hangs_is_killed",
         "order",
         "hangs",
         "time limit reached waiting for the other ranks",
@@ -154,7 +154,7 @@ fn an_early_flush_is_detected_at_exit() {
         child.run(make);
     }
     fails(
-        "a_flush_that_lies_is_noticed_at_exit",
+        "an_early_flush_is_detected_at_exit",
         "flush_exit",
         "loses at exit",
         "of 60 flushed messages arrived",
