@@ -148,7 +148,9 @@ local function show_analysis(result, tree, items)
     if result[name] then sub:add(f[name], seconds(result[name])):set_generated() end
   end
   for _, remark in ipairs(result.notes) do
-    sub:add_proto_expert_info(remarks[remark.name], remark.text)
+    local item = sub:add(f["remark"], remark.text)
+    item:set_generated()
+    item:add_proto_expert_info(remarks[remark.name], remark.text)
     if fields.IN_LIST[remark.name] then text = text .. "[" .. fields.IN_LIST[remark.name] .. "] " end
   end
   return text

@@ -9,7 +9,8 @@ local M = {}
 local WRAP = 65536
 -- Packets of a direction that are remembered until they are acknowledged: twice the largest window.
 local REMEMBERED = 8192
--- A gap that is filled within this time was reordered, not lost. TCP's analysis takes it, too.
+-- A gap that is filled within a round trip was reordered, not lost; within this time, where the
+-- round trip is unknown. TCP's analysis does so, too.
 local REORDERED_SECONDS = 0.003
 
 -- Kinds of packets that take a sequence number.
@@ -21,7 +22,8 @@ end
 
 -- One direction of a connection. Numbers are relative to the SYN, which has 0, and do not wrap.
 local function new_direction()
-  return { sent = {}, duplicates = 0 }
+  -- `missing`: when the gap was noticed that a number is in.
+  return { sent = {}, missing = {}, duplicates = 0 }
 end
 
 local function new_stream(state)
@@ -98,15 +100,29 @@ end
 
 local function forget(direction, upto)
   if upto - direction.acked <= REMEMBERED then
-    for number = direction.acked, upto - 1 do direction.sent[number] = nil end
+    for number = direction.acked, upto - 1 do
+      direction.sent[number], direction.missing[number] = nil, nil
+    end
   else
-    direction.sent = {}
+    direction.sent, direction.missing = {}, {}
   end
   direction.acked = upto
 end
 
+-- Measures the first round trip: from the SYN to the acknowledgement of its answer, wherever
+-- between the two ends the capture was made. Unknown if the SYN was repeated.
+local function follow_setup(packet, stream, me, peer)
+  if packet.kind == "syn" then
+    if me.syn_time then me.syn_repeated = true end
+    me.syn_time = packet.time
+  elseif not stream.initial_rtt and me.syn_time and not me.syn_repeated and peer.acked == 1
+    and packet.kind ~= "rst" then
+    stream.initial_rtt = packet.time - me.syn_time
+  end
+end
+
 -- Judges a packet that repeats or fills a number below the highest one.
-local function judge_old(result, packet, me, number)
+local function judge_old(result, packet, stream, me, number)
   local first = me.sent[number]
   if first then
     result.retransmission_of = first.first_frame
@@ -116,14 +132,15 @@ local function judge_old(result, packet, me, number)
     note(result, "spurious_retransmission", "Retransmission of what was acknowledged already")
   elseif first then
     note(result, "retransmission", "Retransmission of frame " .. first.first_frame)
-  elseif packet.time - (me.high_time or packet.time) <= REORDERED_SECONDS then
+  elseif packet.time - (me.missing[number] or packet.time)
+    <= (stream.initial_rtt or REORDERED_SECONDS) then
     note(result, "out_of_order", "Out of order")
   else
     note(result, "retransmission", "Retransmission of a packet that was not captured")
   end
 end
 
-local function follow_sequence(result, packet, me)
+local function follow_sequence(result, packet, stream, me)
   if me.base == nil then begin(me, packet.seq, packet.kind == "syn" or packet.kind == "synack") end
   local number = relative(me, packet.seq)
   -- A reset need not know a sequence number.
@@ -132,16 +149,19 @@ local function follow_sequence(result, packet, me)
   if packet.kind == "rst" then return end
   local taken = TAKES[packet.kind]
   if number > me.high then
-    note(result, "lost_segment", string.format("%d packets before this one were not captured",
-      number - me.high))
+    note(result, "lost_segment", "Packets before this one that were not captured: "
+      .. number - me.high)
+    for missing = math.max(me.high, number - REMEMBERED), number - 1 do
+      me.missing[missing] = packet.time
+    end
     me.high = number
   end
   if not taken then return end
   result.next_seq = number + 1
   if number < me.high then
-    judge_old(result, packet, me, number)
+    judge_old(result, packet, stream, me, number)
   else
-    me.high, me.high_time = number + 1, packet.time
+    me.high = number + 1
   end
   if number >= me.acked then
     local entry = me.sent[number]
@@ -161,19 +181,16 @@ local function follow_sequence(result, packet, me)
 end
 
 -- The round trip of a packet that was sent more than once is unknown (Karn).
-local function follow_progress(result, packet, stream, peer, ack)
+local function follow_progress(result, packet, peer, ack)
   local newest = peer.sent[ack - 1]
   if newest then
     result.acks_frame = newest.frame
-    if not newest.resent then
-      result.ack_rtt = packet.time - newest.time
-      stream.initial_rtt = stream.initial_rtt or result.ack_rtt
-    end
+    if not newest.resent then result.ack_rtt = packet.time - newest.time end
   end
   forget(peer, ack)
 end
 
-local function follow_ack(result, packet, stream, me, peer)
+local function follow_ack(result, packet, me, peer)
   if peer.base == nil then begin(peer, packet.ack, false) end
   local ack = relative(peer, packet.ack)
   result.ack = ack
@@ -181,12 +198,12 @@ local function follow_ack(result, packet, stream, me, peer)
   local edge = ext.credit and relative(peer, ext.credit)
   local more_credit = edge and (peer.edge == nil or edge > peer.edge)
   if ack > peer.high then
-    note(result, "ack_lost_segment", string.format(
-      "Acknowledges %d packets that were not captured", ack - peer.high))
+    note(result, "ack_lost_segment", "Acknowledged packets that were not captured: "
+      .. ack - peer.high)
     peer.high = ack
   end
   if ack > peer.acked then
-    follow_progress(result, packet, stream, peer, ack)
+    follow_progress(result, packet, peer, ack)
     me.duplicates, me.ack_frame = 0, packet.frame
   elseif packet.kind == "ack" and ack == peer.acked and peer.high > ack and not ext.probed then
     if more_credit then
@@ -223,7 +240,7 @@ local function follow_extension(result, packet, me, peer)
     local marked = before and (ext.ce - before) % WRAP or 0
     if marked > 0 and marked < WRAP / 2 then
       result.new_marks = marked
-      note(result, "marks", string.format("%d more packets arrived with a congestion mark", marked))
+      note(result, "marks", "Packets that arrived with a congestion mark: " .. marked)
     end
     me.marks = ext.ce
   end
@@ -237,6 +254,7 @@ local function follow_move(result, packet, stream, me, peer)
   result.seq = relative(me, packet.seq)
   me.high = math.max(me.high, result.seq)
   me.acked, me.sent, me.edge, peer.edge = me.high, {}, nil, nil
+  me.missing = {}
   note(result, "moved", "The connection continues on this path")
 end
 
@@ -254,13 +272,14 @@ function M.packet(state, packet)
     follow_move(result, packet, stream, me, peer)
     return result
   end
-  follow_sequence(result, packet, me)
+  follow_sequence(result, packet, stream, me)
   if packet.kind == "probe" and packet.len > 0 then
     me.probe = { len = packet.len, frame = packet.frame, time = packet.time }
   end
   if packet.ack and packet.kind ~= "rst" then
-    follow_ack(result, packet, stream, me, peer)
+    follow_ack(result, packet, me, peer)
   end
+  follow_setup(packet, stream, me, peer)
   follow_extension(result, packet, me, peer)
   result.initial_rtt = stream.initial_rtt
   return result

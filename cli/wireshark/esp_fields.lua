@@ -50,6 +50,8 @@ local function analysis(add)
     add(name, ProtoField.uint32("espe.analysis." .. name, text))
   end
   add("analysis", ProtoField.none("espe.analysis", "Analysis"))
+  -- One field for all remarks; each has one of its own besides.
+  add("remark", ProtoField.string("espe.analysis.remark", "Remark"))
   frame("acks_frame", "Acknowledges the packet in frame", frametype.ACK)
   time("ack_rtt", "Round trip to this acknowledgement")
   time("initial_rtt", "First round trip of the stream")

@@ -135,11 +135,11 @@ fn round_trips_are_measured() {
         "espe.analysis.probe_rtt",
     ];
     let wanted: &[(usize, &[&str])] = &[
-        (2, &["1", "0.000150000", "0.000150000", "", ""]),
-        (3, &["2", "0.000050000", "0.000150000", "", ""]),
-        (6, &["5", "0.000300000", "0.000150000", "", ""]),
-        (9, &["8", "", "0.000150000", "", ""]),
-        (11, &["", "", "0.000150000", "10", "0.000250000"]),
+        (2, &["1", "0.000150000", "", "", ""]),
+        (3, &["2", "0.000050000", "0.000200000", "", ""]),
+        (6, &["5", "0.000300000", "0.000200000", "", ""]),
+        (9, &["8", "", "0.000200000", "", ""]),
+        (11, &["", "", "0.000200000", "10", "0.000250000"]),
     ];
     check(&packets, &names, wanted);
 }
@@ -180,6 +180,10 @@ fn losses_and_repetitions_are_marked() {
         set.filter_map(|(_, name)| name.rsplit('.').next())
             .collect()
     };
+    let texts = fields(&capture(&packets), &["espe.analysis.remark"], &[]);
+    for (frame, text) in texts.iter().enumerate() {
+        assert_eq!(text[0].is_empty(), marks(frame + 1).is_empty(), "{texts:?}");
+    }
     let none: [&str; 0] = [];
     for frame in [1, 2, 3, 4, 6, 12] {
         assert_eq!(marks(frame), none, "frame {frame}");
@@ -203,6 +207,25 @@ fn losses_and_repetitions_are_marked() {
         (11, &["", "", "9", "0.008200000"]),
     ];
     check(&packets, &names, wanted);
+}
+
+/// What counts is when the gap was noticed, not what has followed since.
+#[test]
+fn a_gap_that_is_filled_late_was_a_loss() {
+    if !has_tshark("a_gap_that_is_filled_late") {
+        return;
+    }
+    let mut packets = open();
+    for (time, number) in [(1000, 1), (1010, 3), (1900, 4), (1910, 2)] {
+        packets.push((time, data(number)));
+    }
+    let names = [
+        "espe.analysis.remark.retransmission",
+        "espe.analysis.remark.out_of_order",
+    ];
+    let found = fields(&capture(&packets), &names, &[]);
+    assert!(!found[6][0].is_empty(), "{found:?}");
+    assert!(found[6][1].is_empty(), "{found:?}");
 }
 
 #[test]

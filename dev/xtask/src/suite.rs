@@ -70,7 +70,9 @@ pub(crate) fn run_all() -> Result<ExitCode, Failure> {
     });
     steps.step("tshark", || match tools::ensure(tools::TESTS) {
         Ok(()) => Ok("the programs of other tests".into()),
-        Err(e) => Ok(format!("tests of the Wireshark dissector will be SKIPPED: {e}")),
+        Err(e) => Ok(format!(
+            "tests of the Wireshark dissector will be SKIPPED: {e}"
+        )),
     });
     let require = std::env::var_os(REQUIRE).is_some_and(|v| v == "1");
     let counts = all(&mut steps, require)?;

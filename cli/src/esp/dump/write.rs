@@ -1,110 +1,87 @@
-//! Capture files: frames written as pcapng.
+//! Capture files: frames written as pcapng (draft-ietf-opsawg-pcapng), little endian.
+//!
+//! A file is a sequence of blocks: type, length, fields, options, and the length again.
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 use std::time::Duration;
 
 use netif::Statistics;
-use pcap_parser::{
-    EnhancedPacketBlock, InterfaceDescriptionBlock, InterfaceStatisticsBlock, Linktype, OptionCode,
-    PcapNGOption, SectionHeaderBlock, ToVec,
-};
 
 use super::Seen;
 
-/// Times are in nanoseconds: 10^-9 seconds.
+/// Types of blocks.
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const INTERFACE_STATISTICS: u32 = 5;
+const ENHANCED_PACKET: u32 = 6;
+
+/// Number by which a reader recognizes the byte order.
+const BYTE_ORDER: u32 = 0x1a2b_3c4d;
+const LINKTYPE_ETHERNET: u32 = 1;
+
+/// Options of the blocks above.
+const SECTION_APPLICATION: u16 = 4;
+const INTERFACE_NAME: u16 = 2;
+const INTERFACE_RESOLUTION: u16 = 9;
+const PACKET_FLAGS: u16 = 2;
+const RECEIVED: u16 = 4;
+const DROPPED_BY_SYSTEM: u16 = 7;
+
+/// Resolution of times: 10^-9 seconds.
 const NANOSECONDS: u8 = 9;
-/// Option of a packet: its direction and other flags.
-const PACKET_FLAGS: OptionCode = OptionCode(2);
+/// Flags of a packet: its direction.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 
 /// Writer of a capture file with one interface.
 pub(super) struct CaptureFile<W: Write> {
     out: W,
+    /// Body of the block in progress.
+    body: Vec<u8>,
 }
 
 impl<W: Write> CaptureFile<W> {
     /// Begins a file of the frames of an interface, if they have one.
-    pub(super) fn begin(mut out: W, interface: Option<&str>) -> io::Result<CaptureFile<W>> {
+    pub(super) fn begin(out: W, interface: Option<&str>) -> io::Result<CaptureFile<W>> {
+        let body = Vec::new();
+        let mut file = CaptureFile { out, body };
+        file.words(&[BYTE_ORDER]);
+        // Version 1.0, and the length of the section: unknown.
+        file.words(&[1, u32::MAX, u32::MAX]);
         let application = concat!("esp dump ", env!("CARGO_PKG_VERSION"));
-        let mut section = SectionHeaderBlock {
-            block_type: 0,
-            block_len1: 0,
-            bom: 0,
-            major_version: 1,
-            minor_version: 0,
-            section_len: -1,
-            options: vec![option(OptionCode::ShbUserAppl, application.as_bytes())],
-            block_len2: 0,
-        };
-        write(&mut out, &mut section)?;
-        let mut options = vec![option(OptionCode::IfTsresol, &[NANOSECONDS])];
-        options.extend(interface.map(|name| option(OptionCode::IfName, name.as_bytes())));
-        let mut interface = InterfaceDescriptionBlock {
-            block_type: 0,
-            block_len1: 0,
-            linktype: Linktype::ETHERNET,
-            reserved: 0,
-            // Unlimited.
-            snaplen: 0,
-            options,
-            block_len2: 0,
-            if_tsresol: NANOSECONDS,
-            if_tsoffset: 0,
-        };
-        write(&mut out, &mut interface)?;
-        Ok(CaptureFile { out })
+        file.option(SECTION_APPLICATION, application.as_bytes());
+        file.block(SECTION)?;
+        // No limit of the length of frames.
+        file.words(&[LINKTYPE_ETHERNET, 0]);
+        if let Some(name) = interface {
+            file.option(INTERFACE_NAME, name.as_bytes());
+        }
+        file.option(INTERFACE_RESOLUTION, &[NANOSECONDS]);
+        file.block(INTERFACE)?;
+        Ok(file)
     }
 
     /// Adds a frame.
     pub(super) fn frame(&mut self, seen: &Seen<'_>) -> io::Result<()> {
-        let (ts_high, ts_low) = time(seen.time);
-        let direction = match seen.outgoing {
-            Some(true) => Some(OUTBOUND),
-            Some(false) => Some(INBOUND),
-            None => None,
-        };
-        let flags = direction.map(u32::to_le_bytes);
-        let mut block = EnhancedPacketBlock {
-            block_type: 0,
-            block_len1: 0,
-            if_id: 0,
-            ts_high,
-            ts_low,
-            caplen: number(seen.bytes.len()),
-            origlen: number(seen.len),
-            data: seen.bytes,
-            options: flags
-                .iter()
-                .map(|flags| option(PACKET_FLAGS, flags))
-                .collect(),
-            block_len2: 0,
-        };
-        write(&mut self.out, &mut block)
+        let [high, low] = time(seen.time);
+        self.words(&[0, high, low, number(seen.bytes.len()), number(seen.len)]);
+        self.padded(seen.bytes);
+        if let Some(outgoing) = seen.outgoing {
+            let flags = if outgoing { OUTBOUND } else { INBOUND };
+            self.option(PACKET_FLAGS, &flags.to_le_bytes());
+        }
+        self.block(ENHANCED_PACKET)
     }
 
     /// Ends the file with the counts of the kernel, if there are any.
     pub(super) fn end(&mut self, now: Duration, counts: Option<Statistics>) -> io::Result<()> {
         if let Some(counts) = counts {
-            let (ts_high, ts_low) = time(now);
-            let (received, dropped) = (
-                counts.received.saturating_add(counts.dropped).to_le_bytes(),
-                counts.dropped.to_le_bytes(),
-            );
-            let mut block = InterfaceStatisticsBlock {
-                block_type: 0,
-                block_len1: 0,
-                if_id: 0,
-                ts_high,
-                ts_low,
-                options: vec![
-                    option(OptionCode::IsbIfRecv, &received),
-                    option(OptionCode::IsbOsDrop, &dropped),
-                ],
-                block_len2: 0,
-            };
-            write(&mut self.out, &mut block)?;
+            let [high, low] = time(now);
+            self.words(&[0, high, low]);
+            let all = counts.received.saturating_add(counts.dropped);
+            self.option(RECEIVED, &all.to_le_bytes());
+            self.option(DROPPED_BY_SYSTEM, &counts.dropped.to_le_bytes());
+            self.block(INTERFACE_STATISTICS)?;
         }
         self.flush()
     }
@@ -113,27 +90,40 @@ impl<W: Write> CaptureFile<W> {
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
-}
 
-fn write(out: &mut impl Write, block: &mut impl ToVec) -> io::Result<()> {
-    let bytes = block
-        .to_vec()
-        .map_err(|e| io::Error::other(e.to_string()))?;
-    out.write_all(&bytes)
-}
+    fn words(&mut self, words: &[u32]) {
+        self.body
+            .extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    }
 
-fn option(code: OptionCode, value: &[u8]) -> PcapNGOption<'_> {
-    PcapNGOption {
-        code,
-        len: u16::try_from(value.len()).unwrap_or(u16::MAX),
-        value: Cow::Borrowed(value),
+    /// Adds bytes, and zeros up to a multiple of four.
+    fn padded(&mut self, bytes: &[u8]) {
+        self.body.extend(bytes);
+        self.body.resize(self.body.len().next_multiple_of(4), 0);
+    }
+
+    fn option(&mut self, code: u16, value: &[u8]) {
+        let len = u16::try_from(value.len()).unwrap_or(u16::MAX);
+        self.words(&[u32::from(code) | u32::from(len) << 16]);
+        self.padded(value.get(..len.into()).unwrap_or(value));
+    }
+
+    /// Ends the options, writes the block and begins the next one.
+    fn block(&mut self, kind: u32) -> io::Result<()> {
+        self.words(&[0]);
+        let len = number(self.body.len() + 12).to_le_bytes();
+        self.out.write_all(&kind.to_le_bytes())?;
+        self.out.write_all(&len)?;
+        self.out.write_all(&self.body)?;
+        self.body.clear();
+        self.out.write_all(&len)
     }
 }
 
 /// Returns the two halves of a time in nanoseconds since 1970, which last until 2554.
-fn time(time: Duration) -> (u32, u32) {
+fn time(time: Duration) -> [u32; 2] {
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    ((nanos >> 32) as u32, nanos as u32)
+    [(nanos >> 32) as u32, nanos as u32]
 }
 
 fn number(len: usize) -> u32 {
