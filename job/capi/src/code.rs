@@ -55,7 +55,8 @@ impl From<p2p::Error> for Fault {
             Error::InvalidRank { .. } => Code::Rank,
             Error::InvalidTag { .. } => Code::Tag,
             Error::InvalidContext { .. } => Code::Comm,
-            Error::InvalidArgument(_) => Code::Arg,
+            // Ranks have no accesses to be refused.
+            Error::InvalidArgument(_) | Error::Refused(_) => Code::Arg,
             Error::Truncated { .. } => Code::Truncate,
             Error::PeerFailed { .. } | Error::Unflushed(_) => Code::Peer,
             Error::UnknownRequest => Code::Request,
