@@ -154,8 +154,7 @@ fn waiting_receiver_fails_with_the_daemon() {
     let socket = EdpSocket::builder().bind_at(&daemon.client(), 0).unwrap();
     let error = support::within(30, "receiving", move || {
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| socket.recv_from(&mut [0; 8]).unwrap_err());
-            std::thread::sleep(Duration::from_millis(20));
+            let waiting = support::blocked(scope, || socket.recv_from(&mut [0; 8]).unwrap_err());
             daemon.die();
             waiting.join().unwrap()
         })

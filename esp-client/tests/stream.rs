@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use esp_client::control::Request;
 use esp_client::{Client, EspError, EspStream, PeerName, Spin};
-use support::{FakeDaemon, OWN, Options, PEER, address, port, within};
+use support::{FakeDaemon, OWN, Options, PEER, address, blocked, port, within};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -311,8 +311,7 @@ fn shutting_the_reading_side_wakes_the_reader() {
     let stream = connect(&daemon, port::SILENT);
     within(30, "the read", move || {
         std::thread::scope(|scope| {
-            let reader = scope.spawn(|| (&stream).read(&mut [0; 8]));
-            std::thread::sleep(Duration::from_millis(20));
+            let reader = blocked(scope, || (&stream).read(&mut [0; 8]));
             stream.shutdown(Shutdown::Read).unwrap();
             assert_eq!(reader.join().unwrap().unwrap(), 0);
         });
