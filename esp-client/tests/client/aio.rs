@@ -1,13 +1,11 @@
 //! The futures against a daemon inside the test.
 
-mod support;
-
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use crate::support::{FakeDaemon, Options, PEER, address, port};
 use esp_client::control::Request;
 use esp_client::{EdpKind, EspError, aio};
-use support::{FakeDaemon, Options, PEER, address, port};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 

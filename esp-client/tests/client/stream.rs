@@ -1,14 +1,12 @@
 //! Streams against a daemon inside the test.
 
-mod support;
-
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
 use std::time::Duration;
 
+use crate::support::{FakeDaemon, OWN, Options, PEER, address, blocked, port, within};
 use esp_client::control::Request;
 use esp_client::{Client, EspError, EspStream, PeerName, Spin};
-use support::{FakeDaemon, OWN, Options, PEER, address, blocked, port, within};
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -1,18 +1,18 @@
 //! Daemons that are missing, die, or send invalid messages.
 
-mod support;
-
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use crate::support::{
+    FakeDaemon, SocketFile, address, blocked, port, scripted, socket_name, within,
+};
 use esp_client::control::codec::{DecodeError, Decoder, encode, receive, send};
 use esp_client::control::{Envelope, ErrorReply, Reply, Request, Rings, VERSION};
 use esp_client::{Client, EspError, EspListener, EspStream};
 use esp_engine::shm::{ClientPage, EnginePage, Region, RingSizes};
 use rustix::event::{EventfdFlags, eventfd};
-use support::{FakeDaemon, SocketFile, address, blocked, port, scripted, socket_name, within};
 
 fn read_requests(socket: &UnixStream, decoder: &mut Decoder<Request>) -> Option<(u64, Request)> {
     loop {

@@ -1,13 +1,11 @@
 //! Listeners against a daemon inside the test.
 
-mod support;
-
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
+use crate::support::{FakeDaemon, Options, PEER, blocked, within};
 use esp_client::control::{Request, Rings};
 use esp_client::{EspError, EspListener};
-use support::{FakeDaemon, Options, PEER, blocked, within};
 
 const LONG: Duration = Duration::from_secs(60);
 

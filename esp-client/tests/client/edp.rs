@@ -1,13 +1,11 @@
 //! Datagram sockets against a daemon inside the test.
 
-mod support;
-
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use crate::support::{self, FakeDaemon, OWN, PEER};
 use esp_client::control::Request;
 use esp_client::{EdpKind, EdpSocket, EspError, NODE_PORT, NodeInfo, monotonic_nanos};
-use support::{FakeDaemon, OWN, PEER};
 
 fn bind(daemon: &FakeDaemon) -> EdpSocket {
     let socket = EdpSocket::builder()

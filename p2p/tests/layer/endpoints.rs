@@ -1,7 +1,6 @@
 //! Endpoints: peers without ranks, wide tags, masks, reports.
 
-mod common;
-
+use crate::common;
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex};

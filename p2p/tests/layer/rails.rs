@@ -1,12 +1,10 @@
 //! Several transports to one peer: what each carries, and what a failure of one means.
 
-mod common;
-
 use std::time::Instant;
 
+use crate::common::{HANG, config, each, loopbacks, pattern, start};
 use btl::{Btl, PeerError};
 use btl_conformance::loopback::{Killer, Limits};
-use common::{HANG, config, each, loopbacks, pattern, start};
 use p2p::{Error, P2p, RailReport, Setup, TransportAddress};
 
 /// Makes two ranks with one rail for each name and bandwidth.
