@@ -43,7 +43,7 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     node.stats.control_connections.add();
-                    let (node, identify, stop) = (Arc::clone(&node), Arc::clone(&identify), stop.clone());
+                    let (node, stop) = (Arc::clone(&node), stop.clone());
                     start_session(&mut sessions, node, stream, &identify, stop);
                 }
                 Err(error) => {

@@ -158,7 +158,10 @@ fn source(found: &netif::LocalAddress, network: &Network) -> Option<IpNetwork> {
 /// Returns the interface under the name of its next link.
 fn named(interface: &netif::Interface, links: &[LinkConfig]) -> netif::Interface {
     let index = interface.index;
-    let is_same = |link: &&LinkConfig| matches!(link, LinkConfig::Udp { interface, .. } if interface.index == index);
+    let is_same = |link: &&LinkConfig| match link {
+        LinkConfig::Udp { interface, .. } => interface.index == index,
+        _ => false,
+    };
     let name = match links.iter().filter(is_same).count() {
         0 => format!("{}/udp", interface.name),
         earlier => format!("{}/udp{}", interface.name, earlier + 1),

@@ -246,7 +246,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn heap_is_a_priority_queue(ops in proptest::collection::vec((0u32..20, 0u64..100, 0u8..4), 0..200)) {
+        fn heap_is_a_priority_queue(
+            ops in proptest::collection::vec((0u32..20, 0u64..100, 0u8..4), 0..200)
+        ) {
             let mut heap = DeadlineHeap::default();
             let mut model = std::collections::BTreeMap::<u32, u64>::new();
             for (slot, time, op) in ops {

@@ -38,7 +38,10 @@ macro_rules! record {
                 if u32::from_le_bytes(*magic) != $magic {
                     return None;
                 }
-                $(let (field, rest) = rest.split_first_chunk()?; let $field = <$type>::from_le_bytes(*field);)*
+                $(
+                    let (field, rest) = rest.split_first_chunk()?;
+                    let $field = <$type>::from_le_bytes(*field);
+                )*
                 rest.is_empty().then_some($name { $($field,)* })
             }
         }

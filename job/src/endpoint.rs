@@ -291,7 +291,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_parsed_without_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn any_bytes_are_parsed_without_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..80)
+        ) {
             let _ = parse(&bytes);
             let _ = from_text(&String::from_utf8_lossy(&bytes));
             if let Some(first) = bytes.first_mut() {

@@ -194,7 +194,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decodes_any_bytes_without_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn decodes_any_bytes_without_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..200)
+        ) {
             let _ = ModexEntry::decode(&bytes);
             if let Some(first) = bytes.first_mut() {
                 *first = VERSION;

@@ -8,7 +8,7 @@ use std::thread;
 use esp_client::EspStream;
 use lab::Lab;
 
-use crate::{byte, pair, wait_until};
+use crate::{byte, check_pattern, pair, send_pattern, wait_until};
 
 /// Bytes that flow both ways.
 #[derive(Debug, Default)]
@@ -121,4 +121,17 @@ impl Bystander {
         let [left, right] = &self.0;
         Exchange::during(left, right, |_| work())
     }
+}
+
+/// Sends patterns of `len` bytes in both directions at the same time.
+///
+/// # Panics
+/// When bytes do not arrive, or others do.
+pub fn both_ways(left: &EspStream, right: &EspStream, len: u64) {
+    thread::scope(|scope| {
+        scope.spawn(|| send_pattern(left, len, 1));
+        scope.spawn(|| send_pattern(right, len, 2));
+        scope.spawn(|| check_pattern(left, len, 2));
+        check_pattern(right, len, 1);
+    });
 }

@@ -332,6 +332,30 @@ impl Finished {
     }
 }
 
+/// Asserts that a program of MPI has printed PASS and has not printed FAIL.
+///
+/// # Panics
+/// When it has not.
+#[track_caller]
+pub fn passed(finished: &Finished) {
+    assert_eq!(finished.code, Some(0), "{finished:?}");
+    assert!(
+        finished.out.contains("PASS") && !finished.out.contains("FAIL"),
+        "{finished:?}"
+    );
+}
+
+/// A process that is killed on drop.
+#[derive(Debug)]
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Runs `ip` in a node.
 ///
 /// # Panics

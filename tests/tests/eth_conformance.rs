@@ -51,6 +51,8 @@ impl ProcessHarness for Nodes {
             messages: self.messages,
             rounds: 300,
             peers: 8,
+            // Without a daemon, the end of a process is noticed after the peer timeout.
+            deaths_at_once: self.carrier == Carrier::Udp,
             ..Options::default()
         }
     }

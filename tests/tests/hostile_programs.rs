@@ -384,15 +384,7 @@ fn corrupting_doorbells_and_records() {
         let cut_in_its_header = (record(0, 0, 0), 39);
         for (bytes, written) in records.into_iter().chain([cut_in_its_header]) {
             let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
-            let rings = Rings {
-                tx: 1 << 16,
-                rx: 1 << 16,
-            };
-            let socket = program.socket_of(Request::BindEdp {
-                interface: None,
-                port: 9000,
-                rings,
-            });
+            let socket = datagram_socket(&mut program);
             overwrite(&socket.memory, HEADER_PAGE, &bytes);
             overwrite(&socket.memory, TX_HEAD, &u64::to_le_bytes(written));
             ring(&welcome, socket.slot);
@@ -409,6 +401,18 @@ fn corrupting_doorbells_and_records() {
     serves(&lab);
 }
 
+/// Binds port 9000 for datagrams.
+fn datagram_socket(program: &mut RawProgram) -> RawSocket {
+    program.socket_of(Request::BindEdp {
+        interface: None,
+        port: 9000,
+        rings: Rings {
+            tx: 1 << 16,
+            rx: 1 << 16,
+        },
+    })
+}
+
 #[test]
 fn shared_memory_cannot_be_taken_away_or_written_where_it_may_not() {
     let test = "shared_memory_cannot_be_taken_away_or_written_where_it_may_not";
@@ -417,15 +421,7 @@ fn shared_memory_cannot_be_taken_away_or_written_where_it_may_not() {
     };
     let bystander = Bystander::new(&lab);
     let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
-    let rings = Rings {
-        tx: 1 << 16,
-        rx: 1 << 16,
-    };
-    let socket = program.socket_of(Request::BindEdp {
-        interface: None,
-        port: 9000,
-        rings,
-    });
+    let socket = datagram_socket(&mut program);
     for memory in [&welcome.client_page, &welcome.engine_page, &socket.memory] {
         assert!(!can_be_resized(memory));
     }
@@ -444,15 +440,7 @@ fn shared_descriptors_cannot_be_made_to_block_the_engine() {
     };
     let bystander = Bystander::new(&lab);
     let (mut program, welcome) = RawProgram::welcomed(&lab.socket(0));
-    let rings = Rings {
-        tx: 1 << 16,
-        rx: 1 << 16,
-    };
-    let socket = program.socket_of(Request::BindEdp {
-        interface: None,
-        port: 9000,
-        rings,
-    });
+    let socket = datagram_socket(&mut program);
     let sender = EdpSocket::builder()
         .bind_at(&client(&lab, 1), 9000)
         .unwrap();

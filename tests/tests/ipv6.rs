@@ -2,9 +2,9 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use esp_tests::process::{Finished, output, programs};
+use esp_tests::process::{Finished, Killed, output, programs};
 
 /// A lab made by `esplab up`, ended on drop.
 struct Up(String);
@@ -54,16 +54,6 @@ impl Up {
 impl Drop for Up {
     fn drop(&mut self) {
         let _ = lab::down(&self.0);
-    }
-}
-
-/// A process that is killed on drop.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

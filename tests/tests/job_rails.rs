@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use bench::rails::{RailsResult, RailsTask, measure};
-use bench::worker::{Protocol, Role};
+use bench::task::{Protocol, Role};
 use esp_tests::frames::in_switch;
 use esp_tests::process::ip_in_switch;
 use esp_tests::{lab_or_skip, wait_until};

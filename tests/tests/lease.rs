@@ -5,9 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use esp_client::{Client, EspError, EspListener, EspStream, Interest, Path};
+use esp_tests::exchange::both_ways;
 use esp_tests::process::{configured_lab, daemon_pid, ip, signal};
 use esp_tests::program::Program;
-use esp_tests::{PATIENCE, address, check_pattern, client, counter, send_pattern, wait_until};
+use esp_tests::{PATIENCE, address, client, counter, wait_until};
 use lab::Lab;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
@@ -31,16 +32,6 @@ fn pair(lab: &Lab, port: u16, paths: [Path; 2]) -> (EspStream, EspStream) {
     (left, right)
 }
 
-/// Sends patterns in both directions at the same time.
-fn exchange(left: &EspStream, right: &EspStream, len: u64) {
-    thread::scope(|scope| {
-        scope.spawn(|| send_pattern(left, len, 1));
-        scope.spawn(|| send_pattern(right, len, 2));
-        scope.spawn(|| check_pattern(left, len, 2));
-        check_pattern(right, len, 1);
-    });
-}
-
 #[test]
 fn every_mix_of_paths_carries_every_byte() {
     let Some(lab) = configured_lab("lease_mixes", 2, ALL) else {
@@ -52,7 +43,7 @@ fn every_mix_of_paths_carries_every_byte() {
         [Path::Daemon, Path::Lease],
     ]) {
         let (left, right) = pair(&lab, port, paths);
-        exchange(&left, &right, 3_000_000);
+        both_ways(&left, &right, 3_000_000);
         // One thread alternates between both ends, so that no other thread drives their engines.
         let (mut left, mut right) = pair(&lab, port + 100, paths);
         for round in 0..200u32 {
@@ -113,7 +104,7 @@ fn without_permission_streams_use_the_daemon() {
         (left, listener.accept_timeout(PATIENCE).unwrap().0)
     };
     assert_eq!([left.path(), right.path()], [Path::Daemon, Path::Daemon]);
-    exchange(&left, &right, 100_000);
+    both_ways(&left, &right, 100_000);
     // The program knows it from the welcome and requests none.
     assert_eq!(counter(&here, "leases_refused"), 0);
     let error = EspStream::builder()
@@ -162,7 +153,7 @@ fn leased_listener_accepts_from_its_own_node() {
         .unwrap();
     let (right, _) = listener.accept_timeout(PATIENCE).unwrap();
     assert_eq!([left.path(), right.path()], [Path::Daemon, Path::Daemon]);
-    exchange(&left, &right, 100_000);
+    both_ways(&left, &right, 100_000);
 }
 
 /// Reads to the end, which must be an error. Returns the number of bytes, too.
@@ -308,7 +299,7 @@ fn a_lease_goes_on_without_the_daemon() {
         assert!(Instant::now() < deadline, "the programs do not notice");
         thread::sleep(Duration::from_millis(2));
     }
-    exchange(&left, &right, 500_000);
+    both_ways(&left, &right, 500_000);
 }
 
 #[test]
@@ -439,7 +430,10 @@ fn streams_survive_a_link_that_goes_down_and_up() {
     let (left, right) = pair(&lab, 7000, [Path::Lease, Path::Lease]);
     ip(&lab, 0, "link set eth0 down");
     (&left).write_all(b"while it is down").unwrap();
-    thread::sleep(Duration::from_millis(300));
+    let daemon = client(&lab, 0);
+    wait_until("the link is seen to be down", || {
+        !daemon.status().expect("status").interfaces[0].up
+    });
     ip(&lab, 0, "link set eth0 up");
     let mut got = [0; 16];
     right.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -468,7 +462,7 @@ fn a_lowered_mtu_ends_connections_of_longer_frames() {
     );
     // The next one fits.
     let (left, right) = pair(&lab, 7001, [Path::Lease, Path::Lease]);
-    exchange(&left, &right, 100_000);
+    both_ways(&left, &right, 100_000);
 }
 
 #[test]

@@ -6,14 +6,16 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esp_tests::lab_or_skip;
 use esp_tests::process::programs;
+use esp_tests::{lab_or_skip, wait_until};
 use job::endpoint::{OpenEndpoint, parse};
 use lab::{Lab, LabOptions};
 use p2p::{Atomic, AtomicOp, AtomicType, Completion, Error, Exposure, Refusal, Regions, Remote};
 
 /// Limit of one program.
 const LIMIT: &str = "60";
+/// The server of `fi_pingpong` among the sockets of its node: port 47592, no peer, listening.
+const LISTENS: &str = ":B9E8 00000000:0000 0A";
 
 /// Puts the provider where libfabric looks. `None`: a program is missing, so the test is skipped.
 fn provider(test: &str) -> Option<PathBuf> {
@@ -52,8 +54,11 @@ fn pingpong(lab: &Lab, dir: &Path, (server, client): (usize, usize)) -> Output {
         started.expect("enter the node").expect("start fi_pingpong")
     };
     let running = start(server, &args);
-    // It listens before it is asked.
-    std::thread::sleep(Duration::from_millis(500));
+    let sockets = format!("/proc/{}/net/tcp", running.id());
+    wait_until("the server listens", || {
+        let list = std::fs::read_to_string(&sockets).expect("the sockets of the node");
+        list.contains(LISTENS)
+    });
     let address = format!("10.99.0.{}", server + 1);
     let other = start(client, &[&args[..], &[&address]].concat());
     let output = other.wait_with_output().expect("wait for the client");

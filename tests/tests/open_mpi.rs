@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use esp_tests::links::{silence, two_rails};
 use esp_tests::open_mpi::Program;
-use esp_tests::process::{Finished, daemon_pid, output, programs, signal};
+use esp_tests::process::{Finished, daemon_pid, output, passed, programs, signal};
 use esp_tests::{client, counter, lab_or_skip, wait_until};
 use lab::{Lab, LabOptions};
 use rustix::process::Signal;
@@ -66,15 +66,6 @@ fn lab(test: &str, nodes: usize, mtu: u32, config: &str) -> Option<Lab> {
     options.wire.mtu = mtu;
     options.daemon_config = config.into();
     lab_or_skip(test, &options)
-}
-
-#[track_caller]
-fn passed(finished: &Finished) {
-    assert_eq!(finished.code, Some(0), "{finished:?}");
-    assert!(
-        finished.out.contains("PASS") && !finished.out.contains("FAIL"),
-        "{finished:?}"
-    );
 }
 
 /// Runs a program on two nodes, over ESP alone, then with shared memory within the nodes.

@@ -4,19 +4,11 @@ use std::io::{Read, Write};
 use std::thread;
 
 use esp_client::{EspListener, EspStream};
+use esp_tests::exchange::both_ways;
 use esp_tests::{
     PATIENCE, address, check_pattern, client, counter, lab_or_skip, pair, send_pattern,
 };
 use lab::LabOptions;
-
-fn both_ways(left: &EspStream, right: &EspStream, len: u64) {
-    thread::scope(|scope| {
-        scope.spawn(|| send_pattern(left, len, 1));
-        scope.spawn(|| send_pattern(right, len, 2));
-        scope.spawn(|| check_pattern(left, len, 2));
-        check_pattern(right, len, 1);
-    });
-}
 
 #[test]
 fn between_nodes_and_within_one() {

@@ -4,9 +4,9 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use esp_tests::process::{Finished, output, programs};
+use esp_tests::process::{Killed, output, passed, programs};
 use esp_tests::{lab_or_skip, open_mpi};
 use lab::{Lab, LabOptions};
 
@@ -75,30 +75,11 @@ impl Drop for Home {
     }
 }
 
-/// A process that is killed on drop.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Creates two nodes with a router between, without daemons; `None` after printing SKIPPED.
 fn routed(test: &str) -> Option<Lab> {
     let mut options = LabOptions::new(2);
     (options.wire.routed, options.daemon) = (true, false);
     lab_or_skip(test, &options)
-}
-
-#[track_caller]
-fn passed(finished: &Finished) {
-    assert_eq!(finished.code, Some(0), "{finished:?}");
-    assert!(
-        finished.out.contains("PASS") && !finished.out.contains("FAIL"),
-        "{finished:?}"
-    );
 }
 
 #[test]

@@ -12,7 +12,7 @@ use bench::plan::{self, Bench};
 use bench::report;
 use bench::run::Rig;
 use bench::table::Style;
-use bench::worker::Carrier;
+use bench::task::Carrier;
 use bench::{incast, intra, rails};
 use cli::out::{self, Failure, Verdict};
 
@@ -57,7 +57,7 @@ enum Carriers {
 }
 
 impl Carriers {
-    fn has(self, path: bench::worker::Protocol) -> bool {
+    fn has(self, path: bench::task::Protocol) -> bool {
         match path.carrier() {
             Some(Carrier::Raw) => self != Carriers::Udp,
             Some(Carrier::Udp) => self != Carriers::Raw,

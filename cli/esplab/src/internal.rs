@@ -10,6 +10,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use bench::intra::bare::Bare;
 use bench::intra::contender::Contender;
 use bench::intra::{join, ours};
+use bench::task::Task;
 use bench::{incast, rails, worker};
 use cli::out::{self, Doing, Failure, Verdict};
 use lab::{ProcessRef, UserNs, Watch};
@@ -61,7 +62,7 @@ pub(super) struct Worker {
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(untagged)]
 enum AnyTask {
-    Ends(worker::Task),
+    Ends(Task),
     Incast(incast::IncastTask),
     Rails(rails::RailsTask),
 }

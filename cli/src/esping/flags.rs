@@ -38,7 +38,8 @@ pub(super) struct Flags {
     #[arg(short, value_name = "BYTES", conflicts_with_all = ["mtu", "discover"])]
     pub(super) size: Option<usize>,
     /// Stop after SECS seconds, answered or not
-    #[arg(short = 'w', value_name = "SECS", value_parser = units::seconds, conflicts_with_all = ["mtu", "discover"])]
+    #[arg(short = 'w', value_name = "SECS", value_parser = units::seconds)]
+    #[arg(conflicts_with_all = ["mtu", "discover"])]
     pub(super) deadline: Option<Duration>,
     /// Time to wait for an answer
     #[arg(short = 'W', value_name = "SECS", value_parser = units::seconds)]

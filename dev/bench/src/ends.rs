@@ -7,7 +7,7 @@ use std::time::Duration;
 use esp_client::{Client, EspListener, EspStream, MacAddr, NodeAddr, Spin};
 use p2p::Comm;
 
-use crate::worker::{Protocol, Role, Task, Wait};
+use crate::task::{Protocol, Role, Task, Wait};
 use lab::Node;
 
 /// A connected stream. With [`Wait::Poll`], `read` may return `WouldBlock`; `write` never does.

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 use esp_client::{EspListener, EspStream, MacAddr, Path};
 
-use crate::worker::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult};
+use crate::task::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult};
 use lab::Node;
 
 /// Opens (or accepts) `count` connections, over leases `count` listeners with a leased port each,

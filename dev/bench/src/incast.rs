@@ -15,7 +15,7 @@ use crate::about::About;
 use crate::run::Worker;
 use crate::samples::median;
 use crate::table::{Column, Style, render, rounded};
-use crate::worker::{LISTENING, Protocol, Role};
+use crate::task::{LISTENING, Protocol, Role};
 use cli::out::{Doing, Failure};
 use lab::{Lab, LabOptions, Node, WireOptions};
 

@@ -11,6 +11,7 @@
 //! | [`report`] | their rows |
 //! | [`table`] | tables of rows as text and Markdown |
 //! | [`page`] | the performance page: tables, charts, description of the machine |
+//! | [`task`] | what a program of a case does, and its result |
 //! | [`worker`] | the two programs of a case, which run inside the nodes (`esplab worker`) |
 //! | [`incast`] | eight nodes send to one through a slow link |
 //! | [`rails`] | a job over one interface and over two |
@@ -33,4 +34,5 @@ pub mod run;
 pub mod samples;
 mod scratch;
 pub mod table;
+pub mod task;
 pub mod worker;

@@ -1,7 +1,7 @@
 //! Benchmarks between two nodes: their labs and their cases.
 
 use crate::about::About;
-use crate::worker::{Protocol, Wait, Work};
+use crate::task::{Protocol, Wait, Work};
 use lab::{LabOptions, WireOptions};
 
 /// A benchmark: cases that are measured in turn.

@@ -12,7 +12,7 @@ use crate::run::Worker;
 use crate::samples::{Samples, median};
 use crate::scratch::Scratch;
 use crate::table::{Column, Style, render, rounded};
-use crate::worker::{Protocol, Role};
+use crate::task::{Protocol, Role};
 use cli::out::{Doing, Failure};
 use lab::{Lab, LabOptions, WireOptions};
 

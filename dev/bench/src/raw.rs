@@ -8,7 +8,7 @@ use netif::{Interface, MacAddr};
 use rawloop::{self, Options, RawLoopError};
 
 use crate::samples::Samples;
-use crate::worker::{Role, Task, TaskResult, Wait, Work};
+use crate::task::{Role, Task, TaskResult, Wait, Work};
 use lab::Node;
 
 /// Bytes of the server's and the client's buffer: the size of a stream's rings, for equal use of

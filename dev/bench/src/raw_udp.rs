@@ -10,7 +10,7 @@ use netif::Interface;
 use rawloop::udp;
 
 use crate::samples::Samples;
-use crate::worker::{Role, Task, TaskResult, Wait, Work};
+use crate::task::{Role, Task, TaskResult, Wait, Work};
 
 /// Runs the task.
 pub(super) fn work(

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::plan::{Bench, Case};
 use crate::samples::{Samples, median};
 use crate::table::{Column, Ratio, Style, render, rounded};
-use crate::worker::{Carrier, Protocol, TaskResult, Wait, Work};
+use crate::task::{Carrier, Protocol, TaskResult, Wait, Work};
 
 /// One line of `esplab bench --json`. Fields without meaning for a benchmark are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

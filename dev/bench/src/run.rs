@@ -13,7 +13,7 @@ use crate::cores::Cores;
 use crate::plan::{Bench, Case, LabPlan};
 use crate::report::{Measured, Results};
 use crate::scratch::Scratch;
-use crate::worker::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
+use crate::task::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
 use cli::out::{Doing, Failure};
 use lab::{Carriers, Lab, LabOptions, cpu_time};
 

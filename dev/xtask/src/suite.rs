@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::thread;
 
 use crate::ompi;
 use crate::outcome::{Failure, Outcome, cannot_run, failed};
@@ -18,6 +19,9 @@ const REQUIRE: &str = "ESP_TEST_REQUIRE_PRIVILEGE";
 
 /// Tests marked `#[ignore]` that others start in a process of their own.
 const HELPERS: &[&str] = &["the_other_process"];
+
+/// Number of tests that run at once for each core. Many tests wait for timers, links and processes.
+const TESTS_PER_CORE: usize = 2;
 
 /// Results of tests. A test that skipped itself is in `skipped` only.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -154,7 +158,9 @@ fn nextest(
     let report = root().join("target/nextest/default/junit.xml");
     // That of an earlier run.
     let _ = fs::remove_file(&report);
-    let passed = match run(&mut command("run")?) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = (cores * TESTS_PER_CORE).to_string();
+    let passed = match run(command("run")?.args(["--test-threads", &threads])) {
         Ok(()) => true,
         Err(Failure::Failed(_)) => false,
         Err(other) => return Err(other),

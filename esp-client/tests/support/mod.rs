@@ -12,6 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use esp_client::control::codec::{Decoder, encode, receive, send};
@@ -154,6 +155,19 @@ impl FakeDaemon {
     /// Returns the number of accept requests that wait.
     pub fn unanswered_accepts(&self) -> u32 {
         self.shared.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Waits until this number of accepts is unanswered.
+    pub fn wait_for_accepts(&self, count: u32) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.unanswered_accepts() != count {
+            assert!(
+                Instant::now() < end,
+                "{} accepts wait, not {count}",
+                self.unanswered_accepts()
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Waits for a request that matches.
@@ -465,6 +479,33 @@ pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> SocketFile {
         }
     });
     path
+}
+
+/// Starts a call on a thread. Returns when the thread sleeps in the kernel, as in a call that blocks,
+/// or has ended.
+pub fn blocked<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    call: impl FnOnce() -> T + Send + 'scope,
+) -> ScopedJoinHandle<'scope, T> {
+    let (tell, hear) = std::sync::mpsc::channel();
+    let thread = scope.spawn(move || {
+        tell.send(rustix::thread::gettid()).unwrap();
+        call()
+    });
+    let file = format!("/proc/self/task/{}/stat", hear.recv().unwrap().as_raw_pid());
+    // The state follows the name of the thread, which is in parentheses.
+    let sleeps = || {
+        let stat = std::fs::read_to_string(&file).unwrap_or_default();
+        stat.rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with('S'))
+    };
+    let end = Instant::now() + Duration::from_secs(20);
+    while !thread.is_finished() && !sleeps() {
+        assert!(Instant::now() < end, "the call neither blocks nor ends");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    thread
 }
 
 /// Runs a call that might hang on its own thread, and fails if it takes too long.

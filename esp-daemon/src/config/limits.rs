@@ -8,7 +8,10 @@ use super::{Memory, Uid, tables};
 
 /// Declares the limits of a user: key, resource, what is counted, type and default.
 macro_rules! limits {
-    ($($(#[$doc:meta])* $key:ident, $resource:ident, $noun:literal, $type:ty = $default:expr;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $key:ident, $resource:ident, $noun:literal, $type:ty = $default:expr;
+    )*) => {
         tables! {
             /// `[limits]`: limits of each user, for all programs together.
             Limits {
@@ -65,7 +68,9 @@ macro_rules! limits {
             pub fn of(&self, uid: u32, what: Resource) -> u64 {
                 let own = self.uid.get(&Uid(uid));
                 match what {
-                    $(Resource::$resource => own.and_then(|own| own.$key).unwrap_or(self.$key).into(),)*
+                    $(Resource::$resource => {
+                        own.and_then(|own| own.$key).unwrap_or(self.$key).into()
+                    })*
                 }
             }
         }

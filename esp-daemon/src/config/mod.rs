@@ -21,7 +21,10 @@ const MAX_FILE: u64 = 1 << 20;
 
 /// Declares tables of the file: each key with its type and default.
 macro_rules! tables {
-    ($($(#[$table_doc:meta])* $table:ident { $($(#[$doc:meta])* $key:ident: $type:ty = $default:expr,)* })*) => {$(
+    ($(
+        $(#[$table_doc:meta])*
+        $table:ident { $($(#[$doc:meta])* $key:ident: $type:ty = $default:expr,)* }
+    )*) => {$(
         $(#[$table_doc])*
         #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
         #[serde(deny_unknown_fields, default)]

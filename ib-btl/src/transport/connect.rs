@@ -292,7 +292,10 @@ impl IbBtl {
     pub(super) fn connect_on(&mut self) {
         let now = now();
         for rank in 0..self.peers.len() {
-            let due = |peer: &mut Box<Peer>| matches!(peer.state, State::Connecting { next, .. } if next <= now);
+            let due = |peer: &mut Box<Peer>| match peer.state {
+                State::Connecting { next, .. } => next <= now,
+                _ => false,
+            };
             let Some(mut peer) = self.peers[rank].take_if(due) else {
                 continue;
             };

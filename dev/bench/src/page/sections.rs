@@ -3,7 +3,7 @@
 use super::{Chart, Plot, Section};
 use crate::plan::PROTOCOLS;
 use crate::table::Style;
-use crate::worker::Wait;
+use crate::task::Wait;
 use crate::{incast, intra, plan, rails, report};
 
 /// Lines of a chart: legend and points.

@@ -151,6 +151,9 @@ pub struct Options {
     pub seed: u64,
     /// Cases to skip for this transport, each with the reason, which is printed.
     pub skip: Vec<(&'static str, String)>,
+    /// Whether ranks that are processes run the cases that kill a rank at the same time, after the
+    /// other cases. For a transport that notices a death by a timeout.
+    pub deaths_at_once: bool,
     /// Name of the only case to run. Without it, `BTL_CASE` selects by a part of the name.
     pub only: Option<&'static str>,
 }
@@ -164,6 +167,7 @@ impl Default for Options {
             peers: 12,
             seed: 1,
             skip: Vec::new(),
+            deaths_at_once: false,
             only: None,
         }
     }

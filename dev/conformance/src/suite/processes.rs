@@ -16,11 +16,11 @@ use super::meeting::Table;
 use super::report::{Outcome, Report};
 use super::run::Failure;
 use super::threads::judge;
-use super::{Case, Options, Place};
+use super::{Case, Need, Options, Place};
 use btl::Rank;
 
 /// Starts ranks as processes. The child creates the transport, see [`child`](super::child()).
-pub trait ProcessHarness {
+pub trait ProcessHarness: Sync {
     /// Returns the name in the report.
     fn name(&self) -> String;
 
@@ -46,16 +46,30 @@ pub trait ProcessHarness {
 #[must_use]
 pub fn processes(test: &str, harness: &dyn ProcessHarness) -> Report {
     let options = harness.options().resolved();
+    let run = |case: &'static Case| match options.skipped(case) {
+        Some(why) => Outcome::Skipped(why),
+        None => {
+            Party::start(test, harness, case, &options).map_or_else(Outcome::Failed, Party::run)
+        }
+    };
+    let (at_once, in_turn) = options
+        .cases()
+        .into_iter()
+        .partition::<Vec<&Case>, _>(|case| {
+            options.deaths_at_once && case.needs.contains(&Need::Kill)
+        });
     let mut report = Report::new(harness.name(), options.seed);
-    for case in options.cases() {
-        let outcome = match options.skipped(case) {
-            Some(why) => Outcome::Skipped(why),
-            None => {
-                Party::start(test, harness, case, &options).map_or_else(Outcome::Failed, Party::run)
-            }
-        };
-        report.add(case.name, outcome);
+    for case in in_turn {
+        report.add(case.name, run(case));
     }
+    std::thread::scope(|scope| {
+        let start = |case: &'static Case| (case.name, scope.spawn(move || run(case)));
+        let running: Vec<_> = at_once.into_iter().map(start).collect();
+        for (name, thread) in running {
+            let panicked = |_| Outcome::Failed("the harness panicked".into());
+            report.add(name, thread.join().unwrap_or_else(panicked));
+        }
+    });
     report
 }
 

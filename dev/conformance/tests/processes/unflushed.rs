@@ -52,5 +52,7 @@ impl NoticedPuts for Unflushed {}
 impl PendingPeers for Unflushed {}
 
 impl Btl for Unflushed {
-    forward!(inner => name capabilities address add_peer progress wait_fd arm drop_peer flush close);
+    forward!(
+        inner => name capabilities address add_peer progress wait_fd arm drop_peer flush close
+    );
 }

@@ -1,13 +1,11 @@
 //! The futures against a daemon inside the test.
 
-mod support;
-
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use crate::support::{FakeDaemon, Options, PEER, address, port};
 use esp_client::control::Request;
 use esp_client::{EdpKind, EspError, aio};
-use support::{FakeDaemon, Options, PEER, address, port};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -138,7 +136,8 @@ async fn several_tasks_accept_from_one_listener() {
             tokio::spawn(async move { listener.accept().await.map(drop) })
         })
         .collect();
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    // All tasks run on this thread, each until it waits.
+    tokio::task::yield_now().await;
     daemon.let_in(5);
     for task in tasks {
         timeout(LONG, task).await.unwrap().unwrap().unwrap();
@@ -189,7 +188,8 @@ async fn waiting_tasks_end_with_the_daemon() {
     let reading = tokio::spawn(async move { reader.read(&mut [0; 8]).await.unwrap_err() });
     let writing = tokio::spawn(async move { writer.write_all(&[0; 10_000]).await.unwrap_err() });
     let accepting = tokio::spawn(async move { listener.accept().await.unwrap_err() });
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    // All tasks run on this thread, each until it waits.
+    tokio::task::yield_now().await;
     tokio::task::spawn_blocking(move || daemon.die())
         .await
         .unwrap();

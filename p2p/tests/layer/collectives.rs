@@ -1,11 +1,9 @@
 //! Every collective operation with every number of ranks, compared with its definition.
 
-mod common;
-
 use std::sync::Mutex;
 
+use crate::common::{Random, config, run};
 use btl_conformance::loopback::Limits;
-use common::{Random, config, run};
 use p2p::{Block, Comm, Error, Op, Reduction, Source, Tag};
 
 /// Lengths on both sides of every switch between algorithms, in values of 8 bytes.

@@ -1,14 +1,12 @@
 //! Streams against a daemon inside the test.
 
-mod support;
-
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
 use std::time::Duration;
 
+use crate::support::{FakeDaemon, OWN, Options, PEER, address, blocked, port, within};
 use esp_client::control::Request;
 use esp_client::{Client, EspError, EspStream, PeerName, Spin};
-use support::{FakeDaemon, OWN, Options, PEER, address, port, within};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -311,8 +309,7 @@ fn shutting_the_reading_side_wakes_the_reader() {
     let stream = connect(&daemon, port::SILENT);
     within(30, "the read", move || {
         std::thread::scope(|scope| {
-            let reader = scope.spawn(|| (&stream).read(&mut [0; 8]));
-            std::thread::sleep(Duration::from_millis(20));
+            let reader = blocked(scope, || (&stream).read(&mut [0; 8]));
             stream.shutdown(Shutdown::Read).unwrap();
             assert_eq!(reader.join().unwrap().unwrap(), 0);
         });

@@ -1,20 +1,18 @@
 //! Memory lent to a peer, answers to unknown requests, data that does not fit, transports that work
 //! in one direction only.
 
-mod common;
-
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
+use crate::common::{HANG, config, loopbacks, pattern};
 use btl::{
     Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers,
     PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError,
     Started, Tx, Unreachable, Withdrawn,
 };
 use btl_conformance::loopback::{self, Limits};
-use common::{HANG, config, loopbacks, pattern};
 use p2p::wire::{Header, Sequenced};
 use p2p::{Error, P2p, REACH_BYTES, Setup, Tag, TransportAddress};
 

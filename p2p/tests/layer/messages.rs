@@ -1,9 +1,7 @@
 //! Every protocol with every length, order and wildcard; errors of callers.
 
-mod common;
-
+use crate::common::{all_limits, config, pattern, run};
 use btl_conformance::loopback::Limits;
-use common::{all_limits, config, pattern, run};
 use p2p::{Error, Source, Tag};
 
 const TAG: i32 = 5;

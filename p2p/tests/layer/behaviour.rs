@@ -1,16 +1,14 @@
 //! Memory under pressure, skew, refusals of transports, several threads, sleeping, reports.
 
-mod common;
-
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
+use crate::common::{HANG, config, each, loopbacks, pattern, run, start};
 use btl::{
     Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives,
     Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
 };
 use btl_conformance::loopback::{self, Limits};
-use common::{HANG, config, each, loopbacks, pattern, run, start};
 use p2p::{
     Config, Error, NotStarted, OwnedRequest, P2p, Setup, Source, StartError, Tag, TransportAddress,
     Tuning,

@@ -1,18 +1,16 @@
 //! Random traffic of several ranks in one thread, over transports with faults, checked against the
 //! rules of MPI. Everything follows from the seed: `ESP_P2P_SEED=4711 cargo test -p p2p --test
-//! random` repeats one, `ESP_P2P_SEEDS=10000` runs that number.
-
-mod common;
+//! layer random` repeats one, `ESP_P2P_SEEDS=10000` runs that number.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::common::{self, Random, each, start};
 use btl::Btl;
 use btl_conformance::faulty::{Faults, Faulty};
 use btl_conformance::loopback::{self, Limits};
-use common::{Random, each, start};
 use p2p::{Comm, Config, Error, OwnedRequest, P2p, Source, Status, Tag, Tuning};
 
 /// A send in progress or complete.

@@ -1,14 +1,12 @@
 //! Many streams served from one thread: event bits, one descriptor, records read in place.
 
-mod support;
-
 use std::io::{ErrorKind, IoSlice, Read};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use crate::support::{FakeDaemon, Options, address, port};
 use esp_client::{Client, EspError, EspListener, EspStream, Interest, Poller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use support::{FakeDaemon, Options, address, port};
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use esp_client::control::codec::{DecodeError, Decoder, EncodeError, encode, receive, send};
 use esp_client::control::{Envelope, ErrorKind, ErrorReply, MAX_REQUEST, Reply, Request, Rings};
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 fn descriptor() -> OwnedFd {
@@ -208,7 +209,7 @@ fn a_message_longer_than_the_limit_is_not_sent() {
 
 fn requests() -> impl Strategy<Value = Request> {
     let rings = (any::<u32>(), any::<u32>()).prop_map(|(tx, rx)| Rings { tx, rx });
-    let key = proptest::collection::vec(any::<u8>(), 0..33);
+    let key = vec(any::<u8>(), 0..33);
     prop_oneof![
         (any::<u16>(), ".{0,40}")
             .prop_map(|(version, program)| Request::Hello { version, program }),
@@ -246,8 +247,8 @@ fn requests() -> impl Strategy<Value = Request> {
 proptest! {
     #[test]
     fn any_cutting_gives_the_same_messages(
-        sent in proptest::collection::vec((any::<u64>(), requests()), 0..8),
-        cuts in proptest::collection::vec(1usize..200, 1..64),
+        sent in vec((any::<u64>(), requests()), 0..8),
+        cuts in vec(1usize..200, 1..64),
     ) {
         let mut bytes = Vec::new();
         for (id, body) in &sent {
@@ -271,7 +272,7 @@ proptest! {
 
     #[test]
     fn random_bytes_never_panic_and_never_pile_up(
-        pieces in proptest::collection::vec((proptest::collection::vec(any::<u8>(), 0..300), 0usize..3), 0..40),
+        pieces in vec((vec(any::<u8>(), 0..300), 0usize..3), 0..40),
     ) {
         let mut decoder = Decoder::<Reply>::new();
         for (bytes, fds) in pieces {

@@ -1,18 +1,18 @@
 //! Daemons that are missing, die, or send invalid messages.
 
-mod support;
-
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use crate::support::{
+    FakeDaemon, SocketFile, address, blocked, port, scripted, socket_name, within,
+};
 use esp_client::control::codec::{DecodeError, Decoder, encode, receive, send};
 use esp_client::control::{Envelope, ErrorReply, Reply, Request, Rings, VERSION};
 use esp_client::{Client, EspError, EspListener, EspStream};
 use esp_engine::shm::{ClientPage, EnginePage, Region, RingSizes};
 use rustix::event::{EventfdFlags, eventfd};
-use support::{FakeDaemon, SocketFile, address, port, scripted, socket_name, within};
 
 fn read_requests(socket: &UnixStream, decoder: &mut Decoder<Request>) -> Option<(u64, Request)> {
     loop {
@@ -139,15 +139,17 @@ fn every_wait_ends_when_the_daemon_dies() {
         (&undelivered).write_all(&[0; 4096]).unwrap();
         let errors = std::thread::scope(|scope| {
             let waits = [
-                scope.spawn(|| {
+                blocked(scope, || {
                     EspStream::builder()
                         .connect_at(&client, address(port::DEAF))
                         .unwrap_err()
                 }),
-                scope.spawn(|| (&reader).read(&mut [0; 8]).unwrap_err()),
-                scope.spawn(|| (&stuck).write(&[0; 8]).unwrap_err()),
-                scope.spawn(|| undelivered.finish(Duration::from_secs(600)).unwrap_err()),
-                scope.spawn(|| listener.accept().unwrap_err()),
+                blocked(scope, || (&reader).read(&mut [0; 8]).unwrap_err()),
+                blocked(scope, || (&stuck).write(&[0; 8]).unwrap_err()),
+                blocked(scope, || {
+                    undelivered.finish(Duration::from_secs(600)).unwrap_err()
+                }),
+                blocked(scope, || listener.accept().unwrap_err()),
             ];
             daemon.wait_for("connect", |r| {
                 matches!(
@@ -158,7 +160,7 @@ fn every_wait_ends_when_the_daemon_dies() {
                     }
                 )
             });
-            std::thread::sleep(Duration::from_millis(50));
+            daemon.wait_for_accepts(1);
             daemon.die();
             waits.map(|wait| wait.join().unwrap())
         });

@@ -1,12 +1,10 @@
 //! Several transports to one peer: the traffic of each, and the effect of a failure of one.
 
-mod common;
-
 use std::time::Instant;
 
+use crate::common::{HANG, config, each, loopbacks, pattern, start};
 use btl::{Btl, PeerError};
 use btl_conformance::loopback::{Killer, Limits};
-use common::{HANG, config, each, loopbacks, pattern, start};
 use p2p::{Error, P2p, RailReport, Setup, TransportAddress};
 
 /// Makes two ranks with one rail for each name and bandwidth.

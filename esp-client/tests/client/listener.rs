@@ -1,13 +1,11 @@
 //! Listeners against a daemon inside the test.
 
-mod support;
-
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
+use crate::support::{FakeDaemon, Options, PEER, blocked, within};
 use esp_client::control::{Request, Rings};
 use esp_client::{EspError, EspListener};
-use support::{FakeDaemon, Options, PEER, within};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -164,11 +162,7 @@ fn unaccepted_connection_is_released() {
         .unwrap_err();
     daemon.let_in(1);
     // The reply to a later request proves that the client received the connection.
-    let end = Instant::now() + LONG;
-    let answered = |daemon: &FakeDaemon| daemon.unanswered_accepts() == 0;
-    while !answered(&daemon) && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    daemon.wait_for_accepts(0);
     client.status().unwrap();
     drop(listener);
     daemon.wait_for("abort", |request| matches!(request, Request::Abort { .. }));
@@ -181,8 +175,8 @@ fn waiting_accept_fails_with_the_daemon() {
     let listener = EspListener::builder().bind_at(&daemon.client(), 0).unwrap();
     let error = within(30, "the accept", move || {
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| listener.accept().unwrap_err());
-            std::thread::sleep(Duration::from_millis(20));
+            let waiting = blocked(scope, || listener.accept().unwrap_err());
+            daemon.wait_for_accepts(1);
             daemon.die();
             waiting.join().unwrap()
         })

@@ -1,7 +1,6 @@
 //! Endpoints: peers without ranks, wide tags, masks, reports.
 
-mod common;
-
+use crate::common;
 use std::time::{Duration, Instant};
 
 use btl::Rank;

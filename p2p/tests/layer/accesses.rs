@@ -1,10 +1,8 @@
 //! Accesses to the memory of endpoints.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::open::{endpoints_with, reports};
+use crate::common::open::{endpoints_with, reports};
 use p2p::{
     Atomic, AtomicOp, AtomicType, Completion, Ended, Endpoint, Error, Exposure, Refusal, Regions,
     Remote,

@@ -1,13 +1,11 @@
 //! Datagram sockets against a daemon inside the test.
 
-mod support;
-
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use crate::support::{self, FakeDaemon, OWN, PEER};
 use esp_client::control::Request;
 use esp_client::{EdpKind, EdpSocket, EspError, NODE_PORT, NodeInfo, monotonic_nanos};
-use support::{FakeDaemon, OWN, PEER};
 
 fn bind(daemon: &FakeDaemon) -> EdpSocket {
     let socket = EdpSocket::builder()
@@ -154,8 +152,7 @@ fn waiting_receiver_fails_with_the_daemon() {
     let socket = EdpSocket::builder().bind_at(&daemon.client(), 0).unwrap();
     let error = support::within(30, "receiving", move || {
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| socket.recv_from(&mut [0; 8]).unwrap_err());
-            std::thread::sleep(Duration::from_millis(20));
+            let waiting = support::blocked(scope, || socket.recv_from(&mut [0; 8]).unwrap_err());
             daemon.die();
             waiting.join().unwrap()
         })

@@ -1,15 +1,13 @@
 //! Peers that die, leave, or send invalid messages: their requests end with an error, others
 //! continue.
 
-mod common;
-
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::common::{self, HANG, Random, all_limits, config, loopbacks, pattern, start};
 use btl::{Btl, Events, PeerError, Tx};
 use btl_conformance::loopback::{self, Limits};
-use common::{HANG, Random, all_limits, config, loopbacks, pattern, start};
 use p2p::wire::{Header, Sequenced};
 use p2p::{Comm, Error, OwnedRequest, P2p, Rank, Setup, Source, Tag, TransportAddress};
 

@@ -1,0 +1,152 @@
+//! What programs and metrics see of the node.
+
+use esp_client::control::{ErrorKind, Reply, Request, Status};
+
+use crate::support::program::{Program, RINGS, connect};
+use crate::support::{Rig, eventually};
+
+#[track_caller]
+pub(super) fn status(program: &mut Program) -> Status {
+    match program.ask(Request::Status) {
+        Reply::Status(status) => *status,
+        reply => panic!("{reply:?}"),
+    }
+}
+
+#[test]
+fn every_user_sees_connections_and_only_the_owner_sees_the_program() {
+    let rig = Rig::new("");
+    let mut owner = rig.program_of(1);
+    owner.open(6001);
+    owner.listen(6002);
+    owner.bind(6003);
+    let mut other = rig.program_of(2);
+    let seen = status(&mut other);
+    assert_eq!(seen.connections.len(), 1);
+    assert_eq!(
+        (
+            seen.connections[0].local_port,
+            seen.connections[0].owner.uid
+        ),
+        (6001, Some(1))
+    );
+    assert_eq!(
+        (
+            seen.connections[0].owner.pid,
+            seen.connections[0].owner.program.as_deref()
+        ),
+        (None, None)
+    );
+    assert_eq!(seen.listeners.len(), 2, "one for each link");
+    assert!(
+        seen.listeners
+            .iter()
+            .all(|l| l.port == 6002 && l.owner.uid == Some(1) && l.owner.program.is_none())
+    );
+    assert_eq!((seen.edp[0].port, seen.edp[0].owner.pid), (6003, None));
+    let mut root = rig.program_of(0);
+    for seen in [status(&mut owner), status(&mut root)] {
+        assert_eq!(seen.connections[0].owner.pid, Some(std::process::id()));
+        assert_eq!(seen.connections[0].owner.program.as_deref(), Some("test"));
+        assert_eq!(seen.connections[0].state, "established");
+        assert_eq!(seen.connections[0].srtt_us, Some(30.0));
+        assert_eq!(seen.listeners[0].owner.program.as_deref(), Some("test"));
+        assert_eq!(seen.edp[0].owner.program.as_deref(), Some("test"));
+        assert_eq!(seen.interfaces.len(), 2);
+        let find = |i: &str, n: &str| {
+            seen.counters
+                .iter()
+                .find(|c| c.interface == i && c.name == n)
+                .unwrap()
+        };
+        assert_eq!(find("net1", "rx_frames").value, 6);
+        assert_eq!(find("", "turns").value, 3);
+        assert!(find("", "control_requests").value > 3);
+    }
+}
+
+#[test]
+fn a_long_status_is_truncated_and_counted() {
+    let rig = Rig::new("");
+    rig.engine.books().unowned_connections = 20_000;
+    let mut program = rig.program();
+    program.open(0);
+    let seen = status(&mut program);
+    assert!(
+        (1000..20_000).contains(&seen.connections.len()),
+        "{}",
+        seen.connections.len()
+    );
+    assert_eq!(
+        seen.connections[0].owner.uid,
+        Some(1000),
+        "the own one is not cut off"
+    );
+    assert_eq!(
+        rig.count("status_omitted"),
+        20_001 - seen.connections.len() as u64
+    );
+}
+
+#[test]
+fn link_events_reach_programs() {
+    let rig = Rig::new("");
+    let link_event = |link, up| esp_engine::EngineEvent::Link {
+        link: esp_engine::LinkId(link),
+        up,
+        mtu: 9000,
+        gone: false,
+    };
+    rig.engine.emit(link_event(0, false));
+    let mut program = rig.program();
+    eventually("net0 is down", || !status(&mut program).interfaces[0].up);
+    assert_eq!(status(&mut program).interfaces[0].mtu, 9000);
+    let Reply::Stream { interface, .. } = program.ask(connect(0)) else {
+        panic!()
+    };
+    assert_eq!(interface, "net1");
+    let named = Request::BindEdp {
+        interface: Some("net0".into()),
+        port: 0,
+        rings: RINGS,
+    };
+    assert!(
+        matches!(program.ask(named), Reply::Edp { .. }),
+        "binding is no sending"
+    );
+    rig.engine.emit(link_event(1, false));
+    eventually("net1 is down", || !status(&mut program).interfaces[1].up);
+    assert_eq!(program.refused(connect(0)).0, ErrorKind::LinkDown);
+}
+
+#[test]
+fn metrics_show_every_counter() {
+    let rig = Rig::new("");
+    let mut program = rig.program();
+    program.open(0);
+    let telemetry = esp_daemon::telemetry::Telemetry::local();
+    assert!(rig.runtime.block_on(telemetry.refresh(&rig.node)));
+    let text = telemetry.handle().render();
+    for line in [
+        "esp_rx_frames_total{interface=\"net0\"} 5",
+        "esp_rx_frames_total{interface=\"net1\"} 6",
+        "esp_turns_total 3",
+        "esp_control_connections_total 1",
+        "esp_programs 1",
+        "esp_ring_bytes 8192",
+        "esp_connections{interface=\"net0\"} 1",
+        "esp_link_up{interface=\"net1\"} 1",
+    ] {
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is not in:\n{text}"
+        );
+    }
+    for (name, help, _) in rig.node.stats.list() {
+        assert!(
+            text.contains(&format!("\nesp_{name}_total ")),
+            "{name} is not in:\n{text}"
+        );
+        assert!(text.contains(help), "{help} is not in:\n{text}");
+    }
+}

@@ -1,0 +1,105 @@
+//! A peer that need not keep the protocol of the transport.
+
+use std::io::Write;
+
+use btl::Btl;
+use btl_eth::address::{AddressInterface, EthAddress, job_hash};
+use btl_eth::record::{self, Hello, Kind};
+use esp_client::{EspStream, MacAddr};
+use esp_tests::{address, client};
+use lab::{Lab, Node};
+
+use crate::member::{JOB, Member, run};
+
+/// A rank that the test plays over a plain stream.
+pub(super) struct Impostor {
+    pub(super) stream: EspStream,
+    pub(super) hello: Hello,
+    pub(super) number: u16,
+}
+
+impl Impostor {
+    /// Makes rank 1 of two, on node 1, and adds it to `victim`, rank 0 on node 0.
+    pub(super) fn added(lab: &Lab, victim: &mut Member) -> Impostor {
+        let mut impostor = Impostor::new(lab, victim);
+        let address = EthAddress {
+            port: 2000,
+            job: job_hash(JOB),
+            incarnation: client(lab, 1).incarnation(),
+            nonce: 4711,
+            max_send: 1 << 16,
+            interfaces: vec![AddressInterface {
+                addr: MacAddr(Node(1).mac()).into(),
+                mtu: 1500,
+                name: "eth0".into(),
+            }],
+        };
+        victim
+            .btl
+            .add_peer(1, &address.encode())
+            .expect("its node answers");
+        impostor.hello.from_nonce = 4711;
+        impostor
+    }
+
+    pub(super) fn new(lab: &Lab, victim: &Member) -> Impostor {
+        let to_nonce = EthAddress::decode(&victim.btl.address())
+            .expect("an address")
+            .nonce;
+        let builder = EspStream::builder()
+            .key(job_hash(JOB))
+            .rings(1 << 18, 1 << 18);
+        let stream = builder
+            .connect_at(&client(lab, 1), address(0, victim.port()))
+            .expect("connect");
+        let hello = Hello {
+            job: job_hash(JOB),
+            from: 1,
+            to: 0,
+            from_nonce: 0,
+            to_nonce,
+        };
+        Impostor {
+            stream,
+            hello,
+            number: 0,
+        }
+    }
+
+    pub(super) fn write(&mut self, kind: Kind, header: usize, body: &[u8]) {
+        let head = record::head(kind, header, body.len(), self.number);
+        self.number = self.number.wrapping_add(1);
+        self.stream
+            .write_all(&[&head[..], body].concat())
+            .expect("write");
+    }
+
+    pub(super) fn greet(&mut self) {
+        let hello = self.hello.encode();
+        self.write(Kind::Hello, 0, &hello);
+    }
+
+    /// Returns the next record, polling the victim.
+    pub(super) fn hears(&mut self, victim: &mut Member) -> String {
+        let mut bytes = Vec::new();
+        let mut received = String::new();
+        run("an answer", &mut [victim], |_| {
+            let mut part = [0; 300];
+            match self.stream.try_read(&mut part) {
+                Ok(0) => panic!("the end behind {bytes:?}"),
+                Ok(n) => bytes.extend(&part[..n]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => panic!("{error}"),
+            }
+            match record::decode(&bytes, 0, 0).expect("a record") {
+                Some((record, _)) => {
+                    let body = String::from_utf8_lossy(record.body);
+                    received = format!("{:?} {body}", record.kind).trim_end().to_owned();
+                }
+                None => return false,
+            }
+            true
+        });
+        received
+    }
+}

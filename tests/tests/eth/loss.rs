@@ -1,0 +1,95 @@
+//! Ends of daemons, links and transports.
+
+use btl::{Btl, PeerError};
+use esp_client::Client;
+use esp_tests::process::{Daemon, bare_lab, configured_lab, ip, ip_in_switch};
+use esp_tests::{client, lab_or_skip, wait_until};
+use lab::LabOptions;
+
+use crate::member::{IMPATIENT, Member, join, talk, until_failed};
+
+#[test]
+fn a_killed_daemon_loses_its_peers() {
+    let Some(lab) = bare_lab("a_killed_daemon", 3) else {
+        return;
+    };
+    let mut daemons: Vec<_> = (0..3)
+        .map(|node| Daemon::start(&lab, node, IMPATIENT))
+        .collect();
+    let mut members: Vec<_> = (0..3)
+        .map(|rank| Member::new(daemons[rank as usize].socket(), rank, 3))
+        .collect();
+    join(&mut members);
+    let [a, b, c] = &mut members[..] else {
+        unreachable!()
+    };
+    talk(a, b, (0, 1));
+    talk(a, c, (0, 2));
+    talk(b, c, (1, 2));
+    daemons[2].kill();
+    for peer in [0, 1] {
+        let error = until_failed("the own daemon's end", c, peer);
+        assert!(
+            matches!(&error, PeerError::Lost(what) if what.contains("daemon")),
+            "{error:?}"
+        );
+    }
+    let error = until_failed("the end of a peer's daemon", a, 2);
+    assert!(
+        matches!(&error, PeerError::Lost(what) if what.contains("does not respond")),
+        "{error:?}"
+    );
+    talk(a, b, (0, 1));
+    assert!(c.btl.add_peer(1, &b.btl.address()).is_ok(), "known already");
+}
+
+#[test]
+fn a_link_that_stays_down_loses_the_peer() {
+    let Some(lab) = configured_lab("a_link_that_stays_down", 3, IMPATIENT) else {
+        return;
+    };
+    let mut members: Vec<_> = (0..3)
+        .map(|rank| Member::at(&lab, rank as usize, rank, 3))
+        .collect();
+    join(&mut members);
+    let [a, b, c] = &mut members[..] else {
+        unreachable!()
+    };
+    talk(a, b, (0, 1));
+    talk(a, c, (0, 2));
+    ip_in_switch(&lab, "link set port1 down");
+    let error = until_failed("the peer behind the link", a, 1);
+    assert!(matches!(error, PeerError::Lost(_)), "{error:?}");
+    talk(a, c, (0, 2));
+    // Without a connection the loss is found by liveness probes.
+    let error = until_failed("the peer that was never talked to", c, 1);
+    assert!(matches!(error, PeerError::Lost(_)), "{error:?}");
+    ip(&lab, 0, "link show eth0");
+}
+
+#[test]
+fn closing_a_transport_releases_everything_at_the_daemon() {
+    let Some(lab) = lab_or_skip("leaves_nothing", &LabOptions::new(2)) else {
+        return;
+    };
+    for closes in [true, false] {
+        let mut pair = [Member::at(&lab, 0, 0, 2), Member::at(&lab, 1, 1, 2)];
+        join(&mut pair);
+        let [left, right] = &mut pair;
+        talk(left, right, (0, 1));
+        if closes {
+            left.btl.close();
+            assert_eq!(until_failed("the leave", right, 0), PeerError::Left);
+        }
+        drop(pair);
+        for node in [0, 1] {
+            let watcher: Client = client(&lab, node);
+            wait_until("nothing is left", || {
+                let status = watcher.status().expect("status");
+                status.connections.is_empty()
+                    && status.listeners.is_empty()
+                    && status.edp.is_empty()
+            });
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Choice of interfaces and paths.
+
+use btl::Btl;
+use btl_eth::address::{AddressInterface, EthAddress, job_hash};
+use btl_eth::{EthBtl, EthConfig, EthError};
+use esp_client::MacAddr;
+use esp_tests::lab_or_skip;
+use esp_tests::process::configured_lab;
+use lab::{LabOptions, Node};
+
+use crate::member::{JOB, Member, join, run, send, talk};
+
+#[test]
+fn reachable_and_unreachable_peers_have_reasons() {
+    let Some(lab) = lab_or_skip("paths_have_reasons", &LabOptions::new(2)) else {
+        return;
+    };
+    let (mut left, right, same) = (
+        Member::at(&lab, 0, 0, 4),
+        Member::at(&lab, 1, 1, 4),
+        Member::at(&lab, 0, 2, 4),
+    );
+    let path = left
+        .btl
+        .add_peer(1, &right.btl.address())
+        .expect("reachable");
+    for part in ["eth0 to eth0 02:", "EDP echo in", "1488 bytes in"] {
+        assert!(path.reason.contains(part), "{part:?} in {:?}", path.reason);
+    }
+    assert!(path.latency_ns > 100, "{}", path.latency_ns);
+    let path = left
+        .btl
+        .add_peer(2, &same.btl.address())
+        .expect("reachable");
+    assert!(
+        path.reason.contains("this node, through its daemon"),
+        "{}",
+        path.reason
+    );
+
+    let address = EthAddress::decode(&right.btl.address()).expect("an address");
+    let mut refused = |address: &EthAddress, part: &str| {
+        let why = left
+            .btl
+            .add_peer(3, &address.encode())
+            .expect_err("unreachable")
+            .reason;
+        assert!(
+            why.contains("rank 3") && why.contains(part),
+            "{part:?} in {why:?}"
+        );
+    };
+    refused(
+        &EthAddress {
+            job: job_hash(b"another"),
+            ..address.clone()
+        },
+        "another job",
+    );
+    let elsewhere = AddressInterface {
+        addr: MacAddr([2, 9, 9, 9, 9, 9]).into(),
+        mtu: 1500,
+        name: "eth5".into(),
+    };
+    refused(
+        &EthAddress {
+            interfaces: vec![elsewhere],
+            ..address.clone()
+        },
+        "no answer to an EDP echo",
+    );
+    let own = AddressInterface {
+        addr: MacAddr(Node(0).mac()).into(),
+        mtu: 1500,
+        name: "eth0".into(),
+    };
+    refused(
+        &EthAddress {
+            interfaces: vec![own],
+            ..address.clone()
+        },
+        "it is on another node",
+    );
+    refused(
+        &EthAddress {
+            max_send: 100,
+            ..address
+        },
+        "damaged",
+    );
+}
+
+#[test]
+fn interfaces_are_included_and_excluded() {
+    let Some(lab) = lab_or_skip("interfaces_are_included", &LabOptions::new(1)) else {
+        return;
+    };
+    let made = |change: fn(&mut EthConfig)| {
+        let mut config = EthConfig::new(0, 1, JOB);
+        config.socket = lab.socket(0);
+        change(&mut config);
+        EthBtl::new(config)
+    };
+    made(|config| config.include = vec!["e*".into()]).expect("eth0");
+    for change in [
+        |c: &mut EthConfig| c.include = vec!["ib0".into()],
+        |c: &mut EthConfig| c.exclude = vec!["eth*".into()],
+    ] {
+        let error = made(change).expect_err("no interface");
+        assert!(
+            matches!(&error, EthError::NoInterface(what) if what.contains("eth0")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn small_rings_limit_messages() {
+    let Some(lab) = configured_lab(
+        "small_rings",
+        2,
+        "[rings]\ndefault = \"16KiB\"\nmax = \"16KiB\"\n",
+    ) else {
+        return;
+    };
+    let mut pair = [Member::at(&lab, 0, 0, 2), Member::at(&lab, 1, 1, 2)];
+    join(&mut pair);
+    let [left, right] = &mut pair;
+    let path = left.btl.add_peer(1, &right.btl.address()).expect("known");
+    assert_eq!((path.max_send, path.eager), (4096, 4096));
+    talk(left, right, (0, 1));
+    let most = vec![5; 4095];
+    for _ in 0..100 {
+        send(&mut [left, right], 0, 1, &most);
+    }
+    run("all come", &mut [left, right], |members| {
+        members[1].log.messages.len() == 100
+    });
+    assert!(right.log.messages.iter().all(|(_, _, body)| *body == most));
+}
