@@ -211,7 +211,7 @@ fn hostile_files_are_errors() {
         let mut job = folder.join(0, 2).unwrap();
         let error = job.fence().unwrap_err().to_string();
         assert!(
-            error.contains("notes") && error.lines().count() == 1,
+            error.contains("values of rank 1") && error.lines().count() == 1,
             "{error}"
         );
     }
