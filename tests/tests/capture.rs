@@ -133,7 +133,7 @@ fn both_fins(lines: &[String]) -> bool {
 /// Sums up the data of all packets, each sequence number once, from a port or to it.
 fn bytes_of(lines: &[String]) -> u64 {
     let number = |line: &str, name: &str| -> Option<u64> {
-        let behind = line.split(name).nth(1)?;
+        let (_, behind) = line.rsplit_once(name)?;
         behind.split([',', ' ']).next()?.parse().ok()
     };
     let mut data: Vec<(u64, u64)> = lines
@@ -254,7 +254,7 @@ fn segments_in_udp_are_shown_one_by_one() {
         made.expect("enter the node")
     };
     // At the sender, where the kernel has not cut the segments yet, in both directions.
-    let mut shown = Dump::in_node(&lab, 0, &["-n", "esp"]);
+    let mut shown = Dump::in_node(&lab, 0, &["-n", "-e", "esp"]);
     let (from, to) = (client(0), client(1));
     let listener = EspListener::builder().bind_at(&to, 5000).expect("listen");
     let there = to.interface(None).expect("an interface").addr;
@@ -266,6 +266,17 @@ fn segments_in_udp_are_shown_one_by_one() {
     let lines = shown.read_until(both_fins);
     assert_eq!(bytes_of(&lines), LENGTH);
     assert!(!lines.iter().any(|line| line.contains("malformed")));
+    // Of the frame, which is longer than the MTU.
+    let long = |line: &&String| {
+        let (_, behind) = line.split_once(", length ")?;
+        behind
+            .split(':')
+            .next()?
+            .parse::<u32>()
+            .ok()
+            .filter(|len| *len > 3000)
+    };
+    assert!(lines.iter().filter_map(|line| long(&line)).count() > 1);
     assert_eq!(shown.interrupt().code, Some(0));
 }
 
