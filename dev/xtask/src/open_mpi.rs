@@ -147,9 +147,12 @@ impl OpenMpi {
         })
     }
 
-    /// Returns the folder of PMIx's components if `mpirun` sets it as that of Open MPI's, too. A
-    /// setting in PMIx's own file does that (Debian 13).
+    /// Returns the folder of PMIx's components if `mpirun` sets it as that of Open MPI's, too. From
+    /// Open MPI 5 on a setting in PMIx's own file does that (Debian 13).
     pub(crate) fn overridden_by(&self) -> Option<String> {
+        if self.version.major < 5 {
+            return None;
+        }
         // Debian: LIBRARIES/openmpi/include and LIBRARIES/pmix2/share.
         let libraries = self.include.parent()?.parent()?;
         let text = fs::read_to_string(libraries.join("pmix2/share/pmix-mca-params.conf")).ok()?;
