@@ -112,7 +112,7 @@ fn started(size: u32, setup: Setup) -> Vec<p2p::P2p> {
 }
 
 fn lengths(limit: &IbConfig) -> Vec<usize> {
-    let mut lengths = vec![0, 1, 8, 63, 64, 65, 100_000, (1 << 20) + 1, 3 << 20];
+    let mut lengths = vec![0, 1, 8, 63, 64, 65, 3500, 100_000, (1 << 20) + 1, 3 << 20];
     // Around the limits of an inline request, a block, a message, and long messages.
     for edge in [
         188,

@@ -481,7 +481,8 @@ pub fn scripted(script: impl Fn(UnixStream) + Send + 'static) -> SocketFile {
     path
 }
 
-/// Starts a call on a thread. Returns when the thread sleeps in the kernel, as in a call that blocks,
+/// Starts a call on a thread. Returns when the thread sleeps in the kernel, as in a call that
+/// blocks,
 /// or has ended.
 pub fn blocked<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,

@@ -228,7 +228,8 @@ impl Btl for IbBtl {
         self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
     }
 
-    /// Waits up to `DROP_WAIT` for the last messages. A stopped queue pair refuses every access, even
+    /// Waits up to `DROP_WAIT` for the last messages. A stopped queue pair refuses every access,
+    /// even
     /// with keys of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         let connected = match self.peer(rank).map(|peer| &peer.state) {

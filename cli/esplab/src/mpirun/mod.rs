@@ -25,7 +25,8 @@ const COMPONENT: &str = "mca_btl_esp.so";
 /// Open MPI 4 uses the component beside this program, else the one installed for this user (`cargo
 /// xtask install-ompi`). The other MPIs use the provider of libfabric that FI_PROVIDER_PATH names,
 /// else the one beside this program, else the one installed for this user (`cargo xtask
-/// install-libfabric`). The program must be compiled for the MPI. Creates a lab for the run, or uses
+/// install-libfabric`). The program must be compiled for the MPI. Creates a lab for the run,
+/// or uses
 /// the running one that --name names. The exit code is that of the launcher. If esplab or the
 /// launcher is killed, all processes of the job end.
 #[derive(Debug, Args)]
@@ -101,7 +102,8 @@ fn words(esplab: OsString, lab: &str, installed: &Installed, launch: &Launch) ->
         word.push(value);
         words.push(word);
     }
-    // ESPLAB_RSH is set for commands within the lab. Helpers on other nodes are found by PATH; those
+    // ESPLAB_RSH is set for commands within the lab. Helpers on other nodes are found by PATH;
+    // those
     // of Open MPI 4 without it, which may be the system's and must not come before this build.
     let path = match installed.mpi {
         Mpi::Openmpi4 => "",

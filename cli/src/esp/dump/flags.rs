@@ -6,7 +6,7 @@ use super::decode::Types;
 
 /// Show ESP and EDP packets of an interface or a capture file, as tcpdump(8) shows those of IP
 ///
-/// Flags: S SYN, F FIN, R RST, P probe, A asks for an acknowledgement, `.` ACK; [SP] is a move.
+/// Flags: S SYN, F FIN, R RST, P probe, A asks for an acknowledgement, `.` ACK; `[SP]` is a move.
 /// Sequence numbers are relative to the SYN. Times are UTC, as in the log of esp-daemon.
 ///
 /// Live capture needs CAP_NET_RAW. Frames that this machine sends over raw Ethernet bypass packet
