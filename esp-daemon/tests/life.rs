@@ -526,6 +526,9 @@ fn programs_that_die_leave_nothing_in_the_real_daemon() {
         // die.
     };
     let files = |daemon: &Daemon| {
+        // A notification of the watchdog has a socket until it is read or queued.
+        daemon.notify.set_nonblocking(true).unwrap();
+        while daemon.notify.recv(&mut [0; 64]).is_ok() {}
         let all = std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id())).unwrap();
         let targets = all.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
         targets.collect::<Vec<_>>()
