@@ -24,6 +24,9 @@ use crate::{peer, server};
 /// Timeout of stopping the engine, and of ending the sessions.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
+/// Timeout of the last notification to the service manager.
+const MANAGER: Duration = Duration::from_secs(1);
+
 /// Threads of the control plane.
 const WORKERS: usize = 2;
 /// Time within which a program must send Hello, complete a message, or read a reply.
@@ -146,7 +149,10 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         }
     };
     info!("stopping");
-    notify(&[NotifyState::Stopping]);
+    let notified = tokio::task::spawn_blocking(|| notify(&[NotifyState::Stopping]));
+    if tokio::time::timeout(MANAGER, notified).await.is_err() {
+        warn!("the service manager does not read its socket");
+    }
     let result = match ended {
         Ok(()) => stop_engine(&engine.handle).await,
         failed => failed,
@@ -259,7 +265,7 @@ async fn stop_engine(engine: &EngineHandle) -> Result<(), Failure> {
     stopped.unwrap_or(Err(Failure::Run(stuck)))
 }
 
-/// Notifies the service manager, if there is one.
+/// Notifies the service manager, if there is one. Blocks while the manager's socket is full.
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         warn!(%error, "cannot reach the service manager");
@@ -270,7 +276,8 @@ fn notify(state: &[NotifyState<'_>]) {
 async fn notify_watchdog(node: Arc<Node>, pause: Duration) {
     loop {
         if node.snapshot().await.is_ok() {
-            notify(&[NotifyState::Watchdog]);
+            let notified = tokio::task::spawn_blocking(|| notify(&[NotifyState::Watchdog]));
+            let _ = notified.await;
         }
         tokio::time::sleep(pause).await;
     }

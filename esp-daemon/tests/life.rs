@@ -294,6 +294,26 @@ fn daemon_serves_and_stops() {
 }
 
 #[test]
+fn a_service_manager_that_does_not_read_delays_nothing() {
+    let Some(nodes) = TwoNodes::new_or_skip("a_service_manager_that_does_not_read") else {
+        return;
+    };
+    let dir = TempDir::new();
+    let mut daemon = Daemon::start(&nodes.a, dir.path(), "a", &[]);
+    let filler = UnixDatagram::unbound().unwrap();
+    filler.set_nonblocking(true).unwrap();
+    let manager = daemon.notify.local_addr().unwrap();
+    while filler
+        .send_to(b"X=1", manager.as_pathname().unwrap())
+        .is_ok()
+    {}
+    let mut program = daemon.program();
+    program.listen(0);
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().code(), Some(0), "{}", daemon.said());
+}
+
+#[test]
 fn killed_daemons_socket_is_taken_over() {
     let Some(nodes) = TwoNodes::new_or_skip("killed_daemons_socket_is_taken_over") else {
         return;
