@@ -86,7 +86,7 @@ pub(crate) fn choose(reached: &[(Endpoint, PeerInfo)]) -> Option<ModuleEndpoint>
 }
 
 /// Endpoints for replies to peers, made at the first message that needs one. Open MPI may keep
-    /// them,
+/// them,
 /// so that they live as long as the process; there is at most one for each rail of each peer.
 #[derive(Debug, Default)]
 pub(crate) struct Sources(Mutex<HashMap<Endpoint, &'static ModuleEndpoint>>);
