@@ -12,8 +12,8 @@ const DAEMON: &str = "esp-daemon";
 
 /// Checks examples of the daemon's configuration, and its systemd units.
 pub(crate) fn check(workspace: &Workspace) -> Outcome {
-    // With the features of the whole workspace, so that nothing is built twice.
-    run(cargo(["build", "--quiet", "--workspace", "--bin", DAEMON]).current_dir(root()))?;
+    // With tests and their features, as for the tests, so that nothing is built twice.
+    run(cargo(["build", "--quiet", "--workspace", "--all-targets"]).current_dir(root()))?;
     let daemon = workspace.target.join("debug").join(DAEMON);
     let scratch = workspace.target.join("xtask/configs");
     if let Err(e) = fs::create_dir_all(&scratch) {

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::outcome::{Failure, Outcome};
+use crate::outcome::Failure;
 use crate::process::{cargo, run};
 use crate::tools;
 use crate::workspace::{Workspace, root};
@@ -16,10 +16,4 @@ pub(crate) fn demo(args: &[String]) -> Result<(), Failure> {
         .current_dir(root()))?;
     let esplab = Workspace::load()?.target.join("release/esplab");
     run(Command::new(esplab).arg("demo").args(args))
-}
-
-/// Runs `esplab demo` with the programs that were built for the tests.
-pub(crate) fn for_ci(workspace: &Workspace) -> Outcome {
-    run(Command::new(workspace.target.join("debug/esplab")).arg("demo"))?;
-    Ok("esplab demo".into())
 }

@@ -86,7 +86,7 @@ fn help() -> String {
   demo [ARGS]    build, and show two nodes talking on this machine (ARGS go to `esplab demo`)
   test           all tests: unit, integration, documentation, models
   check          all gates below
-  ci             test, check and demo, as CI runs them (needs root)
+  ci             test and check, as CI runs them (needs root)
   install-c --prefix DIR
                  build libesp and install it: esp.h, libesp.so, libesp.a, esp.pc
   install-ompi [--ompi DIR] [--dir DIR]
