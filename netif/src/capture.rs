@@ -53,7 +53,7 @@ pub struct CaptureSocket {
 #[repr(C, align(8))]
 struct Control([u8; 256]);
 
-/// What the kernel says about a frame beside its bytes.
+/// Data of the kernel about a frame besides its bytes.
 #[derive(Default)]
 struct Remarks {
     time: Option<Duration>,

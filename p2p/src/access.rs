@@ -28,7 +28,7 @@ pub struct Remote {
 /// An atomic operation on values of a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomic<'a> {
-    /// What is computed.
+    /// Operation.
     pub op: AtomicOp,
     /// Type of the values.
     pub number: AtomicType,

@@ -87,7 +87,7 @@ pub enum Sent {
     Pending(RequestId),
 }
 
-/// What has ended.
+/// Kind of operation that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// A send.

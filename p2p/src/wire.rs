@@ -99,7 +99,7 @@ pub enum Operation {
     Write,
     /// The body has the operands, then the comparands.
     Atomic {
-        /// What is computed.
+        /// Operation.
         op: AtomicOp,
         /// Type of the values.
         number: AtomicType,

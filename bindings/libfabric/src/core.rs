@@ -317,8 +317,8 @@ impl Core {
         events
     }
 
-    /// Returns true if numbers of peers wait in the queue, so many that no more are taken: nothing
-    /// else bounds them.
+    /// Returns true if the queue of numbers of peers is full. No other limit bounds them, so no
+    /// more are accepted then.
     fn is_full(&self) -> bool {
         let queue = self.bound.get().and_then(|bound| bound.rx.as_ref());
         queue.is_some_and(|queue| queue.has_many_numbers())

@@ -35,7 +35,7 @@ pub(crate) struct Regions {
     own_keys: bool,
     /// Peers use the addresses of the program, not offsets.
     virtual_addresses: bool,
-    /// What the endpoints of the domain let their peers access.
+    /// Memory that the peers of the domain's endpoints may access.
     pub(crate) exposed: Arc<p2p::Regions>,
     /// Endpoints of the domain: a thread that waits for a counter of accesses makes their progress.
     endpoints: Sources,

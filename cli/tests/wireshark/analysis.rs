@@ -209,7 +209,7 @@ fn losses_and_repetitions_are_marked() {
     check(&packets, &names, wanted);
 }
 
-/// What counts is when the gap was noticed, not what has followed since.
+/// The time at which the gap was noticed decides, not later packets.
 #[test]
 fn a_gap_that_is_filled_late_was_a_loss() {
     if !has_tshark("a_gap_that_is_filled_late") {

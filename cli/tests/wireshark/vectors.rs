@@ -70,7 +70,7 @@ const MEANINGS: &[(&str, Meaning)] = &[
 /// A row of the page's section 14.
 pub(super) struct Row {
     pub(super) id: String,
-    /// What is wrong with it, or its description.
+    /// Its description, or the error.
     pub(super) text: String,
     pub(super) bytes: Vec<u8>,
 }

@@ -52,7 +52,7 @@ impl Version {
     }
 }
 
-/// What `ompi_info --parsable` says.
+/// Values of `ompi_info --parsable`.
 #[derive(Debug, PartialEq, Eq)]
 struct Info {
     /// Such as `5.0.7`, or `5.0.8rc1`.

@@ -25,7 +25,7 @@ pub(super) enum Mpi {
     Impi,
 }
 
-/// What a candidate's answer to `--version` says.
+/// Kind of launcher by the output of `--version`.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     /// It is the wanted MPI.

@@ -48,7 +48,7 @@ pub(super) struct Packet<'a> {
     pub(super) content: Result<Content<'a>, Problem>,
 }
 
-/// What a packet carries.
+/// Content of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Content<'a> {
     SetUp(EspFrame<'a>, SetUp<'a>),

@@ -298,7 +298,7 @@ fn asked(frame: &EdpFrame<'_>) -> u16 {
         .map_or(0, |bytes| u16::from_be_bytes(*bytes))
 }
 
-/// What `-v` adds: all other fields.
+/// Appends the fields that `-v` adds: all others.
 fn details(
     line: &mut String,
     packet: &Packet<'_>,

@@ -19,7 +19,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 const MAX_INTERFACES: usize = 4096;
 const NANOS: u128 = 1_000_000_000;
 
-/// What the file has said about its frames so far.
+/// Description of the file's frames as far as it was read.
 #[derive(Debug, Default)]
 struct Section {
     /// pcap: nanoseconds of a unit of the times.
