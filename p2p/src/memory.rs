@@ -80,11 +80,7 @@ impl Memory {
         if self.writable && length != 0 {
             // SAFETY: `offset + length` is within the memory, which is writable and unused by
             // others as guaranteed to `to_write`, so it does not overlap `bytes` either.
-            unsafe {
-                self.at
-                    .add(offset)
-                    .copy_from_nonoverlapping(bytes.as_ptr(), length);
-            };
+            unsafe { shmem::copy_bytes(bytes.as_ptr(), self.at.add(offset), length) };
         }
     }
 }

@@ -161,7 +161,7 @@ impl Regions {
         }
         // SAFETY: the range was checked; it is valid while the registry is locked. The bytes are a
         // message of a peer, not memory of the program.
-        unsafe { at.add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
+        unsafe { shmem::copy_bytes(bytes.as_ptr(), at.add(offset), bytes.len()) };
         Ok(())
     }
 
@@ -178,7 +178,7 @@ impl Regions {
             return Err(Refusal::Outside);
         }
         // SAFETY: as in `write`.
-        unsafe { into.as_mut_ptr().copy_from(at.add(offset), into.len()) };
+        unsafe { shmem::copy_bytes(at.add(offset), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use core::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::copy::copy_bytes;
 use crate::map::Mapping;
 
 /// Bytes read in place; a copy in the models.
@@ -53,7 +54,7 @@ impl Bytes {
         // SAFETY: inside (checked above); the rest is the caller's promise.
         unsafe {
             let to = self.at.add(offset).as_ptr();
-            core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+            copy_bytes(bytes.as_ptr(), to, bytes.len());
         }
     }
 
@@ -182,7 +183,7 @@ impl RingBytes {
         // shared memory to which no `&mut` exists. The rest is the caller's promise.
         unsafe {
             let to = self.at(index).as_ptr();
-            core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+            copy_bytes(bytes.as_ptr(), to, bytes.len());
         }
     }
 
@@ -197,7 +198,7 @@ impl RingBytes {
         // SAFETY: as in `store`.
         unsafe {
             let from = self.at(index).as_ptr();
-            core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
+            copy_bytes(from, bytes.as_mut_ptr(), bytes.len());
         }
     }
 }

@@ -31,6 +31,7 @@
 #[cfg(not(loom))]
 mod bytes;
 pub mod cache;
+mod copy;
 mod epoch;
 #[cfg(not(loom))]
 mod file;
@@ -50,6 +51,7 @@ mod tests;
 
 #[cfg(not(loom))]
 pub use bytes::{Bytes, RingBytes, View};
+pub use copy::{copy_bytes, copy_slice, copy_to_vec};
 pub use epoch::{Fence, PeerSleep, SleepEpoch};
 #[cfg(not(loom))]
 pub use epoch::{global_fence, register_global_fence};

@@ -95,7 +95,7 @@ pub(crate) fn scatter(parts: &[(usize, usize)], bytes: &[u8], length: usize) {
         let at: *mut u8 = std::ptr::with_exposed_provenance_mut(at);
         if !now.is_empty() {
             // SAFETY: the program lends the parts until the completion, which follows.
-            unsafe { at.copy_from_nonoverlapping(now.as_ptr(), now.len()) };
+            unsafe { shmem::copy_bytes(now.as_ptr(), at, now.len()) };
         }
         rest = later;
     }

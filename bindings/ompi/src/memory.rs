@@ -71,7 +71,7 @@ pub(crate) unsafe fn bytes<'a>(address: usize, length: usize) -> &'a [u8] {
 pub(crate) unsafe fn fill(address: usize, bytes: &[u8]) {
     let to = std::ptr::with_exposed_provenance_mut(address);
     // SAFETY: guaranteed by the caller. The bytes are in a receive ring, so they do not overlap.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    unsafe { shmem::copy_bytes(bytes.as_ptr(), to, bytes.len()) };
 }
 
 /// Copies within this process. The two ranges may overlap.

@@ -43,7 +43,7 @@ impl<'b> Posted<'b> {
         }
         let room = &mut self.buffer[self.filled..];
         let n = bytes.len().min(room.len());
-        room[..n].copy_from_slice(&bytes[..n]);
+        shmem::copy_slice(&bytes[..n], &mut room[..n]);
         self.filled += n;
         n
     }

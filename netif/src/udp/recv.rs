@@ -24,9 +24,15 @@ pub struct Datagram<'a> {
     pub ce: bool,
 }
 
+/// Buffer of one reception. It begins at a page, as the kernel's own buffers do, because some
+/// processors copy slowly to a place a few bytes farther into its page than the source
+/// (see `shmem::copy_bytes`).
+#[repr(align(4096))]
+struct Buffer([u8; BUFFER_LEN]);
+
 /// Buffers of received datagrams.
 pub struct UdpRecvBatch {
-    bytes: Box<[u8]>,
+    buffers: Box<[Buffer]>,
     metas: Box<[RecvMeta; BUFFERS]>,
     received: usize,
 }
@@ -35,7 +41,7 @@ impl UdpRecvBatch {
     /// Allocates the buffers, 512 KiB.
     pub fn new() -> UdpRecvBatch {
         UdpRecvBatch {
-            bytes: vec![0; BUFFERS * BUFFER_LEN].into_boxed_slice(),
+            buffers: (0..BUFFERS).map(|_| Buffer([0; BUFFER_LEN])).collect(),
             metas: Box::new([RecvMeta::default(); BUFFERS]),
             received: 0,
         }
@@ -43,10 +49,10 @@ impl UdpRecvBatch {
 
     /// Returns the datagrams of the last [`UdpSocket::recv_batch`] in the order of arrival.
     pub fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
-        let buffers = self.bytes.chunks(BUFFER_LEN).zip(self.metas.iter());
+        let buffers = self.buffers.iter().zip(self.metas.iter());
         buffers.take(self.received).flat_map(|(buffer, meta)| {
             let (src, ce) = (meta.addr, meta.ecn == Some(EcnCodepoint::Ce));
-            split(buffer, meta).map(move |bytes| Datagram { src, bytes, ce })
+            split(&buffer.0, meta).map(move |bytes| Datagram { src, bytes, ce })
         })
     }
 }
@@ -77,9 +83,10 @@ impl UdpSocket {
     /// Those of the system; the socket can still be used.
     pub fn recv_batch(&self, batch: &mut UdpRecvBatch) -> io::Result<usize> {
         batch.received = 0;
-        let mut buffers = batch.bytes.chunks_mut(BUFFER_LEN);
-        let mut buffers: [IoSliceMut<'_>; BUFFERS] =
-            std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
+        let mut buffers = batch.buffers.iter_mut();
+        let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
+            IoSliceMut::new(buffers.next().map_or(&mut [], |buffer| &mut buffer.0))
+        });
         let received = self.state.recv(
             (&self.socket).into(),
             &mut buffers,

@@ -124,7 +124,7 @@ impl Unexpected {
     /// Returns a copy of a body. Copies of short messages do not allocate once enough have arrived.
     pub(crate) fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
         if bytes.is_empty() || bytes.len() > SHORT {
-            return bytes.to_vec();
+            return shmem::copy_to_vec(bytes);
         }
         let spare = self.spare.pop();
         let mut buffer = spare.unwrap_or_else(|| Vec::with_capacity(SHORT));
