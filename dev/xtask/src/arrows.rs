@@ -63,14 +63,14 @@ const RULES: &[Rule] = &[
     Rule { package: "shm-btl",    may: Only(&["btl", "shmem"]), never: &["btl-eth", "ib-btl", "p2p", "tokio"] },
     Rule { package: "ib-btl",     may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "p2p", "tokio"] },
     // What stands on the contract.
-    Rule { package: "p2p",        may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "ib-btl", "esp-client", "esp-daemon"] },
+    Rule { package: "p2p",        may: Only(&["btl", "shmem"]), never: &["btl-eth", "shm-btl", "ib-btl", "esp-client", "esp-daemon"] },
     Rule { package: "boot",       may: Only(&[]), never: &["tokio", "p2p", "btl-eth", "shm-btl", "ib-btl"] },
     // Where the parts of a job meet: the only crates beside programs that see concrete transports
     // and the layer above.
     Rule { package: "job",        may: Only(&["btl", "btl-eth", "shm-btl", "ib-btl", "p2p", "boot", "esp-client"]), never: &["esp-daemon"] },
     Rule { package: "capi",       may: Only(&["job", "p2p", "boot", "btl"]), never: &["esp-daemon"] },
-    Rule { package: "libfabric",  may: Only(&["job", "p2p"]), never: &["esp-daemon", "tokio"] },
-    Rule { package: "ompi",       may: Only(&["btl", "btl-eth", "esp-client"]), never: &["p2p", "esp-daemon"] },
+    Rule { package: "libfabric",  may: Only(&["job", "p2p", "shmem"]), never: &["esp-daemon", "tokio"] },
+    Rule { package: "ompi",       may: Only(&["btl", "btl-eth", "esp-client", "shmem"]), never: &["p2p", "esp-daemon"] },
     // Programs and tests. The cli starts the daemon as a program; it does not see its inside.
     Rule { package: "cli",        may: Only(&["esp-proto", "netif", "esp-client"]), never: &["btl", "p2p", "job", "esp-daemon"] },
     Rule { package: "esplab",     may: All, never: &["esp-daemon", "esp-tests", "xtask"] },
