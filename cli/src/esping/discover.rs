@@ -1,51 +1,113 @@
-//! `--discover`: lists the nodes that answer a broadcast.
+//! `--discover`: finds the nodes that answer a broadcast.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use esp_client::{MacAddr, NodeAddr};
+use esp_client::{MacAddr, NodeAddr, NodeInfo};
 
 use super::report::{Found, Report};
 use super::wire::{Answer, Wire};
-use crate::out::{Doing, Failure, Verdict};
+use crate::out::{self, Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 
 /// Maximum wait on one interface while others are polled, too.
 const POLL: Duration = Duration::from_millis(1);
+/// Maximum number of different answers that are kept.
+const MAX_ANSWERS: usize = 1 << 14;
 
-/// Sends `requests` requests on every wire and prints each node once.
+/// What is asked, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    /// Number of requests on every wire.
+    pub(super) requests: u64,
+    /// Wait after each request.
+    pub(super) interval: Duration,
+    /// Wait after the last one.
+    pub(super) wait: Duration,
+    /// Asks this node's own interfaces, too, which a broadcast does not reach.
+    pub(super) own: bool,
+}
+
+/// Answer of a node.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    /// Interface that received it.
+    pub(super) interface: String,
+    pub(super) addr: NodeAddr,
+    pub(super) info: NodeInfo,
+    pub(super) rtt_us: f64,
+}
+
+/// Sends requests on every wire and prints each node once.
 pub(super) fn run(
     wires: &mut [impl Wire],
-    requests: u64,
-    interval: Duration,
-    wait: Duration,
+    ask: &Ask,
     interrupt: &Interrupt,
     report: &mut Report,
 ) -> Result<Verdict, Failure> {
-    let mut found = BTreeSet::new();
-    for request in 0..requests {
+    let mut answered = false;
+    find(wires, ask, interrupt, |node| {
+        answered = true;
+        report.show(&Found {
+            mac: node.addr.to_string(),
+            name: report.name_of(node.addr),
+            node_name: printable(&node.info.name),
+            interface: node.interface,
+            version: node.info.version,
+            max_payload: node.info.max_payload,
+            incarnation: node.info.incarnation,
+            rtt_us: node.rtt_us,
+        })
+    })?;
+    Ok(if answered {
+        Verdict::Done
+    } else {
+        Verdict::Partly
+    })
+}
+
+/// Sends requests on every wire; calls `found` for each address and name that answers on it.
+pub(super) fn find(
+    wires: &mut [impl Wire],
+    ask: &Ask,
+    interrupt: &Interrupt,
+    mut found: impl FnMut(Node) -> std::io::Result<()>,
+) -> Result<(), Failure> {
+    let mut known = BTreeSet::new();
+    for request in 0..ask.requests {
         let sequence = (request & 0xffff) as u16;
         let mut asked = Vec::new();
         for wire in wires.iter_mut() {
             asked.push(wire.now());
-            wire.info(MacAddr::BROADCAST.into(), sequence)
-                .doing(format_args!("asking on {}", wire.interface()))?;
+            let all = MacAddr::BROADCAST.into();
+            let own = ask.own.then(|| wire.addr());
+            for dst in std::iter::once(all).chain(own) {
+                wire.info(dst, sequence)
+                    .doing(format_args!("asking on {}", wire.interface()))?;
+            }
         }
-        let time = if request + 1 == requests {
-            wait
+        let time = if request + 1 == ask.requests {
+            ask.wait
         } else {
-            interval
+            ask.interval
         };
-        listen(wires, &asked, time, interrupt, report, &mut found)?;
+        listen(wires, &asked, time, interrupt, |node| {
+            let key = (node.interface.clone(), node.addr, node.info.name.clone());
+            if known.len() < MAX_ANSWERS && known.insert(key) {
+                found(node)?;
+            }
+            Ok(())
+        })?;
         if interrupt.is_set() {
             break;
         }
     }
-    Ok(if found.is_empty() {
-        Verdict::Partly
-    } else {
-        Verdict::Done
-    })
+    if known.len() == MAX_ANSWERS {
+        out::note(format_args!(
+            "esping: more than {MAX_ANSWERS} different answers: the rest is left out"
+        ));
+    }
+    Ok(())
 }
 
 /// Receives answers for this long. `asked` contains the time of the last request on each wire.
@@ -54,8 +116,7 @@ fn listen(
     asked: &[u64],
     time: Duration,
     interrupt: &Interrupt,
-    report: &mut Report,
-    found: &mut BTreeSet<(String, NodeAddr)>,
+    mut found: impl FnMut(Node) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     loop {
@@ -75,17 +136,10 @@ fn listen(
             let Answer::Info(info) = arrival.answer else {
                 continue;
             };
-            if !found.insert((wire.interface().to_owned(), arrival.src)) {
-                continue;
-            }
-            report.show(&Found {
-                mac: arrival.src.to_string(),
-                name: report.name_of(arrival.src),
-                node_name: printable(&info.name),
+            found(Node {
                 interface: wire.interface().to_owned(),
-                version: info.version,
-                max_payload: info.max_payload,
-                incarnation: info.incarnation,
+                addr: arrival.src,
+                info,
                 rtt_us: arrival.at.saturating_sub(asked) as f64 / 1000.0,
             })?;
         }
@@ -96,7 +150,7 @@ fn listen(
 }
 
 /// Replaces control characters in a name from the wire, which could confuse a terminal.
-fn printable(name: &str) -> String {
+pub(super) fn printable(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
@@ -108,7 +162,6 @@ mod tests {
     use super::super::wire::fake::Fake;
     use super::*;
     use crate::names::Names;
-    use esp_client::NodeInfo;
 
     fn node(last: u8, name: &str) -> Arrival {
         let info = NodeInfo {
@@ -130,14 +183,13 @@ mod tests {
         report.lines = Some(Vec::new());
         let mut wires = [wire];
         let time = Duration::from_millis(20);
-        let verdict = run(
-            &mut wires,
-            3,
-            time,
-            time,
-            &Interrupt::default(),
-            &mut report,
-        )?;
+        let ask = Ask {
+            requests: 3,
+            interval: time,
+            wait: time,
+            own: false,
+        };
+        let verdict = run(&mut wires, &ask, &Interrupt::default(), &mut report)?;
         Ok((verdict, report.lines.unwrap_or_default(), wires[0].sent))
     }
 
