@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use esp_client::{MacAddr, NodeAddr};
+use esp_client::{MacAddr, NodeAddr, NodeInfo};
 
 use super::report::{Found, Report};
 use super::wire::{Answer, Wire};
@@ -13,17 +13,65 @@ use crate::signal::Interrupt;
 /// Maximum wait on one interface while others are polled, too.
 const POLL: Duration = Duration::from_millis(1);
 
-/// Sends `requests` requests on every wire and prints each node once.
+/// How nodes are asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking {
+    pub(crate) requests: u64,
+    /// Time between two requests.
+    pub(crate) interval: Duration,
+    /// Time for answers to the last one.
+    pub(crate) wait: Duration,
+}
+
+/// An answer of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Heard {
+    pub(crate) interface: String,
+    pub(crate) addr: NodeAddr,
+    pub(crate) info: NodeInfo,
+    /// Time since the last request, in nanoseconds.
+    pub(crate) after: u64,
+}
+
+/// Sends requests on every wire and prints each node once.
 pub(super) fn run(
     wires: &mut [impl Wire],
-    requests: u64,
-    interval: Duration,
-    wait: Duration,
+    asking: Asking,
     interrupt: &Interrupt,
     report: &mut Report,
 ) -> Result<Verdict, Failure> {
     let mut found = BTreeSet::new();
-    for request in 0..requests {
+    ask(wires, asking, interrupt, |heard| {
+        if !found.insert((heard.interface.clone(), heard.addr)) {
+            return Ok(());
+        }
+        report.show(&Found {
+            mac: heard.addr.to_string(),
+            name: report.name_of(heard.addr),
+            node_name: printable(&heard.info.name),
+            interface: heard.interface,
+            version: heard.info.version,
+            max_payload: heard.info.max_payload,
+            incarnation: heard.info.incarnation,
+            rtt_us: heard.after as f64 / 1000.0,
+        })?;
+        Ok(())
+    })?;
+    Ok(if found.is_empty() {
+        Verdict::Partly
+    } else {
+        Verdict::Done
+    })
+}
+
+/// Broadcasts requests on every wire, and calls `each` with every answer.
+pub(crate) fn ask(
+    wires: &mut [impl Wire],
+    asking: Asking,
+    interrupt: &Interrupt,
+    mut each: impl FnMut(Heard) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    for request in 0..asking.requests {
         let sequence = (request & 0xffff) as u16;
         let mut asked = Vec::new();
         for wire in wires.iter_mut() {
@@ -31,21 +79,17 @@ pub(super) fn run(
             wire.info(MacAddr::BROADCAST.into(), sequence)
                 .doing(format_args!("asking on {}", wire.interface()))?;
         }
-        let time = if request + 1 == requests {
-            wait
+        let time = if request + 1 == asking.requests {
+            asking.wait
         } else {
-            interval
+            asking.interval
         };
-        listen(wires, &asked, time, interrupt, report, &mut found)?;
+        listen(wires, &asked, time, interrupt, &mut each)?;
         if interrupt.is_set() {
             break;
         }
     }
-    Ok(if found.is_empty() {
-        Verdict::Partly
-    } else {
-        Verdict::Done
-    })
+    Ok(())
 }
 
 /// Receives answers for this long. `asked` contains the time of the last request on each wire.
@@ -54,8 +98,7 @@ fn listen(
     asked: &[u64],
     time: Duration,
     interrupt: &Interrupt,
-    report: &mut Report,
-    found: &mut BTreeSet<(String, NodeAddr)>,
+    each: &mut impl FnMut(Heard) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     loop {
@@ -75,18 +118,11 @@ fn listen(
             let Answer::Info(info) = arrival.answer else {
                 continue;
             };
-            if !found.insert((wire.interface().to_owned(), arrival.src)) {
-                continue;
-            }
-            report.show(&Found {
-                mac: arrival.src.to_string(),
-                name: report.name_of(arrival.src),
-                node_name: printable(&info.name),
+            each(Heard {
                 interface: wire.interface().to_owned(),
-                version: info.version,
-                max_payload: info.max_payload,
-                incarnation: info.incarnation,
-                rtt_us: arrival.at.saturating_sub(asked) as f64 / 1000.0,
+                addr: arrival.src,
+                info,
+                after: arrival.at.saturating_sub(asked),
             })?;
         }
         if over {
@@ -96,7 +132,7 @@ fn listen(
 }
 
 /// Replaces control characters in a name from the wire, which could confuse a terminal.
-fn printable(name: &str) -> String {
+pub(crate) fn printable(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
@@ -108,7 +144,6 @@ mod tests {
     use super::super::wire::fake::Fake;
     use super::*;
     use crate::names::Names;
-    use esp_client::NodeInfo;
 
     fn node(last: u8, name: &str) -> Arrival {
         let info = NodeInfo {
@@ -130,14 +165,12 @@ mod tests {
         report.lines = Some(Vec::new());
         let mut wires = [wire];
         let time = Duration::from_millis(20);
-        let verdict = run(
-            &mut wires,
-            3,
-            time,
-            time,
-            &Interrupt::default(),
-            &mut report,
-        )?;
+        let asking = Asking {
+            requests: 3,
+            interval: time,
+            wait: time,
+        };
+        let verdict = run(&mut wires, asking, &Interrupt::default(), &mut report)?;
         Ok((verdict, report.lines.unwrap_or_default(), wires[0].sent))
     }
 

@@ -3,12 +3,12 @@
 //! `flags` is the command line; `echo`, `mtu` and `discover` run it over a `wire` (a datagram
 //! socket, or a fake in tests); `report` prints.
 
-mod discover;
-mod echo;
+pub(crate) mod discover;
+pub(crate) mod echo;
 mod flags;
-mod mtu;
+pub(crate) mod mtu;
 mod report;
-mod wire;
+pub(crate) mod wire;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -39,21 +39,20 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let Some(target) = target else {
         let mut wires = Datagrams::everywhere(flags.interface.as_deref())?;
         let (interval, wait) = (or(flags.interval, 200), or(flags.wait, 1000));
-        let requests = flags.count.unwrap_or(3);
-        return discover::run(
-            &mut wires,
-            requests,
+        let asking = discover::Asking {
+            requests: flags.count.unwrap_or(3),
             interval,
             wait,
-            &interrupt,
-            &mut report,
-        );
+        };
+        return discover::run(&mut wires, asking, &interrupt, &mut report);
     };
-    let mut wire = Datagrams::towards(&target)?;
+    let mut wire = Datagrams::towards(target.addr, target.interface.as_deref())?;
     if flags.mtu {
-        let tries = flags.count.unwrap_or(5);
-        let wait = or(flags.wait, 200);
-        return mtu::run(&mut wire, &target, tries, wait, &interrupt, &mut report);
+        let tries = mtu::Tries {
+            tries: flags.count.unwrap_or(5),
+            wait: or(flags.wait, 200),
+        };
+        return mtu::run(&mut wire, &target, tries, &interrupt, &mut report);
     }
     let echo = Echo {
         count: flags.count,
