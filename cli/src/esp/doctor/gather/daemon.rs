@@ -14,24 +14,25 @@ use crate::esp::doctor::facts::{Counters, Daemon, Lease, Process, State, Unreach
 /// Reads the facts. The client is returned if the daemon answers.
 pub(super) fn read(files: &Files) -> (Daemon, Option<Client>) {
     let socket = socket_path();
-    let (reached, client) = match Client::shared() {
-        Ok(client) => (Ok(state(&client)), Some(client)),
-        Err(error) => (Err(unreached(error)), None),
+    let (lease, reached, client) = match Client::shared() {
+        Ok(client) => {
+            // Before the state: a refusal is counted.
+            let lease = lease(&client);
+            (lease, Ok(state(&client)), Some(client))
+        }
+        Err(error) => (Lease::Unknown, Err(unreached(error)), None),
     };
     let process = client.as_ref().and_then(|_| serving(files, &socket));
     let serving = process.as_ref().map(|process| process.pid);
     let path = std::env::var(PATH_VARIABLE).unwrap_or_default();
-    let mut daemon = Daemon {
+    let daemon = Daemon {
         others: others(files, serving),
         reached,
         process,
         path,
-        lease: Lease::Unknown,
+        lease,
         socket,
     };
-    if let Some(client) = &client {
-        daemon.lease = lease(client, daemon.state());
-    }
     (daemon, client)
 }
 
@@ -135,11 +136,11 @@ fn others(files: &Files, serving: Option<u32>) -> Vec<u32> {
 }
 
 /// Tries to get a lease, and gives it back.
-fn lease(client: &Client, state: Option<&State>) -> Lease {
+fn lease(client: &Client) -> Lease {
     if !client.may_lease(esp_client::Path::Auto) {
         return Lease::Forbidden;
     }
-    let mut interfaces = state.into_iter().flat_map(|state| &state.interfaces);
+    let mut interfaces = client.interfaces().iter();
     let Some(interface) = interfaces.find(|i| i.up && !i.addr.is_udp()) else {
         return Lease::Unknown;
     };

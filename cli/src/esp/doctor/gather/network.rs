@@ -27,13 +27,13 @@ const ASKING: Asking = Asking {
 /// Number of echo requests to a peer, their length, and the wait for each answer.
 const ECHOES: usize = 10;
 const ECHO_LEN: usize = 56;
-const ECHO_WAIT: Duration = Duration::from_millis(300);
+const ECHO_WAIT: Duration = Duration::from_millis(500);
 /// Unanswered echoes after which a way counts as dead.
 const SILENT: usize = 3;
 /// How the largest payload is searched.
 const TRIES: Tries = Tries {
     tries: 3,
-    wait: Duration::from_millis(100),
+    wait: Duration::from_millis(200),
 };
 /// Port to which a stream is tried. No program can be meant: answering it is the node's task.
 const PROBED_PORT: u16 = 1;
