@@ -2,6 +2,7 @@
 //! cannot be planted in namespaces are planted into its facts, in the crate `cli`.)
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 
@@ -72,12 +73,17 @@ impl Diagnosis {
         summary["errors"] != 0 || summary["warnings"] != 0
     }
 
+    #[track_caller]
+    fn finding(&self, check: &str) -> &Value {
+        let mut findings = self.of_type("finding");
+        let finding = findings.find(|finding| finding["check"] == check);
+        finding.expect(check)
+    }
+
     /// Returns the text of a check's finding.
     #[track_caller]
     fn what(&self, check: &str) -> &str {
-        let mut findings = self.of_type("finding");
-        let finding = findings.find(|finding| finding["check"] == check);
-        finding.expect(check)["what"].as_str().expect("a text")
+        self.finding(check)["what"].as_str().expect("a text")
     }
 }
 
@@ -143,6 +149,8 @@ fn a_healthy_lab_with_two_interfaces_has_no_fault() {
         healthy.lines
     );
     assert_eq!(examine(&lab, 0, &["--all"]).of_type("path").count(), 3);
+    // A node reaches itself without the wire.
+    examine(&lab, 0, &["--peer", "node0"]).has(&[]);
 }
 
 #[test]
@@ -164,6 +172,19 @@ fn a_stopped_daemon_is_found() {
         text.contains(&format!("process {}", daemon.pid())),
         "{text}"
     );
+
+    // The superuser without the capability to use files of others.
+    let mode = |mode| std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(daemon.socket(), mode(0o000)).expect("change the mode");
+    let set = [
+        "--bounding-set",
+        "-dac_override",
+        "--inh-caps",
+        "-dac_override",
+    ];
+    let wrapper = [&["setpriv"][..], &set].concat();
+    examine_by(&lab, 0, &wrapper, &[]).has(&["daemon.permission"]);
+    std::fs::set_permissions(daemon.socket(), mode(0o666)).expect("change the mode");
 
     signal(daemon.pid(), Signal::STOP);
     examine(&lab, 0, &[]).has(&["daemon.silent"]);
@@ -278,6 +299,12 @@ fn peers_without_a_daemon_or_a_name_are_found() {
     let found = examine(&lab, 0, &["--peer", "node1", "--peer", "no-such-node"]);
     found.has(&["peer.silent", "peer.unknown"]);
     assert_eq!(found.code, Some(2));
+    let text = found.what("peer.unknown");
+    assert!(text.contains("no-such-node"), "{text}");
+    let misspelt = examine(&lab, 0, &["--peer", "noed1"]);
+    let unknown = misspelt.finding("peer.unknown");
+    let mend = unknown["mend"].as_str().expect("a remedy");
+    assert!(mend.starts_with("did you mean node1?"), "{mend}");
     let group = examine(&lab, 0, &["--peer", "ff:ff:ff:ff:ff:ff"]);
     group.has(&["peer.unknown"]);
 }

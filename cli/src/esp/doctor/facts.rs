@@ -228,6 +228,8 @@ pub(super) struct Peer {
     pub(super) name: String,
     /// Why the name has no address.
     pub(super) unknown: Option<String>,
+    /// A known name that resembles it.
+    pub(super) meant: Option<String>,
     /// Its Ethernet address.
     pub(super) mac: Option<NodeAddr>,
     /// Ways to it: over each of our Ethernet interfaces, and in UDP.

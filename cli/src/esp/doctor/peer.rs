@@ -89,8 +89,12 @@ fn addresses(network: &Network, findings: &mut Vec<Finding>) {
 
 fn peer(network: &Network, peer: &Peer, findings: &mut Vec<Finding>) {
     if let Some(why) = &peer.unknown {
-        findings
-            .push(Finding::error("peer.unknown", why).mend("esping --discover lists the nodes"));
+        let list = "esping --discover lists the nodes";
+        let mend = match &peer.meant {
+            Some(name) => format!("did you mean {name}? {list}"),
+            None => list.to_owned(),
+        };
+        findings.push(Finding::error("peer.unknown", why).mend(mend));
         return;
     }
     if peer.routes.is_empty() {

@@ -153,3 +153,32 @@ fn lease(client: &Client) -> Lease {
         Err(error) => Lease::Failed(error.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::Planted;
+    use super::*;
+
+    #[test]
+    fn only_a_process_of_the_daemon_is_taken_for_it() {
+        let status = |name| format!("Name:\t{name}\nCapEff:\t2000\nCpus_allowed_list:\t0,2\n");
+        let planted = Planted::new(
+            "daemon",
+            &[
+                ("proc/7/status", &status("esp-daemon")),
+                ("proc/8/status", &status("cat")),
+                ("proc/9/status", "Name:\tesp-daemon\n"),
+            ],
+        );
+        let files = planted.files();
+        let expected = Process {
+            pid: 7,
+            capabilities: 1 << 13,
+            cores: cores("0,2"),
+        };
+        assert_eq!(process(&files, 7), Some(expected));
+        for other in [8, 9, 10] {
+            assert_eq!(process(&files, other), None);
+        }
+    }
+}

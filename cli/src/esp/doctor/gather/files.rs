@@ -72,6 +72,37 @@ pub(super) fn cores(list: &str) -> BTreeSet<u32> {
     list.split(',').filter_map(range).flatten().collect()
 }
 
+/// A folder with planted files, removed on drop.
+#[cfg(test)]
+pub(super) struct Planted(PathBuf);
+
+#[cfg(test)]
+impl Planted {
+    /// Creates a folder with these files; `name` is that of the test.
+    pub(super) fn new(name: &str, files: &[(&str, &str)]) -> Planted {
+        let folder = format!("esp-doctor-{}-{name}", std::process::id());
+        let planted = Planted(std::env::temp_dir().join(folder));
+        for (path, text) in files {
+            let path = planted.0.join(path);
+            let folder = path.parent().expect("a file lies in a folder");
+            std::fs::create_dir_all(folder).expect("a folder");
+            std::fs::write(&path, text).expect("a file");
+        }
+        planted
+    }
+
+    pub(super) fn files(&self) -> Files {
+        Files::below(&self.0)
+    }
+}
+
+#[cfg(test)]
+impl Drop for Planted {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ use nix::unistd::getpid;
 use super::files::{Files, cores};
 use crate::esp::doctor::facts::Host;
 
+/// Reads the facts.
 pub(super) fn read(files: &Files) -> Host {
     let status = "proc/self/status";
     let usable = cores(&files.value(status, "Cpus_allowed_list").unwrap_or_default());
@@ -73,7 +74,62 @@ fn cross_memory() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::files::Planted;
     use super::*;
+
+    #[test]
+    fn facts_are_read_from_the_files_of_the_kernel() {
+        let cpu = "sys/devices/system/cpu";
+        let (governor, driver) = ("cpufreq/scaling_governor", "cpufreq/scaling_driver");
+        let planted = Planted::new(
+            "host",
+            &[
+                (
+                    "proc/self/status",
+                    "CapEff:\t80000\nCpus_allowed_list:\t1-2\n",
+                ),
+                (
+                    "proc/self/limits",
+                    "Max locked memory   65536   65536   bytes\n",
+                ),
+                ("proc/loadavg", "2.50 1.00 0.50 3/120 4711\n"),
+                ("proc/sys/kernel/yama/ptrace_scope", "2\n"),
+                ("proc/sys/net/core/rmem_max", "212992\n"),
+                ("sys/class/infiniband/mlx5_0/node_guid", ""),
+                ("sys/fs/cgroup/cpu.max", "50000 100000\n"),
+                (&format!("{cpu}/cpu0/{governor}"), "performance\n"),
+                (&format!("{cpu}/cpu1/{governor}"), "powersave\n"),
+                (&format!("{cpu}/cpu1/{driver}"), "acpi-cpufreq\n"),
+            ],
+        );
+        let host = read(&planted.files());
+        assert_eq!(host.memlock, Some(65536));
+        assert_eq!(host.ptrace_scope, Some(2));
+        assert_eq!(host.capabilities, 1 << 19);
+        assert_eq!(host.rdma, ["mlx5_0"]);
+        assert_eq!((host.load, host.quota), (2.5, Some(0.5)));
+        assert_eq!((host.rmem_max, host.wmem_max), (Some(212_992), None));
+        assert_eq!(host.clock, None);
+        // Core 0 is not this process's.
+        let slow = ("powersave".to_owned(), "acpi-cpufreq".to_owned());
+        assert_eq!(host.governors, BTreeMap::from([(slow, 1)]));
+    }
+
+    #[test]
+    fn files_that_are_missing_or_wrong_are_no_facts() {
+        let planted = Planted::new(
+            "wrong",
+            &[
+                ("proc/self/status", "CapEff:\tzz\nCpus_allowed_list:\t-\n"),
+                ("proc/loadavg", "x"),
+                ("proc/sys/kernel/yama/ptrace_scope", "-1"),
+            ],
+        );
+        let host = read(&planted.files());
+        assert_eq!((host.memlock, host.ptrace_scope), (None, None));
+        assert_eq!((host.capabilities, host.load), (0, 0.0));
+        assert!(host.cores.is_empty() && host.governors.is_empty());
+    }
 
     #[test]
     fn the_limit_of_locked_memory_is_parsed() {

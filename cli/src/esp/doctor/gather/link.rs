@@ -111,7 +111,48 @@ fn device(text: &str, name: &str) -> Option<Device> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::files::Planted;
     use super::*;
+
+    const NET: &str = "sys/class/net/no-such-if0";
+
+    /// Reads an interface that has index 0, with this index in `/sys`.
+    fn read_planted(name: &str, index: &str) -> Present {
+        let planted = Planted::new(
+            name,
+            &[
+                (&format!("{NET}/ifindex"), index),
+                (&format!("{NET}/speed"), "100\n"),
+                (&format!("{NET}/duplex"), "half\n"),
+                (&format!("{NET}/device/local_cpulist"), "4-7\n"),
+                ("sys/devices/system/node/node0/cpulist", "0-3\n"),
+                ("sys/devices/system/node/node1/cpulist", "4-7\n"),
+                ("proc/net/dev", "no-such-if0: 1 2 3 4 5 6 7 8 9 10 11\n"),
+            ],
+        );
+        let interface = Interface::described("no-such-if0".into(), [2; 6], 1500);
+        present(&planted.files(), &interface)
+    }
+
+    #[test]
+    fn settings_are_read_from_the_files_of_the_kernel() {
+        let found = read_planted("own", "0\n");
+        assert_eq!(
+            (found.speed, found.duplex.as_deref()),
+            (Some(100), Some("half"))
+        );
+        assert_eq!(found.near_cores, Some(cores("4-7")));
+        assert_eq!(found.device.rx_errors, 3);
+    }
+
+    #[test]
+    fn files_of_another_network_namespace_are_not_used() {
+        let found = read_planted("other", "7\n");
+        assert_eq!(
+            (found.speed, found.duplex, found.near_cores),
+            (None, None, None)
+        );
+    }
 
     #[test]
     fn counters_of_a_device_are_found_by_its_name() {

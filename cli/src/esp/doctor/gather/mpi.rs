@@ -1,7 +1,10 @@
 //! Reads the facts of Open MPI from its `ompi_info`.
 
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use crate::esp::doctor::facts::{Mpi, OpenMpi};
 
@@ -9,7 +12,11 @@ use crate::esp::doctor::facts::{Mpi, OpenMpi};
 const COMPONENT: &str = "mca_btl_esp.so";
 /// Folders in which Open MPI looks for components, beside its own.
 const PATH: &str = "OMPI_MCA_mca_base_component_path";
+/// Time limit of `ompi_info`, and of its output in bytes.
+const LIMIT: Duration = Duration::from_secs(10);
+const MAX_OUTPUT: u64 = 16 << 20;
 
+/// Reads the facts.
 pub(super) fn read() -> Mpi {
     let home = std::env::home_dir().map(|home| home.join(".openmpi/components"));
     let path = std::env::var(PATH).unwrap_or_default();
@@ -21,18 +28,34 @@ pub(super) fn read() -> Mpi {
         .filter(|file| file.is_file())
         .collect();
     Mpi {
-        open_mpi: run().as_deref().and_then(parse),
+        open_mpi: run("ompi_info", &["--parsable"], LIMIT)
+            .as_deref()
+            .and_then(parse),
         components,
     }
 }
 
-/// Returns the output of `ompi_info`; `None` if there is none, or if it does not run here.
-fn run() -> Option<String> {
-    let mut command = Command::new("ompi_info");
-    command.arg("--parsable");
-    let output = command.stdin(Stdio::null()).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    output.status.success().then_some(text)
+/// Returns what a program writes to standard output; `None` if it cannot be started or does not
+/// end in time.
+fn run(program: &str, args: &[&str], limit: Duration) -> Option<String> {
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).spawn().ok()?;
+    let out = child.stdout.take()?;
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let read = out.take(MAX_OUTPUT).read_to_end(&mut text);
+        let _ = sender.send(read.map(|_| text));
+    });
+    let text = receiver.recv_timeout(limit);
+    // It ignores Ctrl-C, because doctor has blocked the signals.
+    let _ = child.kill();
+    let _ = child.wait();
+    Some(String::from_utf8_lossy(&text.ok()?.ok()?).into_owned())
 }
 
 fn parse(text: &str) -> Option<OpenMpi> {
@@ -51,6 +74,13 @@ fn parse(text: &str) -> Option<OpenMpi> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_is_missing_or_does_not_end_has_no_output() {
+        assert_eq!(run("no-such-program-anywhere", &[], LIMIT), None);
+        assert_eq!(run("sleep", &["1000"], Duration::ZERO), None);
+        assert_eq!(run("echo", &["x"], LIMIT).as_deref(), Some("x\n"));
+    }
 
     #[test]
     fn the_output_of_ompi_info_is_parsed() {

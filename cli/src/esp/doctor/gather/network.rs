@@ -45,6 +45,7 @@ const ESP_WAIT: Duration = Duration::from_millis(1500);
 struct Target {
     name: String,
     unknown: Option<String>,
+    meant: Option<String>,
     mac: Option<NodeAddr>,
     udp: Option<NodeAddr>,
 }
@@ -92,6 +93,7 @@ pub(super) fn without_daemon(flags: &Flags, interrupt: &Interrupt) -> Network {
         network.peers.push(Peer {
             name: target.name,
             unknown: target.unknown,
+            meant: target.meant,
             mac: target.mac,
             routes: routes.into_iter().collect(),
             esp: None,
@@ -181,6 +183,7 @@ fn targets(flags: &Flags, network: &Network) -> Vec<Target> {
         targets.push(Target {
             name: name.unwrap_or_else(|| node.addr.to_string()),
             unknown: None,
+            meant: None,
             mac: Some(node.addr),
             udp: known_as
                 .filter(|_| network.serves_udp)
@@ -216,12 +219,14 @@ fn named(text: &str, names: &Names, serves_udp: bool) -> Target {
                     .and_then(|name| resolve_udp(name).ok()),
                 name,
                 unknown: None,
+                meant: None,
                 mac: Some(addr),
             }
         }
         Err(error) => Target {
             name,
             unknown: Some(error.to_string()),
+            meant: names.like(text).map(str::to_owned),
             ..Target::default()
         },
     }
@@ -238,6 +243,7 @@ fn peer(
     let mut peer = Peer {
         name: target.name,
         unknown: target.unknown,
+        meant: target.meant,
         mac: target.mac,
         ..Peer::default()
     };
