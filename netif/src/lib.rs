@@ -8,6 +8,7 @@
 //! |---|---|
 //! | find an interface, its address and MTU | [`Interface`] |
 //! | send and receive frames of one EtherType | [`PacketSocket`] with [`RecvBatch`] and [`SendBatch`] |
+//! | see receive rings and interrupt delays | [`Interface::ring_size`], [`Interface::coalescing`] |
 //! | watch for MTU changes and unplugged cables | [`LinkMonitor`], [`PacketSocket::link_state`] |
 //! | parse a frame's Ethernet header | [`parse_ethernet`] |
 //! | see all frames of an interface, with times | [`CaptureSocket`] |
@@ -56,6 +57,7 @@
 mod arena;
 mod batch;
 mod capture;
+mod ethtool;
 mod fanout;
 mod filter;
 mod frame;
@@ -68,6 +70,7 @@ mod udp;
 
 pub use batch::{FrameKind, HEAD_LEN, RawFrame, RecvBatch, SendBatch};
 pub use capture::{CaptureSocket, CapturedFrame};
+pub use ethtool::{Coalescing, RingSize};
 pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
 pub use filter::{Filter, FilterTooLong};
 pub use frame::{EthFrame, parse_ethernet};

@@ -1,5 +1,6 @@
 //! `esp`: tools for ESP networks, each a subcommand.
 
+mod doctor;
 mod dump;
 
 use std::process::ExitCode;
@@ -10,7 +11,8 @@ use crate::out;
 
 /// Tools for networks that carry ESP, the Ethernet Streaming Protocol (not IPsec's ESP)
 ///
-/// Exit code: 0 when the tool did its work, 2 when it could not run.
+/// Exit code: 0 when the tool did its work, 2 when it could not run; that of doctor says what it
+/// found.
 #[derive(Debug, Parser)]
 #[command(name = "esp", version)]
 struct Flags {
@@ -20,12 +22,14 @@ struct Flags {
 
 #[derive(Debug, Subcommand)]
 enum Tool {
+    Doctor(doctor::Flags),
     Dump(dump::Flags),
 }
 
 /// Runs the tool that the command line names.
 pub fn main() -> ExitCode {
     match Flags::parse().tool {
+        Tool::Doctor(flags) => out::finish("esp doctor", doctor::run(&flags)),
         Tool::Dump(flags) => out::finish("esp dump", dump::run(&flags)),
     }
 }

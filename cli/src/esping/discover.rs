@@ -17,25 +17,25 @@ const MAX_ANSWERS: usize = 1 << 14;
 
 /// What is asked, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
+pub(crate) struct Ask {
     /// Number of requests on every wire.
-    pub(super) requests: u64,
+    pub(crate) requests: u64,
     /// Wait after each request.
-    pub(super) interval: Duration,
+    pub(crate) interval: Duration,
     /// Wait after the last one.
-    pub(super) wait: Duration,
+    pub(crate) wait: Duration,
     /// Asks this node's own interfaces, too, which a broadcast does not reach.
-    pub(super) own: bool,
+    pub(crate) own: bool,
 }
 
 /// Answer of a node.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
+pub(crate) struct Node {
     /// Interface that received it.
-    pub(super) interface: String,
-    pub(super) addr: NodeAddr,
-    pub(super) info: NodeInfo,
-    pub(super) rtt_us: f64,
+    pub(crate) interface: String,
+    pub(crate) addr: NodeAddr,
+    pub(crate) info: NodeInfo,
+    pub(crate) rtt_us: f64,
 }
 
 /// Sends requests on every wire and prints each node once.
@@ -67,7 +67,7 @@ pub(super) fn run(
 }
 
 /// Sends requests on every wire; calls `found` for each address and name that answers on it.
-pub(super) fn find(
+pub(crate) fn find(
     wires: &mut [impl Wire],
     ask: &Ask,
     interrupt: &Interrupt,
@@ -150,7 +150,7 @@ fn listen(
 }
 
 /// Replaces control characters in a name from the wire, which could confuse a terminal.
-pub(super) fn printable(name: &str) -> String {
+pub(crate) fn printable(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()

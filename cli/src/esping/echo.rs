@@ -210,7 +210,7 @@ fn nanos(time: Duration) -> u64 {
 }
 
 /// Returns the body of a request: its number, then a pattern that depends on the number.
-pub(super) fn body(number: u64, size: usize) -> Vec<u8> {
+pub(crate) fn body(number: u64, size: usize) -> Vec<u8> {
     let mut body: Vec<u8> = number.to_le_bytes().into_iter().take(size).collect();
     body.extend((TAG..size).map(|i| {
         (i as u64)

@@ -3,13 +3,13 @@
 //! `flags` is the command line; `echo`, `mtu`, `discover` and `ethers` run it over a `wire` (a
 //! datagram socket, or a fake in tests); `report` prints.
 
-mod discover;
-mod echo;
+pub(crate) mod discover;
+pub(crate) mod echo;
 mod ethers;
 mod flags;
-mod mtu;
+pub(crate) mod mtu;
 mod report;
-mod wire;
+pub(crate) mod wire;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -51,11 +51,13 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
         }
         return discover::run(&mut wires, &ask, &interrupt, &mut report);
     };
-    let mut wire = Datagrams::towards(&target)?;
+    let mut wire = Datagrams::towards(target.addr, target.interface.as_deref())?;
     if flags.mtu {
-        let tries = flags.count.unwrap_or(5);
-        let wait = or(flags.wait, 200);
-        return mtu::run(&mut wire, &target, tries, wait, &interrupt, &mut report);
+        let tries = mtu::Tries {
+            tries: flags.count.unwrap_or(5),
+            wait: or(flags.wait, 200),
+        };
+        return mtu::run(&mut wire, &target, tries, &interrupt, &mut report);
     }
     let echo = Echo {
         count: flags.count,

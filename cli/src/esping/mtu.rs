@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use esp_client::NodeAddr;
+
 use super::echo::body;
 use super::flags::Target;
 use super::report::{Mtu, Report};
@@ -12,27 +14,36 @@ use crate::signal::Interrupt;
 /// Length of the type before an echo's body, in bytes.
 const TYPE: usize = 1;
 
-/// Searches for the largest payload. A size does not pass if `tries` requests have no answer.
+/// Parameters of a search.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tries {
+    /// A size does not pass if this many requests have no answer.
+    pub(crate) tries: u64,
+    /// Wait for each answer.
+    pub(crate) wait: Duration,
+}
+
+/// Result of a search.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    /// Largest payload that was echoed, in bytes; `None` if nothing came back.
+    pub(crate) payload: Option<usize>,
+    /// Largest payload that the peer reports.
+    pub(crate) peer_payload: Option<u16>,
+    /// Requests sent.
+    sent: u64,
+}
+
+/// Searches for the largest payload and prints it.
 pub(super) fn run(
     wire: &mut impl Wire,
     target: &Target,
-    tries: u64,
-    wait: Duration,
+    tries: Tries,
     interrupt: &Interrupt,
     report: &mut Report,
 ) -> Result<Verdict, Failure> {
-    let mut search = Search {
-        wire,
-        target,
-        tries,
-        wait,
-        interrupt,
-        sent: 0,
-    };
-    let peer_payload = search.peer_payload()?;
-    let found = search.largest(peer_payload)?;
-    let sent = search.sent;
-    let payload = found.map(|body| body + TYPE);
+    let measured = measure(wire, target.addr, tries, interrupt)?;
+    let payload = measured.payload;
     let mtu = Mtu {
         target: target.text.clone(),
         mac: target.addr.to_string(),
@@ -40,8 +51,8 @@ pub(super) fn run(
         payload,
         mtu: payload.map(|payload| payload + 11),
         local_payload: wire.max_body() + TYPE,
-        peer_payload,
-        sent,
+        peer_payload: measured.peer_payload,
+        sent: measured.sent,
     };
     report.show(&mtu)?;
     Ok(if mtu.payload.is_none() || mtu.is_narrow() {
@@ -51,11 +62,33 @@ pub(super) fn run(
     })
 }
 
+/// Searches for the largest payload that this node echoes.
+pub(crate) fn measure(
+    wire: &mut impl Wire,
+    addr: NodeAddr,
+    tries: Tries,
+    interrupt: &Interrupt,
+) -> Result<Measured, Failure> {
+    let mut search = Search {
+        wire,
+        addr,
+        tries,
+        interrupt,
+        sent: 0,
+    };
+    let peer_payload = search.peer_payload()?;
+    let body = search.largest(peer_payload)?;
+    Ok(Measured {
+        payload: body.map(|body| body + TYPE),
+        peer_payload,
+        sent: search.sent,
+    })
+}
+
 struct Search<'a, W> {
     wire: &'a mut W,
-    target: &'a Target,
-    tries: u64,
-    wait: Duration,
+    addr: NodeAddr,
+    tries: Tries,
     interrupt: &'a Interrupt,
     sent: u64,
 }
@@ -63,11 +96,9 @@ struct Search<'a, W> {
 impl<W: Wire> Search<'_, W> {
     /// Asks the peer for its largest payload.
     fn peer_payload(&mut self) -> Result<Option<u16>, Failure> {
-        for _ in 0..self.tries {
+        for _ in 0..self.tries.tries {
             let sequence = self.next_sequence();
-            self.wire
-                .info(self.target.addr, sequence)
-                .doing("sending")?;
+            self.wire.info(self.addr, sequence).doing("sending")?;
             let payload = |answer| {
                 if let Answer::Info(info) = answer {
                     Some(info.max_payload)
@@ -108,11 +139,11 @@ impl<W: Wire> Search<'_, W> {
     }
 
     fn passes(&mut self, size: usize) -> Result<bool, Failure> {
-        for _ in 0..self.tries {
+        for _ in 0..self.tries.tries {
             let sequence = self.next_sequence();
             let body = body(self.sent, size);
             self.wire
-                .echo(self.target.addr, sequence, &body)
+                .echo(self.addr, sequence, &body)
                 .doing("sending")?;
             // Answers to earlier requests have other bodies.
             let same = |answer| (answer == Answer::Echo(body.clone())).then_some(());
@@ -134,7 +165,7 @@ impl<W: Wire> Search<'_, W> {
         &mut self,
         wanted: impl Fn(Answer) -> Option<T>,
     ) -> Result<Option<T>, Failure> {
-        let wait = u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX);
+        let wait = u64::try_from(self.tries.wait.as_nanos()).unwrap_or(u64::MAX);
         let end = self.wire.now().saturating_add(wait);
         loop {
             if self.interrupt.is_set() {
@@ -149,7 +180,7 @@ impl<W: Wire> Search<'_, W> {
                 .receive(Duration::from_nanos(left.min(50_000_000)))
                 .doing("receiving")?;
             let answer = arrival
-                .filter(|a| a.src == self.target.addr)
+                .filter(|a| a.src == self.addr)
                 .and_then(|a| wanted(a.answer));
             if answer.is_some() {
                 return Ok(answer);
@@ -164,7 +195,7 @@ mod tests {
     use super::super::wire::fake::{self, Fake};
     use super::*;
     use crate::names::Names;
-    use esp_client::{MacAddr, NodeAddr, NodeInfo};
+    use esp_client::{MacAddr, NodeInfo};
 
     const PEER: NodeAddr = NodeAddr::Mac(MacAddr([2, 0, 0, 0, 0, 9]));
 
@@ -209,8 +240,10 @@ mod tests {
         let verdict = run(
             &mut wire,
             &target,
-            5,
-            Duration::from_millis(100),
+            Tries {
+                tries: 5,
+                wait: Duration::from_millis(100),
+            },
             &Interrupt::default(),
             &mut report,
         )?;

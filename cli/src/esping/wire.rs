@@ -6,12 +6,11 @@ use std::time::Duration;
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, DatagramInfo, EdpKind, EdpSocket, NodeAddr, NodeInfo, monotonic_nanos};
 
-use super::flags::Target;
 use crate::out::Failure;
 
 /// Content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// Body of an echo reply.
     Echo(Vec<u8>),
     /// Reply to an information request.
@@ -20,16 +19,16 @@ pub(super) enum Answer {
 
 /// A received answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Arrival {
-    pub(super) src: NodeAddr,
+pub(crate) struct Arrival {
+    pub(crate) src: NodeAddr,
     /// Nanoseconds of the wire's clock.
-    pub(super) at: u64,
-    pub(super) answer: Answer,
+    pub(crate) at: u64,
+    pub(crate) answer: Answer,
 }
 
 /// Sends requests and receives answers. Answers are matched by their body: the sequence number of
 /// an answer is the peer's own, that of a request helps to read a capture.
-pub(super) trait Wire {
+pub(crate) trait Wire {
     /// Name of the interface.
     fn interface(&self) -> &str;
     /// Address of the interface.
@@ -47,28 +46,28 @@ pub(super) trait Wire {
 }
 
 /// Datagram socket: of the node's daemon, or for UDP of this program.
-pub(super) struct Datagrams {
+pub(crate) struct Datagrams {
     socket: EdpSocket,
     buffer: Vec<u8>,
 }
 
 impl Datagrams {
-    /// Binds to the interface that reaches the target.
-    pub(super) fn towards(target: &Target) -> Result<Datagrams, Failure> {
-        let client = if target.addr.is_udp() {
+    /// Binds to this interface, or to the one that reaches the node.
+    pub(crate) fn towards(addr: NodeAddr, interface: Option<&str>) -> Result<Datagrams, Failure> {
+        let client = if addr.is_udp() {
             Client::udp().map_err(Failure::new)?
         } else {
             client()?
         };
-        let interface = match &target.interface {
-            Some(name) => name.clone(),
-            None => client.route(target.addr).map_err(Failure::new)?,
+        let interface = match interface {
+            Some(name) => name.to_owned(),
+            None => client.route(addr).map_err(Failure::new)?,
         };
         Datagrams::on(&client, &interface)
     }
 
     /// Binds to this interface, or to each one that is up.
-    pub(super) fn everywhere(interface: Option<&str>) -> Result<Vec<Datagrams>, Failure> {
+    pub(crate) fn everywhere(interface: Option<&str>) -> Result<Vec<Datagrams>, Failure> {
         let client = client()?;
         if let Some(name) = interface {
             return Ok(vec![Datagrams::on(&client, name)?]);
@@ -86,7 +85,8 @@ impl Datagrams {
             .collect()
     }
 
-    fn on(client: &Client, interface: &str) -> Result<Datagrams, Failure> {
+    /// Binds to this interface of the client.
+    pub(crate) fn on(client: &Client, interface: &str) -> Result<Datagrams, Failure> {
         let socket = EdpSocket::builder()
             .interface(interface)
             .bind_at(client, 0)

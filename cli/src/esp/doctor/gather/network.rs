@@ -1,0 +1,366 @@
+//! Asks the other nodes: who is there, over which ways, how fast and how large.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::time::Duration;
+
+use esp_client::{
+    Client, EspAddr, EspError, EspStream, NodeAddr, NodeInfo, Path, resolve, resolve_udp,
+};
+
+use crate::esp::doctor::facts::{Daemon, Network, Node, Peer, Route, State};
+use crate::esp::doctor::flags::Flags;
+use crate::esping::discover::{Ask, find, printable};
+use crate::esping::echo::body;
+use crate::esping::mtu::{Tries, measure};
+use crate::esping::wire::{Answer, Datagrams, Wire};
+use crate::names::Names;
+use crate::out::{Failure, progress};
+use crate::signal::Interrupt;
+
+/// How nodes are asked by broadcast.
+const ASKING: Ask = Ask {
+    requests: 3,
+    interval: Duration::from_millis(100),
+    wait: Duration::from_millis(400),
+    own: false,
+};
+/// Number of echo requests to a peer, their length, and the wait for each answer.
+const ECHOES: usize = 10;
+const ECHO_LEN: usize = 56;
+const ECHO_WAIT: Duration = Duration::from_millis(500);
+/// Unanswered echoes after which a way counts as dead.
+const SILENT: usize = 3;
+/// How the largest payload is searched.
+const TRIES: Tries = Tries {
+    tries: 3,
+    wait: Duration::from_millis(200),
+};
+/// Port to which a stream is tried. No program can be meant: answering it is the node's task.
+const PROBED_PORT: u16 = 1;
+/// Wait for the answer to it.
+const ESP_WAIT: Duration = Duration::from_millis(1500);
+
+/// A peer with its addresses.
+#[derive(Clone, Debug, Default)]
+struct Target {
+    name: String,
+    unknown: Option<String>,
+    meant: Option<String>,
+    mac: Option<NodeAddr>,
+    udp: Option<NodeAddr>,
+}
+
+/// Asks the peers over the daemon's interfaces.
+pub(super) fn read(
+    client: &Client,
+    daemon: &Daemon,
+    flags: &Flags,
+    interrupt: &Interrupt,
+) -> Result<Network, Failure> {
+    let mut wires = wires(client, daemon.state(), flags);
+    let mut network = Network {
+        all: flags.all,
+        serves_udp: client.interfaces().iter().any(|i| i.addr.is_udp()),
+        ..Network::default()
+    };
+    find(&mut wires, &ASKING, interrupt, |heard| {
+        add(&mut network.heard, heard.interface, heard.addr, heard.info);
+        Ok(())
+    })?;
+    network.own = own(client, &mut wires);
+    let targets = targets(flags, &network);
+    let bar = progress(
+        targets.len() as u64,
+        "asking {pos} of {len} nodes {wide_bar}",
+    );
+    for target in targets {
+        if interrupt.is_set() {
+            return Err(Failure::new("interrupted"));
+        }
+        let peer = peer(client, &mut wires, &network, target, interrupt)?;
+        network.peers.push(peer);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(network)
+}
+
+/// Asks the peers that are named over UDP, for which no daemon is needed.
+pub(super) fn without_daemon(flags: &Flags, interrupt: &Interrupt) -> Network {
+    let mut network = Network::default();
+    for target in targets(flags, &network) {
+        let routes = target.udp.map(|addr| udp(addr, interrupt));
+        network.peers.push(Peer {
+            name: target.name,
+            unknown: target.unknown,
+            meant: target.meant,
+            mac: target.mac,
+            routes: routes.into_iter().collect(),
+            esp: None,
+        });
+    }
+    network
+}
+
+/// Opens a datagram socket on each Ethernet interface that is up.
+fn wires(client: &Client, state: Option<&State>, flags: &Flags) -> Vec<Datagrams> {
+    let interfaces = state.map_or(client.interfaces(), |state| &state.interfaces);
+    let named = |name| flags.interface.is_empty() || flags.interface.contains(name);
+    interfaces
+        .iter()
+        .filter(|i| i.up && !i.addr.is_udp() && named(&i.name))
+        .filter_map(|i| Datagrams::on(client, &i.name).ok())
+        .collect()
+}
+
+/// Adds an answer, unless it is known.
+fn add(nodes: &mut Vec<Node>, interface: String, addr: NodeAddr, mut info: NodeInfo) {
+    info.name = printable(&info.name);
+    let node = Node {
+        interface,
+        addr,
+        info,
+    };
+    // A hostile node could answer for many.
+    if nodes.len() < 4096 && !nodes.contains(&node) {
+        nodes.push(node);
+    }
+}
+
+/// Asks this node itself for its name.
+fn own(client: &Client, wires: &mut [Datagrams]) -> Vec<Node> {
+    let mut own = Vec::new();
+    for wire in wires {
+        let name = wire.interface().to_owned();
+        let Some(addr) = client.interface(Some(&name)).map(|i| i.addr) else {
+            continue;
+        };
+        if wire.info(addr, 0).is_err() {
+            continue;
+        }
+        let end = wire.now().saturating_add(nanos(ECHO_WAIT));
+        while let Ok(arrival) = wire.receive(Duration::from_millis(10)) {
+            if let Some(arrival) = arrival.filter(|arrival| arrival.src == addr)
+                && let Answer::Info(info) = arrival.answer
+            {
+                add(&mut own, name, addr, info);
+                break;
+            }
+            if wire.now() >= end {
+                break;
+            }
+        }
+    }
+    own
+}
+
+/// Returns the peers that the command line names, then those that answered the broadcast.
+fn targets(flags: &Flags, network: &Network) -> Vec<Target> {
+    let names = Names::load();
+    let mut targets: Vec<Target> = flags
+        .peer
+        .iter()
+        .map(|text| named(text, &names, network.serves_udp))
+        .collect();
+    if !flags.all {
+        return targets;
+    }
+    let mut known: BTreeSet<u64> = network
+        .own
+        .iter()
+        .map(|node| node.info.incarnation)
+        .collect();
+    let mut nodes: Vec<&Node> = network.heard.iter().collect();
+    nodes.sort_by_key(|node| node.addr.to_string());
+    for node in nodes {
+        let is_new = known.insert(node.info.incarnation);
+        if !is_new || targets.iter().any(|target| target.mac == Some(node.addr)) {
+            continue;
+        }
+        let known_as = names.of(node.addr);
+        let announced = Some(node.info.name.as_str()).filter(|name| !name.is_empty());
+        let name = known_as.or(announced).map(str::to_owned);
+        targets.push(Target {
+            name: name.unwrap_or_else(|| node.addr.to_string()),
+            unknown: None,
+            meant: None,
+            mac: Some(node.addr),
+            udp: known_as
+                .filter(|_| network.serves_udp)
+                .and_then(|name| resolve_udp(name).ok()),
+        });
+    }
+    targets
+}
+
+/// Looks up a peer that the command line names.
+fn named(text: &str, names: &Names, serves_udp: bool) -> Target {
+    let name = text.to_owned();
+    match resolve(text, None) {
+        Ok(addr) if addr.is_group() => Target {
+            name,
+            unknown: Some("it is a group address, not that of one node".into()),
+            ..Target::default()
+        },
+        Ok(addr) if addr.is_udp() => Target {
+            name,
+            udp: Some(addr),
+            ..Target::default()
+        },
+        Ok(addr) => {
+            let of_ip = if text.parse::<NodeAddr>().is_ok() {
+                names.of(addr)
+            } else {
+                Some(text)
+            };
+            Target {
+                udp: of_ip
+                    .filter(|_| serves_udp)
+                    .and_then(|name| resolve_udp(name).ok()),
+                name,
+                unknown: None,
+                meant: None,
+                mac: Some(addr),
+            }
+        }
+        Err(error) => Target {
+            name,
+            unknown: Some(error.to_string()),
+            meant: names.like(text).map(str::to_owned),
+            ..Target::default()
+        },
+    }
+}
+
+/// Tries all ways to a peer.
+fn peer(
+    client: &Client,
+    wires: &mut [Datagrams],
+    network: &Network,
+    target: Target,
+    interrupt: &Interrupt,
+) -> Result<Peer, Failure> {
+    let mut peer = Peer {
+        name: target.name,
+        unknown: target.unknown,
+        meant: target.meant,
+        mac: target.mac,
+        ..Peer::default()
+    };
+    if let Some(mac) = target.mac {
+        for wire in wires {
+            let addr = address_on(network, mac, wire.interface());
+            peer.routes.push(route(wire, addr, interrupt)?);
+        }
+        peer.esp = esp(client, &peer);
+    }
+    if let Some(addr) = target.udp {
+        peer.routes.push(udp(addr, interrupt));
+    }
+    Ok(peer)
+}
+
+/// Returns the address that the peer has on our interface: nodes have one for each of theirs.
+fn address_on(network: &Network, mac: NodeAddr, interface: &str) -> NodeAddr {
+    let on = |node: &&Node| node.interface == interface;
+    if network.heard.iter().filter(on).any(|node| node.addr == mac) {
+        return mac;
+    }
+    let peer = network.heard.iter().find(|node| node.addr == mac);
+    let mut there = network.heard.iter().filter(on);
+    let other =
+        peer.and_then(|peer| there.find(|node| node.info.incarnation == peer.info.incarnation));
+    other.map_or(mac, |node| node.addr)
+}
+
+fn udp(addr: NodeAddr, interrupt: &Interrupt) -> Route {
+    let tried = Datagrams::towards(addr, None);
+    let tried = tried.and_then(|mut wire| route(&mut wire, addr, interrupt));
+    tried.unwrap_or_else(|failure| Route {
+        interface: "udp".into(),
+        failure: Some(failure.to_string()),
+        ..Route::untried(addr)
+    })
+}
+
+/// Measures a way.
+fn route(wire: &mut impl Wire, addr: NodeAddr, interrupt: &Interrupt) -> Result<Route, Failure> {
+    let mut route = Route {
+        interface: wire.interface().to_owned(),
+        own_payload: wire.max_body() + 1,
+        ..Route::untried(addr)
+    };
+    let mut times = Vec::new();
+    for number in 0..ECHOES {
+        if interrupt.is_set() {
+            return Err(Failure::new("interrupted"));
+        }
+        route.sent += 1;
+        match echo(wire, addr, number as u64) {
+            Ok(time) => times.extend(time),
+            Err(error) => route.failure = Some(error.to_string()),
+        }
+        if times.is_empty() && route.sent >= SILENT {
+            break;
+        }
+    }
+    route.received = times.len();
+    times.sort_unstable();
+    route.rtt_us = times.get(times.len() / 2).map(|time| *time as f64 / 1000.0);
+    if route.answers() {
+        let measured = measure(wire, addr, TRIES, interrupt)?;
+        route.payload = measured.payload;
+        route.peer_payload = measured.peer_payload.map(usize::from);
+    }
+    Ok(route)
+}
+
+/// Sends an echo request, and returns the time until its answer in nanoseconds.
+fn echo(wire: &mut impl Wire, addr: NodeAddr, number: u64) -> io::Result<Option<u64>> {
+    let body = body(number, ECHO_LEN);
+    let sent = wire.now();
+    wire.echo(addr, (number & 0xffff) as u16, &body)?;
+    loop {
+        let left = (sent + nanos(ECHO_WAIT)).saturating_sub(wire.now());
+        if left == 0 {
+            return Ok(None);
+        }
+        let arrival = wire.receive(Duration::from_nanos(left))?;
+        let answer = arrival.filter(|a| a.src == addr && a.answer == Answer::Echo(body.clone()));
+        if let Some(answer) = answer {
+            return Ok(Some(answer.at.saturating_sub(sent)));
+        }
+    }
+}
+
+/// Tries whether packets of streams pass: the peer refuses a connection to a port on which no
+/// program listens. `None` if that could not be tried.
+fn esp(client: &Client, peer: &Peer) -> Option<bool> {
+    let way = peer.fastest().or_else(|| peer.raw().next())?;
+    let attempt = EspStream::builder()
+        .interface(&way.interface)
+        .path(Path::Daemon)
+        .timeout(ESP_WAIT)
+        .connect_at(client, EspAddr::new(way.addr, PROBED_PORT));
+    let error = match attempt {
+        Ok(_) => return Some(true),
+        Err(error) => error,
+    };
+    match EspError::of(&error) {
+        Some(EspError::ConnectTimedOut(_) | EspError::ConnectCallTimedOut(_)) => Some(false),
+        Some(
+            EspError::Refused(_)
+            | EspError::BadKey(_)
+            | EspError::PeerVersion { .. }
+            | EspError::Aborted(_)
+            | EspError::PeerLimit(_)
+            | EspError::ResetOther { .. },
+        ) => Some(true),
+        _ => None,
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
