@@ -5,7 +5,7 @@ mod dump;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::out;
 
@@ -34,10 +34,14 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Returns the command line, for its manual pages and completions.
+pub fn command() -> clap::Command {
+    Flags::command()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn flags_are_consistent() {

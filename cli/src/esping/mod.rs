@@ -14,7 +14,7 @@ pub(crate) mod wire;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::names::Names;
 use crate::out::{self, Doing, Failure, Verdict};
@@ -27,6 +27,11 @@ use wire::Datagrams;
 /// Runs esping.
 pub fn main() -> ExitCode {
     out::finish("esping", run(&Flags::parse()))
+}
+
+/// Returns the command line, for its manual pages and completions.
+pub fn command() -> clap::Command {
+    Flags::command()
 }
 
 fn run(flags: &Flags) -> Result<Verdict, Failure> {

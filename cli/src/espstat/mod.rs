@@ -4,7 +4,7 @@ mod report;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use esp_client::Client;
 
 use crate::names::Names;
@@ -65,6 +65,11 @@ pub fn main() -> std::process::ExitCode {
     out::finish("espstat", run(&Flags::parse()))
 }
 
+/// Returns the command line, for its manual pages and completions.
+pub fn command() -> clap::Command {
+    Flags::command()
+}
+
 fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let interrupt = Interrupt::watch().doing("watching for signals")?;
     let client = Client::shared().map_err(Failure::new)?;
@@ -105,7 +110,6 @@ fn clock() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn flags_are_consistent() {

@@ -74,6 +74,8 @@ const RULES: &[Rule] = &[
     // Programs and tests. The cli starts the daemon as a program; it does not see its inside.
     Rule { package: "cli",        may: Only(&["esp-proto", "netif", "esp-client"]), never: &["btl", "p2p", "job", "esp-daemon"] },
     Rule { package: "esplab",     may: All, never: &["esp-daemon", "esp-tests", "xtask"] },
+    // The command lines of all programs, for their manual pages.
+    Rule { package: "manual",     may: All, never: &["esp-tests", "xtask"] },
     Rule { package: "esp-tests",  may: All, never: &["xtask"] },
     Rule { package: "xtask",      may: Only(&[]), never: &["tokio"] },
 ];

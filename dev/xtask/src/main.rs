@@ -10,6 +10,7 @@ mod dependencies;
 mod install;
 mod libfabric;
 mod links;
+mod manual;
 mod msrv;
 mod ompi;
 mod open_mpi;
@@ -46,6 +47,9 @@ fn main() -> ExitCode {
         ("install-ompi", args) => ompi::install_ompi(args).map(|()| ExitCode::SUCCESS),
         ("install-libfabric", args) => {
             libfabric::install_libfabric(args).map(|()| ExitCode::SUCCESS)
+        }
+        (what @ ("man" | "completions"), args) => {
+            manual::manual(what, args).map(|()| ExitCode::SUCCESS)
         }
         ("help" | "-h" | "--help", _) => {
             print!("{}", help());
@@ -94,6 +98,9 @@ fn help() -> String {
                  this user
   install-libfabric [--dir DIR]
                  build the provider of libfabric and install it for this user
+  man DIR        write the manual pages of the programs
+  completions DIR
+                 write completions of the programs for bash, zsh and fish
 
 ",
     );

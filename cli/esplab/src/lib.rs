@@ -16,7 +16,7 @@ mod up;
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use cli::out::{self, Failure, Verdict};
 
@@ -77,8 +77,14 @@ impl Name {
     }
 }
 
-fn main() -> ExitCode {
+/// Runs esplab.
+pub fn main() -> ExitCode {
     out::finish("esplab", run(Flags::parse().command))
+}
+
+/// Returns the command line, for its manual pages and completions.
+pub fn command() -> clap::Command {
+    Flags::command()
 }
 
 fn run(command: Command) -> Result<Verdict, Failure> {
@@ -106,7 +112,6 @@ fn run(command: Command) -> Result<Verdict, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn flags_are_consistent() {
