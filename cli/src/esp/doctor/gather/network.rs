@@ -35,7 +35,8 @@ const TRIES: Tries = Tries {
     tries: 3,
     wait: Duration::from_millis(200),
 };
-/// Port to which a stream is tried. No program can be meant: answering it is the node's task.
+/// Port to which a stream is tried: only the superuser's programs can listen there, and one that
+/// does sees a connection that ends at once.
 const PROBED_PORT: u16 = 1;
 /// Wait for the answer to it.
 const ESP_WAIT: Duration = Duration::from_millis(1500);
