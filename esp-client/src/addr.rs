@@ -9,6 +9,8 @@ use std::str::FromStr;
 
 use esp_proto::{MacAddr, NodeAddr};
 
+use crate::announced::{announced_name, find};
+use crate::client::Client;
 use crate::error::{EspError, PeerName};
 
 /// Environment variable with the path of a file of `MAC name` lines; see [`ethers_path`].
@@ -71,15 +73,37 @@ impl FromStr for EspAddr {
 
     /// Parses the text form and looks up names ([`resolve`]).
     fn from_str(text: &str) -> Result<EspAddr, EspError> {
-        let no_port = || bad_address(text, "the port is missing");
-        if text.parse::<NodeAddr>().is_ok() {
-            return Err(no_port());
-        }
-        let (host, port) = text.rsplit_once(':').ok_or_else(no_port)?;
-        let port = parse_port(port)
-            .ok_or_else(|| bad_address(text, "the port is not a number from 1 to 65535"))?;
-        (host, port).to_esp_addr()
+        parse(text, None)
     }
+}
+
+/// Parses the text form. Announced names are asked for through this client, or the shared one.
+fn parse(text: &str, client: Option<&Client>) -> Result<EspAddr, EspError> {
+    let no_port = || bad_address(text, "the port is missing");
+    if text.parse::<NodeAddr>().is_ok() {
+        return Err(no_port());
+    }
+    let (host, port) = text.rsplit_once(':').ok_or_else(no_port)?;
+    let port = parse_port(port)
+        .ok_or_else(|| bad_address(text, "the port is not a number from 1 to 65535"))?;
+    at_port(host, port, client)
+}
+
+/// Returns the address of this port of `TARGET[%IF]`.
+fn at_port(host: &str, port: u16, client: Option<&Client>) -> Result<EspAddr, EspError> {
+    // An IPv6 address has its own `%`, in the brackets.
+    let after = host.find(']').unwrap_or(0);
+    let percent = host[after..].find('%').map(|at| host.split_at(after + at));
+    let (target, interface) = match percent.map(|(target, rest)| (target, &rest[1..])) {
+        None => (host, None),
+        Some((_, "")) => return Err(bad_address(host, "the interface behind % is missing")),
+        Some((target, interface)) => (target, Some(interface)),
+    };
+    Ok(EspAddr {
+        addr: look_up(target, interface, client)?,
+        port,
+        interface: interface.map(str::to_owned),
+    })
 }
 
 fn bad_address(text: &str, why: &str) -> EspError {
@@ -97,62 +121,49 @@ fn parse_port(text: &str) -> Option<u16> {
 
 /// Address argument of [`EspStream::connect`](crate::EspStream::connect).
 pub trait ToEspAddr {
-    /// Returns the address; looks up names.
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError>;
+    /// Returns the address; looks up names ([`resolve`]), announced ones through this client.
+    fn to_esp_addr(&self, client: &Client) -> Result<EspAddr, EspError>;
 }
 
 impl ToEspAddr for EspAddr {
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
+    fn to_esp_addr(&self, _client: &Client) -> Result<EspAddr, EspError> {
         Ok(self.clone())
     }
 }
 
 impl ToEspAddr for (MacAddr, u16) {
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
+    fn to_esp_addr(&self, _client: &Client) -> Result<EspAddr, EspError> {
         Ok(EspAddr::new(self.0, self.1))
     }
 }
 
 impl ToEspAddr for (NodeAddr, u16) {
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
+    fn to_esp_addr(&self, _client: &Client) -> Result<EspAddr, EspError> {
         Ok(EspAddr::new(self.0, self.1))
     }
 }
 
 impl ToEspAddr for (&str, u16) {
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
-        let (host, port) = *self;
-        // An IPv6 address has its own `%`, in the brackets.
-        let after = host.find(']').unwrap_or(0);
-        let percent = host[after..].find('%').map(|at| host.split_at(after + at));
-        let (target, interface) = match percent.map(|(target, rest)| (target, &rest[1..])) {
-            None => (host, None),
-            Some((_, "")) => return Err(bad_address(host, "the interface behind % is missing")),
-            Some((target, interface)) => (target, Some(interface.to_owned())),
-        };
-        Ok(EspAddr {
-            addr: resolve(target)?,
-            port,
-            interface,
-        })
+    fn to_esp_addr(&self, client: &Client) -> Result<EspAddr, EspError> {
+        at_port(self.0, self.1, Some(client))
     }
 }
 
 impl ToEspAddr for str {
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
-        self.parse()
+    fn to_esp_addr(&self, client: &Client) -> Result<EspAddr, EspError> {
+        parse(self, Some(client))
     }
 }
 
 impl ToEspAddr for String {
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
-        self.parse()
+    fn to_esp_addr(&self, client: &Client) -> Result<EspAddr, EspError> {
+        parse(self, Some(client))
     }
 }
 
 impl<T: ToEspAddr + ?Sized> ToEspAddr for &T {
-    fn to_esp_addr(&self) -> Result<EspAddr, EspError> {
-        (**self).to_esp_addr()
+    fn to_esp_addr(&self, client: &Client) -> Result<EspAddr, EspError> {
+        (**self).to_esp_addr(client)
     }
 }
 
@@ -164,19 +175,39 @@ pub fn ethers_path() -> PathBuf {
     }
 }
 
-/// Returns the address of a text: the address itself, or that of a name. A name in [`ethers_path`]
-/// has an Ethernet address; any other is looked up by the system's resolver (`/etc/hosts`, DNS) and
-/// is reached by UDP.
-pub fn resolve(target: &str) -> Result<NodeAddr, EspError> {
+/// Returns the address of a text: the address itself, or that of a name.
+///
+/// A name in [`ethers_path`] has an Ethernet address. `NAME.esp` is the node that announces NAME:
+/// nodes are asked through the shared client, on this interface or on all, for at most 0.3 s. Any
+/// other name is looked up by the system's resolver (`/etc/hosts`, DNS) and is reached by UDP.
+///
+/// # Errors
+/// [`EspError::UnknownName`]; [`EspError::AmbiguousName`] if several nodes announce the name; for
+/// an announced name also the errors of [`Client::shared`].
+pub fn resolve(target: &str, interface: Option<&str>) -> Result<NodeAddr, EspError> {
+    look_up(target, interface, None)
+}
+
+fn look_up(
+    target: &str,
+    interface: Option<&str>,
+    client: Option<&Client>,
+) -> Result<NodeAddr, EspError> {
     if let Ok(addr) = target.parse() {
         return Ok(addr);
     }
     if target.is_empty() || target.contains([':', '%']) || target.contains(char::is_whitespace) {
         return Err(bad_address(target, "it is neither an address nor a name"));
     }
-    resolve_in(&ethers_path(), target)
-        .map(NodeAddr::Mac)
-        .or_else(|error| resolve_udp(target).map_err(|_| error))
+    let in_file = resolve_in(&ethers_path(), target).map(NodeAddr::Mac);
+    match (in_file, announced_name(target)) {
+        (Ok(addr), _) => Ok(addr),
+        (Err(_), Some(name)) => match client {
+            Some(client) => find(client, name, interface),
+            None => find(&Client::shared()?, name, interface),
+        },
+        (Err(error), None) => resolve_udp(target).map_err(|_| error),
+    }
 }
 
 /// Returns the UDP address of a text: an IP address, or a name that the system's resolver knows.

@@ -120,6 +120,12 @@ pub enum EspError {
     /// The name is unknown.
     #[error("unknown name {name:?}: {why}")]
     UnknownName { name: String, why: String },
+    /// Several nodes announce the name.
+    #[error(
+        "ambiguous name {name:?}: it is announced by {}; use an address, or change `node_name` in the config of all but one of these nodes",
+        listed(nodes)
+    )]
+    AmbiguousName { name: String, nodes: Vec<NodeAddr> },
     /// Shared memory or a socket of the daemon is not usable.
     #[error(
         "cannot use the shared memory of the ESP daemon: {what}; daemon and program must be of the same version"
@@ -157,6 +163,11 @@ impl std::fmt::Display for PeerName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} port {}", self.addr, self.port)
     }
+}
+
+fn listed(nodes: &[NodeAddr]) -> String {
+    let texts: Vec<_> = nodes.iter().map(NodeAddr::to_string).collect();
+    texts.join(" and ")
 }
 
 fn reach_advice(kind: io::ErrorKind) -> &'static str {
@@ -283,6 +294,7 @@ impl EspError {
             E::TimedOut(_) | E::ConnectTimedOut(_) | E::ConnectCallTimedOut(_) => K::TimedOut,
             E::NoPath { .. } => K::HostUnreachable,
             E::UnknownName { .. } => K::NotFound,
+            E::AmbiguousName { .. } => K::InvalidInput,
             E::BadArgument(_) | E::TooLong { .. } => K::InvalidInput,
             E::Forked => K::Unsupported,
         }

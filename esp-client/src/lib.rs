@@ -25,7 +25,7 @@
 //! | file | content |
 //! |---|---|
 //! | `control/` | messages of the control protocol, and their framing (`codec`) |
-//! | `error`, `addr`, `path` | errors, addresses and names, the setting "lease or daemon" |
+//! | `error`, `path` | errors, the setting "lease or daemon" |
 //! | `sync`, `options` | locks and wakers, builder options |
 //! | `session/` | the control connection: handshake, requests and replies, its thread |
 //! | `lease/` | leased ports: the embedded engine, the registry of connections, the progress thread |
@@ -33,6 +33,7 @@
 //! | `socket` | what streams and datagram sockets have in common: rings, engine, waits |
 //! | `edp` | [`EdpSocket`] and [`NodeInfo`] |
 //! | `route` | choice of the interface to a peer, measured by EDP echoes |
+//! | `announced`, `addr` | names that nodes announce; addresses and names |
 //! | `stream` | [`EspStream`], its builder, reads and writes |
 //! | `listener`, `poller` | [`EspListener`]; [`Poller`], events of many streams for one thread |
 //! | `aio/` | the asynchronous types |
@@ -45,6 +46,7 @@
 mod addr;
 #[cfg(feature = "tokio")]
 pub mod aio;
+mod announced;
 mod client;
 pub mod control;
 mod edp;

@@ -5,11 +5,12 @@
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 1 | version, 1 |
+//! | 1 | version, 2 |
 //! | 8 | identity of the endpoint |
 //! | … | each transport |
 //!
-//! Each transport: number of interfaces, 16 more if over UDP (1); port of the listener (2); maximum
+//! The transport within the node comes first: 32 (1), process (4), descriptor (2). Each other
+//! transport: number of interfaces, 16 more if over UDP (1); port of the listener (2); maximum
 //! length of a message / 64 (2); if raw, the incarnation of the node's daemon (8); each interface.
 //! An interface: 0 (1) and a MAC address (6); or 4 or 6 (1), the IP address and the UDP port (2),
 //! by which a daemon may serve transports over Ethernet, too; then the MTU (2). Integers are little
@@ -24,16 +25,19 @@ use btl_eth::address::{AddressInterface, EthAddress, encode_addr};
 use btl_eth::{Carrier, EthBtl, EthConfig};
 use esp_client::{MacAddr, NodeAddr};
 use p2p::{Endpoint, Regions, TransportAddress};
+use shm_btl::{OpenAddress, ShmBtl, ShmConfig};
 
 use crate::{Options, Transport};
 
 /// Maximum length of an endpoint's name, in bytes.
 pub const MAX_NAME: usize = 64;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Key of all endpoints, which therefore reach each other but no job.
-const KEY: &[u8] = b"endpoint";
+const KEY: &str = "endpoint";
 /// Flag of a transport over UDP.
 const UDP: u8 = 16;
+/// First byte of the transport within the node.
+const SHM: u8 = 32;
 /// Unit of the maximum length of a message, in bytes.
 const UNIT: u32 = 64;
 
@@ -72,6 +76,14 @@ pub fn open(options: &Options, regions: Arc<Regions>) -> Result<OpenEndpoint, St
     getrandom::fill(&mut identity).map_err(|error| format!("no random numbers: {error}"))?;
     let identity = u64::from_le_bytes(identity);
     let (mut transports, mut reasons) = (Vec::<Box<dyn Btl>>::new(), String::new());
+    if options.transports.contains(&Transport::Shm) {
+        let mut config = ShmConfig::open(identity, KEY);
+        config.thresholds = options.thresholds.unwrap_or(config.thresholds);
+        match ShmBtl::new(config) {
+            Ok(transport) => transports.push(Box::new(transport)),
+            Err(error) => push(&mut reasons, "shm", &error.to_string()),
+        }
+    }
     for (carrier, name) in carriers(options) {
         match EthBtl::new(config(identity, carrier, options)) {
             Ok(transport) => transports.push(Box::new(transport)),
@@ -98,6 +110,20 @@ pub fn parse(name: &[u8]) -> Option<(u64, Vec<TransportAddress>)> {
     let identity = u64::from_le_bytes(rest.take()?);
     let mut addresses = Vec::new();
     while let Some([head]) = rest.take() {
+        if head == SHM {
+            let pid = u32::from_le_bytes(rest.take()?);
+            let data = u16::from_le_bytes(rest.take()?).into();
+            addresses.push(TransportAddress {
+                transport: "shm".to_owned(),
+                address: OpenAddress {
+                    identity,
+                    pid,
+                    data,
+                }
+                .encode(),
+            });
+            continue;
+        }
         let (udp, count) = (head & UDP != 0, head & !UDP);
         let port = u16::from_le_bytes(rest.take()?);
         let max_send = u32::from(u16::from_le_bytes(rest.take()?)) * UNIT;
@@ -118,7 +144,7 @@ pub fn parse(name: &[u8]) -> Option<(u64, Vec<TransportAddress>)> {
         }
         let address = EthAddress {
             port,
-            job: EthBtl::open_key(KEY),
+            job: EthBtl::open_key(KEY.as_bytes()),
             incarnation,
             nonce: identity,
             max_send,
@@ -171,7 +197,7 @@ fn carriers(options: &Options) -> impl Iterator<Item = (Carrier, &'static str)> 
 }
 
 fn config(identity: u64, carrier: Carrier, options: &Options) -> EthConfig {
-    let mut config = EthConfig::open(identity, KEY);
+    let mut config = EthConfig::open(identity, KEY.as_bytes());
     config.carrier = carrier;
     config.include.clone_from(&options.interfaces);
     config.exclude.clone_from(&options.not_interfaces);
@@ -181,6 +207,15 @@ fn config(identity: u64, carrier: Carrier, options: &Options) -> EthConfig {
 fn encode(identity: u64, addresses: &[TransportAddress]) -> Vec<u8> {
     let mut name = vec![VERSION];
     name.extend(identity.to_le_bytes());
+    for address in addresses {
+        if let Some(found) = OpenAddress::decode(&address.address)
+            && let Ok(data) = u16::try_from(found.data)
+        {
+            name.push(SHM);
+            name.extend(found.pid.to_le_bytes());
+            name.extend(data.to_le_bytes());
+        }
+    }
     let addresses = addresses.iter().filter_map(|address| {
         let decoded = EthAddress::decode(&address.address).ok()?;
         Some((address.transport == "udp", decoded))
@@ -253,7 +288,7 @@ mod tests {
         };
         let address = EthAddress {
             port: 5000,
-            job: EthBtl::open_key(KEY),
+            job: EthBtl::open_key(KEY.as_bytes()),
             incarnation: if transport == "udp" { 7 } else { 9 },
             nonce: 7,
             max_send: 65_600,
@@ -282,6 +317,19 @@ mod tests {
         assert!(name.len() <= MAX_NAME, "{}", name.len());
         assert_eq!(parse(&name), Some((7, both.to_vec())));
         assert_eq!(from_text(&to_text(&name)), Some(name));
+        // The longest name that loses nothing.
+        let within = TransportAddress {
+            transport: "shm".into(),
+            address: OpenAddress {
+                identity: 7,
+                pid: 1 << 22,
+                data: 40_000,
+            }
+            .encode(),
+        };
+        let all = [&[within], &both[..]].concat();
+        let name = encode(7, &all);
+        assert_eq!((name.len(), parse(&name)), (MAX_NAME, Some((7, all))));
         let v4: Vec<NodeAddr> = (1..9).map(|n| udp(&format!("10.1.0.{n}:99"))).collect();
         let name = encode(7, &[address("udp", &v4)]);
         let (_, found) = parse(&name).unwrap();

@@ -7,6 +7,45 @@ const MAGIC: [u8; 8] = *b"btl.shm\0";
 /// Version of this format and of the memory.
 const VERSION: u64 = 2;
 
+const OPEN_MAGIC: [u8; 8] = *b"shm.open";
+
+/// Address of an open transport, short enough for a name: its memory has the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenAddress {
+    /// Identity of the transport.
+    pub identity: u64,
+    /// Process.
+    pub pid: u32,
+    /// Number of the descriptor of its data file.
+    pub data: u32,
+}
+
+impl OpenAddress {
+    /// Encodes the address for [`btl::Btl::add_peer`].
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = OPEN_MAGIC.to_vec();
+        bytes.extend(self.identity.to_le_bytes());
+        bytes.extend(self.pid.to_le_bytes());
+        bytes.extend(self.data.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes an address, which is untrusted.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<OpenAddress> {
+        let rest = bytes.strip_prefix(&OPEN_MAGIC)?;
+        let (identity, rest) = rest.split_first_chunk()?;
+        let (pid, rest) = rest.split_first_chunk()?;
+        let address = OpenAddress {
+            identity: u64::from_le_bytes(*identity),
+            pid: u32::from_le_bytes(*pid),
+            data: u32::from_le_bytes(rest.try_into().ok()?),
+        };
+        (address.identity != 0).then_some(address)
+    }
+}
+
 /// The address of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShmAddress {
@@ -188,6 +227,21 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(ShmAddress::decode(&damaged).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn an_open_address_round_trips_and_every_cut_is_detected() {
+        let address = OpenAddress {
+            identity: 1,
+            pid: 2,
+            data: 3,
+        };
+        let bytes = address.encode();
+        assert_eq!(OpenAddress::decode(&bytes), Some(address));
+        for len in 0..bytes.len() {
+            assert_eq!(OpenAddress::decode(&bytes[..len]), None, "{len} bytes");
+        }
+        assert_eq!(OpenAddress::decode(&[&bytes[..], &[0]].concat()), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
@@ -10,10 +11,10 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::address::ShmAddress;
 use crate::cma::{CmaError, Probe};
-use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, Slot};
+use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, Requests, Slot};
 use crate::process::{NodeView, start_time, yama_scope};
 use shmem::sync::{AtomicU64, Ordering};
-use shmem::{Access, Bytes, LINE, Shared, SharedFile, SharedSlice};
+use shmem::{Access, Bytes, LINE, Mapping, Shared, SharedFile, SharedSlice};
 
 /// Memory and descriptors of a peer.
 #[derive(Debug)]
@@ -75,73 +76,149 @@ pub(crate) fn eligible(
     Ok(())
 }
 
-/// Opens the files that the address names and checks that they are the peer's.
-pub(crate) fn attach(
-    address: &ShmAddress,
-    layout: &Layout,
-    own_rank: u32,
-) -> Result<Attached, String> {
-    let pid = i32::try_from(address.pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .ok_or("the address has an invalid process id")?;
-    // Open the process first, then check its identity: what holds now stays true of this
-    // descriptor.
-    let pidfd =
-        rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
-            Errno::SRCH => format!("process {} has ended", address.pid),
-            Errno::NOSYS => "this kernel has no pidfd_open: it needs Linux 5.3".into(),
-            error => format!("process {}: {error}", address.pid),
-        })?;
-    if start_time(address.pid).ok() != Some(address.started) {
-        return Err(format!(
-            "process {} has ended; another process has its number now",
-            address.pid
-        ));
-    }
-    let file = |fd, what, flags, bytes| {
-        let fd = open(address.pid, fd, what, FileType::RegularFile, flags)?;
-        SharedFile::open(fd, bytes).map_err(|why| format!("its {what} is refused: {why}"))
-    };
-    let data = file(address.data, "memory", OFlags::RDONLY, layout.data_bytes())?;
-    let claims = Layout::claims_bytes();
-    let claims = file(address.claims, "claims file", OFlags::RDWR, claims)?;
-    let (pipe, flags) = (FileType::Fifo, OFlags::RDWR | OFlags::NONBLOCK);
-    let bell = open(address.pid, address.bell, "pipe", pipe, flags)?;
+/// A peer's files, which were checked to be the peer's.
+#[derive(Debug)]
+pub(crate) struct Files {
+    data: SharedFile<OwnedFd>,
+    shared: Arc<Mapping>,
+    pub(crate) common: Shared<Common>,
+    claims: Arc<Mapping>,
+    pub(crate) requests: Shared<Requests>,
+    bell: OwnedFd,
+    pub(crate) pidfd: OwnedFd,
+}
 
-    let failed = |error: io::Error| format!("mapping its memory: {error}");
-    let map = |offset, len| data.map(offset, len, Access::Read).map_err(failed);
-    let shared = map(0, layout.shared_bytes())?;
-    let pair = map(layout.pair_at(own_rank), layout.pair_bytes())?;
-    let claims = claims.map(0, claims.len(), Access::Write).map_err(failed)?;
-    // SAFETY: the words of a peer's data file are only loaded.
-    let (common, head, slots) = unsafe {
-        (
-            Shared::<Common>::read_only(&shared, 0),
-            Shared::<PairHead>::read_only(&pair, 0),
-            SharedSlice::<Slot>::read_only_slice(&pair, Layout::SLOTS_AT, layout.slots),
-        )
-    };
-    for about in [&common.about.0, &Shared::<About>::new(&claims, 0)] {
-        let nonce = about.nonce.each_ref();
-        if nonce.map(|word| word.load(Ordering::Acquire)) != address.nonce {
-            return Err("the memory belongs to another process: the nonce differs".into());
+impl Files {
+    /// Opens the files that the address names.
+    pub(crate) fn open(address: &ShmAddress, layout: &Layout) -> Result<Files, String> {
+        // Open the process first, then check its identity: what holds now stays true of this
+        // descriptor.
+        let pidfd = open_process(address.pid)?;
+        if start_time(address.pid).ok() != Some(address.started) {
+            return Err(format!(
+                "process {} has ended; another process has its number now",
+                address.pid
+            ));
         }
+        let data = open_data(address.pid, address.data, layout)?;
+        let claims = Layout::claims_bytes();
+        let claims = open_file(
+            address.pid,
+            address.claims,
+            "claims file",
+            OFlags::RDWR,
+            claims,
+        )?;
+        let (pipe, flags) = (FileType::Fifo, OFlags::RDWR | OFlags::NONBLOCK);
+        let bell = open(address.pid, address.bell, "pipe", pipe, flags)?;
+        let (shared, common) = map_common(&data, layout)?;
+        let claims = claims.map(0, claims.len(), Access::Write);
+        let claims = claims.map_err(map_failed)?;
+        for about in [&common.about.0, &Shared::<About>::new(&claims, 0)] {
+            let nonce = about.nonce.each_ref();
+            if nonce.map(|word| word.load(Ordering::Acquire)) != address.nonce {
+                return Err("the memory belongs to another process: the nonce differs".into());
+            }
+        }
+        if has_ended(&pidfd) {
+            return Err(format!("process {} has ended", address.pid));
+        }
+        Ok(Files {
+            data,
+            shared,
+            common,
+            requests: Shared::new(&claims, Layout::REQUESTS_AT),
+            claims,
+            bell,
+            pidfd,
+        })
     }
-    if has_ended(&pidfd) {
-        return Err(format!("process {} has ended", address.pid));
+
+    /// Wakes the peer.
+    pub(crate) fn ring(&self) {
+        let _ = rustix::io::write(&self.bell, &[1]);
     }
-    pair.populate(0, layout.ring_at());
-    Ok(Attached {
-        common,
-        pair: head,
-        slots,
-        ring: Bytes::new(&pair, layout.ring_at(), layout.ring),
-        pool: Bytes::new(&shared, layout.chunks_at(), layout.chunks * CHUNK_STRIDE),
-        claims: SharedSlice::slice(&claims, LINE, POST_PLACES),
-        bell,
-        pidfd,
+
+    /// Maps the peer's pair for this process.
+    pub(crate) fn attach(self, layout: &Layout, place: u32) -> Result<Attached, String> {
+        let pair = (layout.pair_at(place), layout.pair_bytes());
+        let pair = self.data.map(pair.0, pair.1, Access::Read);
+        let pair = pair.map_err(map_failed)?;
+        // SAFETY: the words of a peer's data file are only loaded.
+        let (head, slots) = unsafe {
+            (
+                Shared::<PairHead>::read_only(&pair, 0),
+                SharedSlice::<Slot>::read_only_slice(&pair, Layout::SLOTS_AT, layout.slots),
+            )
+        };
+        pair.populate(0, layout.ring_at());
+        let pool = layout.chunks * CHUNK_STRIDE;
+        Ok(Attached {
+            common: self.common,
+            pair: head,
+            slots,
+            ring: Bytes::new(&pair, layout.ring_at(), layout.ring),
+            pool: Bytes::new(&self.shared, layout.chunks_at(), pool),
+            claims: SharedSlice::slice(&self.claims, LINE, POST_PLACES),
+            bell: self.bell,
+            pidfd: self.pidfd,
+        })
+    }
+}
+
+/// Returns the address in the memory of an open transport of process `pid`, whose data file is
+/// descriptor `data`. The address is untrusted.
+pub(crate) fn read_address(pid: u32, data: u32, layout: &Layout) -> Result<ShmAddress, String> {
+    open_process(pid)?;
+    let (_map, common) = map_common(&open_data(pid, data, layout)?, layout)?;
+    let words = common.address.each_ref();
+    let words = words.map(|word| word.load(Ordering::Acquire).to_le_bytes());
+    let address = ShmAddress::decode(words.as_flattened()).map_err(|error| error.to_string())?;
+    if (address.pid, address.data) != (pid, data) {
+        return Err("the address in its memory is another one".into());
+    }
+    Ok(address)
+}
+
+fn open_process(pid: u32) -> Result<OwnedFd, String> {
+    let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let known = known.ok_or("the address has an invalid process id")?;
+    rustix::process::pidfd_open(known, PidfdFlags::empty()).map_err(|error| match error {
+        Errno::SRCH => format!("process {pid} has ended"),
+        Errno::NOSYS => "this kernel has no pidfd_open: it needs Linux 5.3".into(),
+        error => format!("process {pid}: {error}"),
     })
+}
+
+fn open_data(pid: u32, data: u32, layout: &Layout) -> Result<SharedFile<OwnedFd>, String> {
+    open_file(pid, data, "memory", OFlags::RDONLY, layout.data_bytes())
+}
+
+fn open_file(
+    pid: u32,
+    fd: u32,
+    what: &str,
+    flags: OFlags,
+    bytes: usize,
+) -> Result<SharedFile<OwnedFd>, String> {
+    let fd = open(pid, fd, what, FileType::RegularFile, flags)?;
+    SharedFile::open(fd, bytes).map_err(|why| format!("its {what} is refused: {why}"))
+}
+
+fn map_common(
+    data: &SharedFile<OwnedFd>,
+    layout: &Layout,
+) -> Result<(Arc<Mapping>, Shared<Common>), String> {
+    let shared = data.map(0, layout.shared_bytes(), Access::Read);
+    let shared = shared.map_err(map_failed)?;
+    // SAFETY: the words of a peer's data file are only loaded.
+    let common = unsafe { Shared::<Common>::read_only(&shared, 0) };
+    Ok((shared, common))
+}
+
+#[allow(clippy::needless_pass_by_value)] // for map_err
+fn map_failed(error: io::Error) -> String {
+    format!("mapping its memory: {error}")
 }
 
 /// Opens a descriptor of the peer. The type is checked before the file itself is opened, because

@@ -14,6 +14,9 @@ pub struct ShmConfig {
     pub size: u32,
     /// Name of the job; processes of other jobs are refused.
     pub job: String,
+    /// Identity of an open transport ([`btl::PendingPeers`]), by which peers know it instead of a
+    /// rank. Not 0.
+    pub identity: Option<u64>,
     /// Sizes from which a message is copied once.
     pub thresholds: Thresholds,
     /// Long messages are copied once, by the kernel, where the system allows it. If false, they are
@@ -28,8 +31,18 @@ impl ShmConfig {
             rank,
             size,
             job: job.into(),
+            identity: None,
             thresholds: Thresholds::default(),
             one_copy: true,
+        }
+    }
+
+    /// Returns the configuration of an open transport with defaults. It reaches open transports with
+    /// an equal `key`. Its own number is 0.
+    pub fn open(identity: u64, key: impl Into<String>) -> Self {
+        ShmConfig {
+            identity: Some(identity),
+            ..ShmConfig::new(0, MAX_RANKS, key)
         }
     }
 
@@ -38,6 +51,9 @@ impl ShmConfig {
             return Err(ShmError::Config(
                 "the rank must be below the number of ranks",
             ));
+        }
+        if self.identity == Some(0) {
+            return Err(ShmError::Config("an identity must not be 0"));
         }
         if self.size > MAX_RANKS {
             return Err(ShmError::Config("a job has at most 1048576 ranks"));

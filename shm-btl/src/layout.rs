@@ -9,8 +9,9 @@
 //!             sleep: odd while the owner sleeps         read by each process that sends to it
 //!             posted: receives posted so far
 //!             posted receives
+//!             address, directory, refused: of open transports (`transport/open.rs`)
 //! chunks      pool for long messages, of all peers
-//! pair[rank]  one for each rank of the job:
+//! pair[rank]  one for each rank of the job, or for each peer of an open transport:
 //!   PairHead    consumed: messages from `rank` that the owner has consumed
 //!               writing: state of the owner as sender to `rank`
 //!               offers: messages from `rank` that both copy (`coop.rs`)
@@ -20,7 +21,8 @@
 //! ```
 //!
 //! **The claims file** is written by all peers: one word for each place of a posted receive, by
-//! which senders claim it. It holds nothing else, and each word of it is checked (`posted.rs`).
+//! which senders claim it, and the words by which peers ask an open transport for a connection. It
+//! holds nothing else, and each word of it is checked (`posted.rs`, `transport/open.rs`).
 //!
 //! Both files are sparse: a rank that is never added, or never sent to, takes address space only.
 
@@ -30,6 +32,21 @@ use shmem::{LINE, Words};
 
 /// Number of places for posted receives.
 pub(crate) const POST_PLACES: usize = if cfg!(loom) { 3 } else { 64 };
+/// Number of words of an encoded [`ShmAddress`](crate::address::ShmAddress).
+pub(crate) const ADDRESS_WORDS: usize = if cfg!(loom) { 1 } else { 19 };
+/// Maximum number of peers that an open transport has at a time; fewer in unit tests.
+pub(crate) const OPEN_PEERS: usize = if cfg!(loom) {
+    1
+} else if cfg!(test) {
+    8
+} else {
+    256
+};
+/// Number of refused peers that are remembered.
+pub(crate) const REFUSED: usize = if cfg!(loom) { 1 } else { 64 };
+/// Number of peers that ask an open transport for a connection at a time.
+#[cfg(not(loom))]
+pub(crate) const REQUESTS: usize = 64;
 /// Alignment of slot and ring offsets in bytes. The ring of a model has only a few bytes.
 pub(crate) const ALIGN: usize = if cfg!(loom) { 1 } else { LINE };
 
@@ -74,6 +91,23 @@ pub(crate) struct Common {
     pub(crate) sleep: Apart<AtomicU64>,
     pub(crate) posted: Apart<AtomicU64>,
     pub(crate) posts: [PostLine; POST_PLACES],
+    /// The owner's address, for those that know an open transport by process and descriptor only.
+    pub(crate) address: [AtomicU64; ADDRESS_WORDS],
+    /// Identities of an open transport's peers, by pair; 0: none.
+    pub(crate) directory: [AtomicU64; OPEN_PEERS],
+    /// Identities of the peers that an open transport refused last.
+    pub(crate) refused: [AtomicU64; REFUSED],
+}
+
+/// Words of the claims file by which peers ask an open transport for a connection.
+#[cfg(not(loom))]
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Requests {
+    /// Number of requests so far.
+    pub(crate) count: AtomicU64,
+    /// Process in the upper half, descriptor of its data file in the lower; 0: free.
+    pub(crate) from: [AtomicU64; REQUESTS],
 }
 
 /// State of the owner as sender to one rank.
@@ -121,6 +155,9 @@ unsafe impl Words for About {}
 unsafe impl Words for Common {}
 // SAFETY: as above.
 unsafe impl Words for PairHead {}
+// SAFETY: as above.
+#[cfg(not(loom))]
+unsafe impl Words for Requests {}
 // SAFETY: as above.
 unsafe impl Words for Slot {}
 
@@ -184,6 +221,16 @@ impl Layout {
         }
     }
 
+    /// Returns the sizes of an open transport.
+    pub(crate) fn open() -> Layout {
+        Layout {
+            size: OPEN_PEERS,
+            slots: 256,
+            ring: 64 << 10,
+            chunks: 512,
+        }
+    }
+
     /// Returns the offset of the chunks.
     pub(crate) fn chunks_at(&self) -> usize {
         COMMON_BYTES + HALF
@@ -217,9 +264,12 @@ impl Layout {
         self.shared_bytes() + self.pair_bytes() * self.size
     }
 
-    /// Returns the bytes of a claims file: one line that identifies it, then the words.
+    /// Offset of the requests in a claims file.
+    pub(crate) const REQUESTS_AT: usize = LINE + 8 * POST_PLACES;
+
+    /// Returns the bytes of a claims file: one line that identifies it, the claims, the requests.
     pub(crate) fn claims_bytes() -> usize {
-        (LINE + 8 * POST_PLACES).next_multiple_of(page_size())
+        (Self::REQUESTS_AT + size_of::<Requests>()).next_multiple_of(page_size())
     }
 }
 

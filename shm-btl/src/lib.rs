@@ -30,6 +30,11 @@
 //! peers write. It is used only among processes that may write each other's memory anyway
 //! (cross-memory attach), and the owner detects a claim without a claimant.
 //!
+//! # Open transports
+//! [`ShmConfig::open`] is for processes that belong to no job: peers have identities in place of
+//! ranks, and may connect before they are added ([`btl::PendingPeers`]). There are no posted
+//! receives.
+//!
 //! # Cleaning up
 //! Memory files and pipes have no name. Peers open them as `/proc/PID/fd/N`, which the kernel
 //! allows to processes that may trace the owner. They are gone with the last process that has them
@@ -63,6 +68,8 @@ mod transport;
 #[cfg(all(test, loom))]
 mod model;
 
+#[cfg(not(loom))]
+pub use address::OpenAddress;
 #[cfg(not(loom))]
 pub use config::{ShmConfig, ShmError};
 #[cfg(not(loom))]

@@ -75,6 +75,9 @@ fn common() -> Shared<Common> {
         sleep: Apart(zero()),
         posted: Apart(zero()),
         posts: std::array::from_fn(post),
+        address: words(),
+        directory: words(),
+        refused: words(),
     })
 }
 

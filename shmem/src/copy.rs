@@ -17,11 +17,21 @@ pub unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     let mut done = 0;
     while len - done > CHUNK {
         // SAFETY: `done + CHUNK` is below `len`; the rest is the caller's promise.
-        unsafe { core::ptr::copy_nonoverlapping(from.add(done), to.add(done), CHUNK) };
+        unsafe { copy_chunk(from.add(done), to.add(done)) };
         done += CHUNK;
     }
     // SAFETY: as above, for the last `len - done` bytes.
     unsafe { core::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done) };
+}
+
+/// Copies [`CHUNK`] bytes. Not inlined, because the compiler makes one `memcpy` of a loop of them.
+///
+/// # Safety
+/// As for [`copy_bytes`].
+#[inline(never)]
+unsafe fn copy_chunk(from: *const u8, to: *mut u8) {
+    // SAFETY: as promised.
+    unsafe { core::ptr::copy_nonoverlapping(from, to, CHUNK) };
 }
 
 /// Copies a slice as [`copy_bytes`] does.
@@ -38,8 +48,10 @@ pub fn copy_slice(from: &[u8], to: &mut [u8]) {
 /// Returns the bytes as a vector; copies as [`copy_bytes`] does.
 pub fn copy_to_vec(bytes: &[u8]) -> Vec<u8> {
     let mut copy = Vec::with_capacity(bytes.len());
-    for part in bytes.chunks(CHUNK) {
-        copy.extend_from_slice(part);
+    // SAFETY: the vector has room for the bytes, which are not its own, and holds them afterwards.
+    unsafe {
+        copy_bytes(bytes.as_ptr(), copy.as_mut_ptr(), bytes.len());
+        copy.set_len(bytes.len());
     }
     copy
 }

@@ -248,7 +248,7 @@ fn dead_endpoints_do_not_count_as_sources() {
 
 /// A name of the endpoint that [`alone`] makes.
 fn own_name() -> vector::Name {
-    let mut name = vec![1];
+    let mut name = vec![2];
     name.extend(7u64.to_le_bytes());
     name.extend([16 | 1, 1, 0, 255, 0, 4, 127, 0, 0, 1, 1, 0, 0, 2]);
     vector::padded(&name)

@@ -7,9 +7,11 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use bench::about::About;
-use bench::page::{self, Section};
+use bench::against::compare;
+use bench::page::{self, Section, abouts};
 use bench::plan::{self, Bench};
 use bench::report;
+use bench::results::{self, Figure};
 use bench::run::Rig;
 use bench::table::Style;
 use bench::task::Carrier;
@@ -42,10 +44,15 @@ pub(super) struct Flags {
     /// One JSON object per row
     #[arg(long, conflicts_with = "report")]
     json: bool,
-    /// Write DIR/performance.md and charts in DIR/charts/; of an existing page, only the sections
-    /// of the measured benchmarks are replaced
+    /// Write a report: DIR/performance.md with charts in DIR/charts/, the same as one HTML page in
+    /// DIR/index.html, and all figures in DIR/results.json. Of an existing report, only the
+    /// measured benchmarks are replaced
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "docs")]
     report: Option<PathBuf>,
+    /// Compare with the report in DIR: print what is slower or faster now beyond the noise of the
+    /// rounds. Exit code 1 if anything is slower
+    #[arg(long, value_name = "DIR", conflicts_with = "json")]
+    against: Option<PathBuf>,
 }
 
 /// Carriers to measure.
@@ -74,19 +81,14 @@ struct Selection {
     intra: Vec<intra::plan::Bench>,
 }
 
-/// Returns the descriptions of all benchmarks, in the order they run.
-fn all() -> impl Iterator<Item = &'static About> + Clone {
-    plan::BENCHES
-        .iter()
-        .chain([&incast::ABOUT, &rails::ABOUT])
-        .chain(&intra::plan::BENCHES)
-}
-
 impl Flags {
     fn selection(&self) -> Result<Selection, String> {
-        let is_known = |name: &&String| all().any(|about| about.name == *name);
+        let is_known = |name: &&String| abouts().any(|about| about.name == *name);
         if let Some(unknown) = self.only.iter().find(|name| !is_known(name)) {
-            let known = all().map(|about| about.name).collect::<Vec<_>>().join(", ");
+            let known = abouts()
+                .map(|about| about.name)
+                .collect::<Vec<_>>()
+                .join(", ");
             return Err(format!(
                 "unknown benchmark `{unknown}`: write one of {known}"
             ));
@@ -139,6 +141,7 @@ struct Output<'a> {
     flags: &'a Flags,
     bar: ProgressBar,
     sections: Vec<Section>,
+    figures: Vec<Figure>,
     verdict: Verdict,
 }
 
@@ -168,11 +171,15 @@ impl Output<'_> {
     ) -> Result<(), Failure> {
         let to_page = self.flags.report.is_some();
         let rows = match rows {
-            Ok(rows) if to_page => {
-                self.sections.push(section(&rows));
-                return Ok(());
+            Ok(rows) => {
+                let section = section(&rows);
+                self.figures.extend_from_slice(section.figures());
+                if to_page {
+                    self.sections.push(section);
+                    return Ok(());
+                }
+                rows
             }
-            Ok(rows) => rows,
             Err(failure) if to_page => {
                 out::note(format_args!("esplab bench: {}: {failure}", about.name));
                 self.sections.push(Section::failed(about, &failure));
@@ -202,6 +209,8 @@ impl Output<'_> {
 
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let selection = flags.selection().map_err(Failure::new)?;
+    // Read before the report is written, which may be in the same folder.
+    let before = flags.against.as_deref().map(results::read).transpose()?;
     if cfg!(debug_assertions) && !flags.json {
         out::note("esplab bench: built without optimisation, the figures of ESP are too low");
     }
@@ -212,6 +221,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
             "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left",
         ),
         sections: Vec::new(),
+        figures: Vec::new(),
         verdict: Verdict::Done,
     };
     between_nodes(&mut output, &selection.nodes)?;
@@ -230,8 +240,21 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     within_node(&mut output, &selection.intra)?;
     output.bar.finish_and_clear();
     if let Some(folder) = &flags.report {
-        let page = page::write(folder, &output.sections)?;
-        out::line(page.display())?;
+        for page in page::write(folder, &output.sections)? {
+            out::line(page.display())?;
+        }
+    }
+    if let Some(before) = before {
+        let comparison = compare(&before, &output.figures);
+        if !comparison.has_common() {
+            return Err(Failure::new(
+                "nothing to compare: none of the measured figures is in the earlier report",
+            ));
+        }
+        out::line(&comparison)?;
+        if !comparison.slower.is_empty() {
+            output.verdict = Verdict::Partly;
+        }
     }
     Ok(output.verdict)
 }
@@ -290,7 +313,10 @@ mod tests {
     fn the_help_names_all_benchmarks() {
         let help = Only::command().render_long_help().to_string();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        let names = all().map(|about| about.name).collect::<Vec<_>>().join(", ");
+        let names = abouts()
+            .map(|about| about.name)
+            .collect::<Vec<_>>()
+            .join(", ");
         assert!(help.contains(&names), "{names} in {help}");
     }
 
@@ -307,7 +333,7 @@ mod tests {
                 .chain(selection.intra.iter().map(|b| b.about.name));
             Ok::<_, String>(names.collect::<Vec<_>>())
         };
-        let every: Vec<_> = all().map(|about| about.name).collect();
+        let every: Vec<_> = abouts().map(|about| about.name).collect();
         assert_eq!(selected(&[])?, every);
         assert_eq!(selected(&["--only", "matching"])?, ["matching"]);
         assert_eq!(
@@ -329,6 +355,8 @@ mod tests {
         assert_eq!(report(&["--report"])?, Some("docs".into()));
         assert_eq!(report(&["--report", "/tmp/x"])?, Some("/tmp/x".into()));
         assert!(report(&["--report", "--json"]).is_err());
+        assert!(report(&["--against", "/tmp/x", "--json"]).is_err());
+        assert!(report(&["--against"]).is_err());
         Ok(())
     }
 }

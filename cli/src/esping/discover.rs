@@ -1,4 +1,4 @@
-//! `--discover`: lists the nodes that answer a broadcast.
+//! `--discover`: finds the nodes that answer a broadcast.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,87 +7,108 @@ use esp_client::{MacAddr, NodeAddr, NodeInfo};
 
 use super::report::{Found, Report};
 use super::wire::{Answer, Wire};
-use crate::out::{Doing, Failure, Verdict};
+use crate::out::{self, Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 
 /// Maximum wait on one interface while others are polled, too.
 const POLL: Duration = Duration::from_millis(1);
+/// Maximum number of different answers that are kept.
+const MAX_ANSWERS: usize = 1 << 14;
 
-/// How nodes are asked.
+/// What is asked, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asking {
+pub(crate) struct Ask {
+    /// Number of requests on every wire.
     pub(crate) requests: u64,
-    /// Time between two requests.
+    /// Wait after each request.
     pub(crate) interval: Duration,
-    /// Time for answers to the last one.
+    /// Wait after the last one.
     pub(crate) wait: Duration,
+    /// Asks this node's own interfaces, too, which a broadcast does not reach.
+    pub(crate) own: bool,
 }
 
-/// An answer of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Heard {
+/// Answer of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// Interface that received it.
     pub(crate) interface: String,
     pub(crate) addr: NodeAddr,
     pub(crate) info: NodeInfo,
-    /// Time since the last request, in nanoseconds.
-    pub(crate) after: u64,
+    pub(crate) rtt_us: f64,
 }
 
 /// Sends requests on every wire and prints each node once.
 pub(super) fn run(
     wires: &mut [impl Wire],
-    asking: Asking,
+    ask: &Ask,
     interrupt: &Interrupt,
     report: &mut Report,
 ) -> Result<Verdict, Failure> {
-    let mut found = BTreeSet::new();
-    ask(wires, asking, interrupt, |heard| {
-        if !found.insert((heard.interface.clone(), heard.addr)) {
-            return Ok(());
-        }
+    let mut answered = false;
+    find(wires, ask, interrupt, |node| {
+        answered = true;
         report.show(&Found {
-            mac: heard.addr.to_string(),
-            name: report.name_of(heard.addr),
-            node_name: printable(&heard.info.name),
-            interface: heard.interface,
-            version: heard.info.version,
-            max_payload: heard.info.max_payload,
-            incarnation: heard.info.incarnation,
-            rtt_us: heard.after as f64 / 1000.0,
-        })?;
-        Ok(())
+            mac: node.addr.to_string(),
+            name: report.name_of(node.addr),
+            node_name: printable(&node.info.name),
+            interface: node.interface,
+            version: node.info.version,
+            max_payload: node.info.max_payload,
+            incarnation: node.info.incarnation,
+            rtt_us: node.rtt_us,
+        })
     })?;
-    Ok(if found.is_empty() {
-        Verdict::Partly
-    } else {
+    Ok(if answered {
         Verdict::Done
+    } else {
+        Verdict::Partly
     })
 }
 
-/// Broadcasts requests on every wire, and calls `each` with every answer.
-pub(crate) fn ask(
+/// Sends requests on every wire; calls `found` for each daemon, by address, name and incarnation,
+/// that answers on it.
+pub(crate) fn find(
     wires: &mut [impl Wire],
-    asking: Asking,
+    ask: &Ask,
     interrupt: &Interrupt,
-    mut each: impl FnMut(Heard) -> Result<(), Failure>,
+    mut found: impl FnMut(Node) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
-    for request in 0..asking.requests {
+    let mut known = BTreeSet::new();
+    for request in 0..ask.requests {
         let sequence = (request & 0xffff) as u16;
         let mut asked = Vec::new();
         for wire in wires.iter_mut() {
             asked.push(wire.now());
-            wire.info(MacAddr::BROADCAST.into(), sequence)
-                .doing(format_args!("asking on {}", wire.interface()))?;
+            let all = MacAddr::BROADCAST.into();
+            let own = ask.own.then(|| wire.addr());
+            for dst in std::iter::once(all).chain(own) {
+                wire.info(dst, sequence)
+                    .doing(format_args!("asking on {}", wire.interface()))?;
+            }
         }
-        let time = if request + 1 == asking.requests {
-            asking.wait
+        let time = if request + 1 == ask.requests {
+            ask.wait
         } else {
-            asking.interval
+            ask.interval
         };
-        listen(wires, &asked, time, interrupt, &mut each)?;
+        listen(wires, &asked, time, interrupt, |node| {
+            // Two daemons may have one address.
+            let info = (node.info.name.clone(), node.info.incarnation);
+            let key = (node.interface.clone(), node.addr, info);
+            if known.len() < MAX_ANSWERS && known.insert(key) {
+                found(node)?;
+            }
+            Ok(())
+        })?;
         if interrupt.is_set() {
             break;
         }
+    }
+    if known.len() == MAX_ANSWERS {
+        out::note(format_args!(
+            "esping: more than {MAX_ANSWERS} different answers: the rest is left out"
+        ));
     }
     Ok(())
 }
@@ -98,7 +119,7 @@ fn listen(
     asked: &[u64],
     time: Duration,
     interrupt: &Interrupt,
-    each: &mut impl FnMut(Heard) -> Result<(), Failure>,
+    mut found: impl FnMut(Node) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     loop {
@@ -118,11 +139,11 @@ fn listen(
             let Answer::Info(info) = arrival.answer else {
                 continue;
             };
-            each(Heard {
+            found(Node {
                 interface: wire.interface().to_owned(),
                 addr: arrival.src,
                 info,
-                after: arrival.at.saturating_sub(asked),
+                rtt_us: arrival.at.saturating_sub(asked) as f64 / 1000.0,
             })?;
         }
         if over {
@@ -165,12 +186,13 @@ mod tests {
         report.lines = Some(Vec::new());
         let mut wires = [wire];
         let time = Duration::from_millis(20);
-        let asking = Asking {
+        let ask = Ask {
             requests: 3,
             interval: time,
             wait: time,
+            own: false,
         };
-        let verdict = run(&mut wires, asking, &Interrupt::default(), &mut report)?;
+        let verdict = run(&mut wires, &ask, &Interrupt::default(), &mut report)?;
         Ok((verdict, report.lines.unwrap_or_default(), wires[0].sent))
     }
 

@@ -1,5 +1,6 @@
 //! Command line of esping.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
@@ -23,9 +24,9 @@ pub(super) enum Carrier {
 #[derive(Debug, Parser)]
 #[command(name = "esping", version)]
 pub(super) struct Flags {
-    /// MAC address or a name of /etc/ethers (or of the file $ESP_ETHERS names): over raw Ethernet.
-    /// IPv4 address, IPv6 address in brackets or another name: over UDP, to the daemon or, with
-    /// @PORT behind it, a program
+    /// MAC address, a name of /etc/ethers (or of the file $ESP_ETHERS names), or NAME.esp, the node
+    /// that announces NAME: over raw Ethernet. IPv4 address, IPv6 address in brackets or another
+    /// name: over UDP, to the daemon or, with @PORT behind it, a program
     #[arg(required_unless_present = "discover")]
     pub(super) target: Option<String>,
     /// Stop after COUNT requests
@@ -59,6 +60,13 @@ pub(super) struct Flags {
     /// List the daemons that answer a broadcast
     #[arg(long, conflicts_with = "target")]
     pub(super) discover: bool,
+    /// With --discover: print lines for /etc/ethers, in the order of the names; names that
+    /// contradict each other or are no host names go to standard error, and the exit code is 1
+    #[arg(long, requires = "discover", conflicts_with_all = ["target", "mtu", "json", "quiet"])]
+    pub(super) ethers: bool,
+    /// Add the lines to FILE instead, and keep everything that is there
+    #[arg(long, value_name = "FILE", requires = "ethers")]
+    pub(super) write: Option<PathBuf>,
     /// Carrier of the requests [default: that of the target's address]
     #[arg(long, value_name = "CARRIER", conflicts_with = "discover")]
     pub(super) carrier: Option<Carrier>,
@@ -83,9 +91,10 @@ impl Flags {
             Some((rest, behind)) => (&text[..end + rest.len()], Some(behind.to_owned())),
             None => (text, None),
         };
+        let interface = self.interface.clone().or(behind);
         let addr = match self.carrier {
             Some(Carrier::Udp) => resolve_udp(name),
-            Some(Carrier::Raw) | None => resolve(name),
+            Some(Carrier::Raw) | None => resolve(name, interface.as_deref()),
         };
         let addr = addr.map_err(Failure::new)?;
         if self.carrier == Some(Carrier::Raw) && addr.is_udp() {
@@ -101,7 +110,7 @@ impl Flags {
         Ok(Target {
             text: name.to_owned(),
             addr,
-            interface: self.interface.clone().or(behind),
+            interface,
         })
     }
 }
@@ -159,6 +168,9 @@ mod tests {
             "esping 01:00:5e:00:00:01",
             "esping --discover --mtu",
             "esping --discover 02:e5:00:00:00:02",
+            "esping --ethers 02:e5:00:00:00:02",
+            "esping --discover --write /tmp/ethers",
+            "esping --discover --ethers --json",
             "esping no-such-node-anywhere",
             "esping 02:e5",
         ] {

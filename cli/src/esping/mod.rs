@@ -1,10 +1,11 @@
 //! `esping`: EDP echo with the command line of ping(8).
 //!
-//! `flags` is the command line; `echo`, `mtu` and `discover` run it over a `wire` (a datagram
-//! socket, or a fake in tests); `report` prints.
+//! `flags` is the command line; `echo`, `mtu`, `discover` and `ethers` run it over a `wire` (a
+//! datagram socket, or a fake in tests); `report` prints.
 
 pub(crate) mod discover;
 pub(crate) mod echo;
+mod ethers;
 mod flags;
 pub(crate) mod mtu;
 mod report;
@@ -18,6 +19,7 @@ use clap::Parser;
 use crate::names::Names;
 use crate::out::{self, Doing, Failure, Verdict};
 use crate::signal::Interrupt;
+use discover::Ask;
 use echo::Echo;
 use flags::Flags;
 use wire::Datagrams;
@@ -38,13 +40,16 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let mut report = report::Report::new(flags.json, flags.quiet, Names::load());
     let Some(target) = target else {
         let mut wires = Datagrams::everywhere(flags.interface.as_deref())?;
-        let (interval, wait) = (or(flags.interval, 200), or(flags.wait, 1000));
-        let asking = discover::Asking {
+        let ask = Ask {
             requests: flags.count.unwrap_or(3),
-            interval,
-            wait,
+            interval: or(flags.interval, 200),
+            wait: or(flags.wait, 1000),
+            own: flags.ethers,
         };
-        return discover::run(&mut wires, asking, &interrupt, &mut report);
+        if flags.ethers {
+            return ethers::run(&mut wires, &ask, &interrupt, flags.write.as_deref());
+        }
+        return discover::run(&mut wires, &ask, &interrupt, &mut report);
     };
     let mut wire = Datagrams::towards(target.addr, target.interface.as_deref())?;
     if flags.mtu {

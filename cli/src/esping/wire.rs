@@ -31,6 +31,8 @@ pub(crate) struct Arrival {
 pub(crate) trait Wire {
     /// Name of the interface.
     fn interface(&self) -> &str;
+    /// Address of the interface.
+    fn addr(&self) -> NodeAddr;
     /// Maximum number of bytes in the body of an echo request.
     fn max_body(&self) -> usize;
     /// Current time in nanoseconds, by the clock of [`Arrival::at`].
@@ -103,6 +105,10 @@ fn client() -> Result<Client, Failure> {
 impl Wire for Datagrams {
     fn interface(&self) -> &str {
         self.socket.interface()
+    }
+
+    fn addr(&self) -> NodeAddr {
+        self.socket.addr()
     }
 
     fn max_body(&self) -> usize {
@@ -205,6 +211,10 @@ pub(super) mod fake {
     impl Wire for Fake {
         fn interface(&self) -> &str {
             "fake0"
+        }
+
+        fn addr(&self) -> NodeAddr {
+            esp_client::MacAddr([2, 0, 0, 0, 0, 0xff]).into()
         }
 
         fn max_body(&self) -> usize {

@@ -269,6 +269,12 @@ pub struct Row {
     /// Longest time without data of any flow in all rounds, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worst_stall_ms: Option<f64>,
+    /// That rate in each round.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gbit_s_values: Vec<f64>,
+    /// Longest time without data of any flow in each round, in milliseconds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stall_ms_values: Vec<f64>,
     /// Rounds measured.
     pub rounds: usize,
 }
@@ -376,6 +382,10 @@ fn row(path: Protocol, outcomes: &[IncastResult]) -> Row {
         o.flows.iter().map(|f| f.bytes).sum::<u64>() as f64 * 8.0 / o.nanos as f64
     };
     let stall = |o: &IncastResult| o.flows.iter().map(|f| f.stall).max().unwrap_or(0) as f64 / 1e6;
+    let all = |value: &dyn Fn(&IncastResult) -> f64| {
+        let values = outcomes.iter().filter_map(|o| rounded(value(o)));
+        values.collect()
+    };
     let of = |value: &dyn Fn(&IncastResult) -> f64| {
         median(&outcomes.iter().map(value).collect::<Vec<_>>())
     };
@@ -392,6 +402,8 @@ fn row(path: Protocol, outcomes: &[IncastResult]) -> Row {
             .map(stall)
             .reduce(f64::max)
             .and_then(rounded),
+        gbit_s_values: all(&gbit_s),
+        stall_ms_values: all(&stall),
         rounds: outcomes.len(),
     }
 }

@@ -11,6 +11,7 @@
 //! | [`report`] | their rows |
 //! | [`table`] | tables of rows as text and Markdown |
 //! | [`page`] | the performance page: tables, charts, description of the machine |
+//! | [`results`], [`against`] | figures of all benchmarks in one form, and their comparison |
 //! | [`task`] | what a program of a case does, and its result |
 //! | [`worker`] | the two programs of a case, which run inside the nodes (`esplab worker`) |
 //! | [`incast`] | eight nodes send to one through a slow link |
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod about;
+pub mod against;
 pub mod cores;
 mod ends;
 mod hold;
@@ -30,6 +32,7 @@ pub mod rails;
 mod raw;
 mod raw_udp;
 pub mod report;
+pub mod results;
 pub mod run;
 pub mod samples;
 mod scratch;

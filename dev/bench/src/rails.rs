@@ -245,6 +245,12 @@ pub struct Row {
     /// Ratio of the latency to that of one link in the same round; median of the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub half_of_one: Option<f64>,
+    /// That rate in each round.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gbit_s_values: Vec<f64>,
+    /// Median of half a round trip in each round, in microseconds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub half_us_values: Vec<f64>,
     /// Rounds measured.
     pub rounds: usize,
 }
@@ -348,6 +354,10 @@ impl Bench {
 fn row(path: Protocol, links: usize, here: &[RailsResult], alone: &[RailsResult]) -> Row {
     let gbit_s = |o: &RailsResult| o.bytes as f64 * 8.0 / o.nanos.max(1) as f64;
     let half = |o: &RailsResult| o.half.percentile(50.0) / 1e3;
+    let all = |value: &dyn Fn(&RailsResult) -> f64| {
+        let values = here.iter().filter_map(|o| rounded(value(o)));
+        values.collect()
+    };
     let of = |value: &dyn Fn(&RailsResult) -> f64| {
         rounded(median(&here.iter().map(value).collect::<Vec<_>>()))
     };
@@ -373,6 +383,8 @@ fn row(path: Protocol, links: usize, here: &[RailsResult], alone: &[RailsResult]
         busier: if links > 1 { of(&busier) } else { None },
         half_us: of(&half),
         half_of_one: ratio(&half),
+        gbit_s_values: all(&gbit_s),
+        half_us_values: all(&half),
         rounds: here.len(),
     }
 }

@@ -76,6 +76,9 @@ pub struct Row {
     /// Bytes of a daemon's memory per idle connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_connection: Option<f64>,
+    /// Value of each round: the median of its times in microseconds, or its Gbit/s.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<f64>,
     /// Rounds measured.
     pub rounds: usize,
     /// Cores of the processes.
@@ -196,6 +199,11 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
             None
         }
     };
+    let unit = if stream { 1.0 } else { scale };
+    let values = |rounds: &[Measured]| {
+        let values = rounds.iter().filter_map(|m| rounded(value(m)? / unit));
+        values.collect()
+    };
     let held = bench.labs.iter().any(|lab| lab.held > 0);
     let leases = bench.labs.iter().any(|lab| lab.leases > 0);
     Row {
@@ -240,6 +248,7 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
             .copied()
             .flatten()
             .and_then(rounded),
+        values: values(mine),
         rounds: mine.len(),
         cores: results.cores.clone(),
     }

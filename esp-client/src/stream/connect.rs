@@ -68,7 +68,6 @@ impl StreamBuilder {
     /// # Errors
     /// See [`EspError`]: unknown names, an unreachable daemon or peer, a refused connection.
     pub fn connect(&self, address: impl ToEspAddr) -> io::Result<EspStream> {
-        let address = address.to_esp_addr()?;
         self.connect_at(&Client::shared()?, address)
     }
 
@@ -86,11 +85,12 @@ impl StreamBuilder {
 
     /// Begins to connect and does not wait for the peer.
     ///
-    /// It may block in two cases: if neither builder nor address names the interface and there are
-    /// several ([`Client::route`]), and if it needs further leased ports of the daemon, which
+    /// It may block in three cases: if the address has a name that is looked up
+    /// ([`resolve`](crate::resolve)), if neither builder nor address names the interface and there
+    /// are several ([`Client::route`]), and if it needs further leased ports of the daemon, which
     /// happens once for every 32 streams to the same port of a peer.
     pub fn begin_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<Connecting> {
-        let peer = address.to_esp_addr()?;
+        let peer = address.to_esp_addr(client)?;
         self.options.check_key()?;
         if peer.addr.is_group() {
             let text = "cannot connect a stream to a broadcast or multicast address";

@@ -24,7 +24,7 @@ impl Btl for ShmBtl {
         Capabilities {
             get: self.one_copy,
             put: self.one_copy,
-            posted_receives: self.one_copy,
+            posted_receives: self.one_copy && self.open.is_none(),
             held_from: None,
             blocking: true,
             detects_death: true,
@@ -130,6 +130,7 @@ impl Btl for ShmBtl {
             }
         }
         self.live = 0;
+        self.open = None;
         self.gets.clear();
         self.helping.clear();
     }

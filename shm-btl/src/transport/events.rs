@@ -24,6 +24,9 @@ impl ShmBtl {
             Some(_) => {}
         }
         let mut done = self.help_more();
+        if self.open.is_some() {
+            done += self.advance_open();
+        }
         let busy = self
             .inbound
             .iter()
@@ -172,7 +175,7 @@ impl ShmBtl {
             let rank = self.inbound.swap_remove(index).rank;
             self.start_closing(rank);
         }
-        self.advance_closing(events) + self.end_lost_claims(events)
+        self.advance_closing(events) + self.end_lost_claims(events) + self.report_joining(events)
     }
 
     /// Ends peers whose process descriptors are readable: they have died.
@@ -240,7 +243,8 @@ impl ShmBtl {
             .inbound
             .iter()
             .any(|from| !matches!(from.consumer.poll(), Ok(None)))
-            || !self.gets.iter().all(|get| self.waits(get));
+            || !self.gets.iter().all(|get| self.waits(get))
+            || self.open_waits();
         if something && let Some(own) = &mut self.own {
             own.sleep.wake(&own.common.sleep.0);
         }

@@ -4,6 +4,9 @@ mod contract;
 mod coop;
 mod events;
 mod one_sided;
+mod open;
+#[cfg(test)]
+mod open_tests;
 mod peer;
 mod send;
 mod teardown;
@@ -33,6 +36,7 @@ use shmem::sync::Ordering;
 use shmem::{Access, Bytes, LINE, Mapping, Shared, SharedFile, SharedSlice, SleepEpoch};
 
 use coop::{CoopGet, Helping};
+use open::Open;
 use peer::{Inbound, Peer, PeerState};
 
 /// Minimum time between checks of peers' liveness by `progress`.
@@ -49,6 +53,8 @@ pub struct ShmBtl {
     address: Vec<u8>,
     /// `None` after `close`.
     own: Option<Own>,
+    /// State of an open transport.
+    open: Option<Open>,
     peers: Vec<PeerState>,
     /// Receiving ends, separate from the peers: `progress` holds them while callbacks use the rest.
     inbound: Vec<Inbound>,
@@ -79,6 +85,7 @@ pub struct ShmBtl {
 
 /// State of the process until it closes.
 struct Own {
+    address: ShmAddress,
     data: Arc<Mapping>,
     common: Shared<Common>,
     pool: Pool,
@@ -108,11 +115,15 @@ impl ShmBtl {
     /// The configuration is out of range, or a system call failed.
     pub fn new(config: ShmConfig) -> Result<ShmBtl, ShmError> {
         config.check()?;
-        let layout = Layout::of(config.size);
+        let layout = match config.identity {
+            None => Layout::of(config.size),
+            Some(_) => Layout::open(),
+        };
         let node = NodeView::own().map_err(ShmError::system("reading /proc"))?;
         let none = |_| io::Error::other("no random numbers");
         let random = || getrandom::u64().map_err(none);
-        let nonce = random().and_then(|one| Ok([one, random()?]));
+        let first = config.identity.map_or_else(random, Ok);
+        let nonce = first.and_then(|one| Ok([one, random()?]));
         let nonce = nonce.map_err(ShmError::system("random numbers"))?;
         let no_memory = ShmError::system("making shared memory (memfd)");
         let (data_file, data) =
@@ -155,8 +166,17 @@ impl ShmBtl {
             probe: if one_copy { probe.address() } else { 0 },
             no_heavy_fence: !shmem::register_global_fence(),
         };
+        if config.identity.is_some() {
+            open::publish(&address, &common);
+        }
         let chunk = |i| Bytes::new(&data, layout.chunks_at() + i * CHUNK_STRIDE, CHUNK_STRIDE);
+        let encoded = match config.identity {
+            None => address.encode(),
+            Some(identity) => open::short(identity, &address),
+        };
+        let registered = !address.no_heavy_fence;
         let own = Own {
+            address,
             pool: Pool::new((0..layout.chunks).map(chunk).collect()),
             posted: PostedQueue::new(
                 common.clone(),
@@ -174,14 +194,18 @@ impl ShmBtl {
             job,
             node,
             layout,
-            address: address.encode(),
+            open: config.identity.map(|identity| Open::new(identity, &claims)),
+            address: encoded,
             own: Some(own),
-            peers: (0..config.size).map(|_| PeerState::NotAdded).collect(),
+            peers: match config.identity {
+                None => (0..config.size).map(|_| PeerState::NotAdded).collect(),
+                Some(_) => Vec::new(),
+            },
             inbound: Vec::new(),
             live: 0,
             closing: Vec::new(),
             one_copy,
-            registered: !address.no_heavy_fence,
+            registered,
             nonce,
             regions: HashMap::new(),
             last_region: 0,
@@ -205,6 +229,7 @@ impl ShmBtl {
                 None => return Ok((own, peer)),
                 Some(error) => error,
             },
+            Some(PeerState::Joining) => return Err(SendError::Busy),
             Some(PeerState::Closed(error)) => error,
             Some(PeerState::NotAdded) | None => return Err(SendError::NoPeer(rank)),
         };
@@ -234,6 +259,7 @@ impl ShmBtl {
     /// violation.
     fn end(&mut self, rank: Rank, error: PeerError) -> PeerError {
         self.check_now = true;
+        self.end_joining(rank, &error);
         if let Some(peer) = self.added_mut(rank).filter(|peer| !peer.closing) {
             let violation = |error: &PeerError| matches!(error, PeerError::Violation(_));
             let stays = |known: &PeerError| violation(known) || !violation(&error);

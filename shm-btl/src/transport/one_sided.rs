@@ -3,8 +3,8 @@
 use std::io::IoSlice;
 
 use btl::{
-    Envelope, HeldSends, NoticedPuts, PeerError, PendingPeers, PostId, PostedDelivery,
-    PostedReceive, PostedReceives, Rank, SendError, Started, Tx, Withdrawn,
+    Envelope, HeldSends, NoticedPuts, PeerError, PostId, PostedDelivery, PostedReceive,
+    PostedReceives, Rank, SendError, Started, Tx, Withdrawn,
 };
 
 use super::peer::Peer;
@@ -157,6 +157,9 @@ impl PostedReceives for ShmBtl {
         local: *const u8,
         length: usize,
     ) -> Result<PostedDelivery, SendError> {
+        if self.open.is_some() {
+            return Ok(PostedDelivery::NotPosted);
+        }
         let me = self.config.rank;
         let peer = self.cma_peer(rank)?;
         // The `FILLED` must fit into the queue, so that nothing is claimed that could not be
@@ -205,7 +208,7 @@ impl PostedReceives for ShmBtl {
     }
 
     unsafe fn post(&mut self, receive: &PostedReceive) -> Option<PostId> {
-        if !self.one_copy {
+        if !self.one_copy || self.open.is_some() {
             return None;
         }
         if let Some(rank) = receive.source {
@@ -219,8 +222,6 @@ impl PostedReceives for ShmBtl {
 impl HeldSends for ShmBtl {}
 
 impl NoticedPuts for ShmBtl {}
-
-impl PendingPeers for ShmBtl {}
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use rustix::event::epoll;
 
 use super::{Own, ShmBtl};
 use crate::address::ShmAddress;
-use crate::attach::{Attached, attach, eligible, probe};
+use crate::attach::{Attached, Files, eligible, probe};
 use crate::fifo::{Consumer, Producer};
 use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, LONGEST, Layout, PairHead};
 use crate::topology::{CpuSet, Relation, Topology, allowed};
@@ -19,6 +19,8 @@ use shmem::{Fence, PeerSleep, Shared, SharedSlice};
 #[derive(Debug)]
 pub(super) enum PeerState {
     NotAdded,
+    /// Added to an open transport, and not connected yet (`open.rs`).
+    Joining,
     Added(Box<Peer>),
     Closed(PeerError),
 }
@@ -86,6 +88,9 @@ pub(super) struct Inbound {
 
 impl ShmBtl {
     pub(super) fn add(&mut self, rank: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
+        if self.open.is_some() {
+            return self.add_open(rank, address);
+        }
         self.add_inner(rank, address).map_err(|reason| {
             self.publish_refused(rank, address);
             Unreachable {
@@ -122,7 +127,7 @@ impl ShmBtl {
         }
         let address = ShmAddress::decode(address).map_err(|error| error.to_string())?;
         eligible(&address, rank, self.job, &self.node)?;
-        let there = attach(&address, &self.layout, self.config.rank)?;
+        let there = Files::open(&address, &self.layout)?.attach(&self.layout, self.config.rank)?;
         if rank != self.config.rank
             && there.pair.writing.0.end.load(Ordering::Acquire) == END_REFUSED
         {
@@ -132,23 +137,38 @@ impl ShmBtl {
         epoll::add(&own.epoll, &there.pidfd, data, epoll::EventFlags::IN)
             .map_err(|error| format!("epoll_ctl: {error}"))?;
         let one_copy = probe(&address, &self.node, self.config.one_copy);
+        let places = (self.config.rank, rank);
+        self.connect(rank, places, &address, there, one_copy.is_ok());
+        Ok(self.path(&address, &one_copy))
+    }
+
+    /// Makes a peer usable. `places`: of the pair for this process in the peer's memory, and of
+    /// that for the peer here.
+    pub(super) fn connect(
+        &mut self,
+        rank: Rank,
+        places: (u32, u32),
+        address: &ShmAddress,
+        there: Attached,
+        one_sided: bool,
+    ) {
+        let Some(own) = &self.own else { return };
         let fence = if self.registered && !address.no_heavy_fence {
             Fence::Light
         } else {
             Fence::Full
         };
-        let ranks = (self.config.rank, rank);
-        let (mut peer, from) = join(own, &self.layout, ranks, &address, there, fence);
-        peer.one_sided = one_copy.is_ok();
+        let (mut peer, mut from) = join(own, &self.layout, places, address, there, fence);
+        peer.one_sided = one_sided;
+        from.rank = rank;
         let end = &peer.producer.mine().writing.0.end;
         end.store(END_OPEN, Ordering::Release);
         self.peers[rank as usize] = PeerState::Added(Box::new(peer));
         self.inbound.push(from);
         self.live += 1;
-        Ok(self.path(&address, &one_copy))
     }
 
-    fn path(&self, address: &ShmAddress, one_copy: &Result<(), String>) -> PeerInfo {
+    pub(super) fn path(&self, address: &ShmAddress, one_copy: &Result<(), String>) -> PeerInfo {
         let (mine, theirs) = (allowed(None), allowed(Some(address.pid)));
         let relation = Topology::default().relation(&mine, &theirs);
         let max_send = LONGEST;

@@ -156,19 +156,21 @@ impl ShmBtl {
         let _ = epoll::delete(&own.epoll, &peer.pidfd);
         *entry = PeerState::Closed(peer.ending.clone().unwrap_or(PeerError::Died));
         self.live -= 1;
+        self.release_place(rank, gone);
         true
     }
 
     /// Ends a peer for [`btl::Btl::drop_peer`].
     pub(super) fn close_peer(&mut self, rank: Rank) -> bool {
         let own = self.config.rank;
+        let dropped = || PeerError::Lost("this process dropped the peer".into());
+        self.end_joining(rank, &dropped());
         let Some(peer) = self.added_mut(rank).filter(|_| rank != own) else {
             return true;
         };
         if !peer.closing {
             peer.closed_here = true;
-            peer.ending
-                .get_or_insert_with(|| PeerError::Lost("this process dropped the peer".into()));
+            peer.ending.get_or_insert_with(dropped);
             self.revoke(rank);
             self.check_now = true;
         }

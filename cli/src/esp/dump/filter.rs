@@ -80,7 +80,7 @@ fn host(text: &str) -> Result<Condition, Failure> {
     if let Ok(ip) = bare.parse() {
         return Ok(Condition::Host(ip));
     }
-    let addr = resolve(text).map_err(|e| Failure::new(format!("filter: {e}")))?;
+    let addr = resolve(text, None).map_err(|e| Failure::new(format!("filter: {e}")))?;
     Ok(match addr {
         NodeAddr::Udp(at) if !text.contains('@') => Condition::Host(at.ip()),
         addr => Condition::Node(addr),

@@ -55,6 +55,9 @@ pub struct Row {
     /// reused buffers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio_to_base: Option<Ratio>,
+    /// Value of each round: the median of its times in microseconds, or its Gbit/s.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<f64>,
     /// Rounds measured.
     pub rounds: usize,
     /// Remark: not installed, oversubscribed.
@@ -128,7 +131,7 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
     let batches = gathered(mine, |a| &a.batches);
     let scale = work.parts() as f64 * 1000.0;
     let of_samples = |values: &[f64], percent| rounded(percentile(values, percent) / scale);
-    let speeds: Vec<f64> = mine
+    let values: Vec<f64> = mine
         .iter()
         .flatten()
         .filter_map(|a| value(&work, measure, a))
@@ -167,7 +170,7 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
         },
         p99_us: if fast { None } else { of_samples(&times, 99.0) },
         gbit_s: if fast {
-            rounded(median(&speeds) * 8.0)
+            rounded(median(&values) * 8.0)
         } else {
             None
         },
@@ -187,6 +190,11 @@ fn row(bench: &Bench, results: &Results, at: usize, place: usize) -> Option<Row>
             ratio(&beside(&|c| c == who.two_copy()))
         },
         ratio_to_base: ratio(&base),
+        // Of nanoseconds, or of bytes per nanosecond.
+        values: values
+            .iter()
+            .filter_map(|v| rounded(if fast { v * 8.0 } else { v / 1000.0 }))
+            .collect(),
         rounds: mine.iter().flatten().count(),
         note: note.or_else(|| oversubscribed.then(crowd)),
     })

@@ -8,6 +8,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (760, 400);
+/// Opacity of a band.
+const BAND: f64 = 0.1;
 
 /// A chart and the file it is written to.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +32,7 @@ pub enum Plot {
         /// True for a logarithmic vertical axis.
         log: bool,
         /// Legend and points of each line. A single point is drawn as a horizontal line.
-        series: Vec<(String, Vec<(f64, f64)>)>,
+        series: Vec<(String, Vec<Point>)>,
     },
     /// Groups of bars, one bar per series.
     Bars {
@@ -39,6 +41,17 @@ pub enum Plot {
         /// Label of each group and its values, in the order of the series.
         groups: Vec<(String, Vec<f64>)>,
     },
+}
+
+/// Point of a line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Bytes.
+    pub size: f64,
+    /// Value of the line.
+    pub value: f64,
+    /// Lower and upper edge of the band around the line.
+    pub band: Option<(f64, f64)>,
 }
 
 /// Selects the colour of a series by its name, so that it is the same in all charts.
@@ -93,8 +106,13 @@ impl Chart {
             area.fill(&WHITE).map_err(owned)?;
             match &self.plot {
                 Plot::Lines { log, series } => {
-                    let values = series.iter().flat_map(|(_, points)| points).map(|p| p.1);
-                    let (low, high) = bounds(values);
+                    let points = series.iter().flat_map(|(_, points)| points);
+                    let values = points.flat_map(|p| {
+                        let band = p.band.map(|(low, high)| [low, high]);
+                        band.into_iter().flatten().chain([p.value])
+                    });
+                    let above_zero = values.filter(|value| !log || *value > 0.0);
+                    let (low, high) = bounds(above_zero);
                     if *log {
                         self.lines(&area, (low / 1.5..high * 1.5).log_scale(), series)?;
                     } else {
@@ -113,12 +131,12 @@ impl Chart {
         &self,
         area: &Area<'_>,
         y: impl plotters::coord::ranged1d::AsRangedCoord<CoordDescType = Y, Value = f64>,
-        series: &[(String, Vec<(f64, f64)>)],
+        series: &[(String, Vec<Point>)],
     ) -> Result<(), Box<dyn Error>>
     where
         Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
     {
-        let sizes = series.iter().flat_map(|(_, points)| points).map(|p| p.0);
+        let sizes = series.iter().flat_map(|(_, points)| points).map(|p| p.size);
         let (first, last) = bounds(sizes.filter(|size| *size > 0.0));
         let (first, last) = (first.log2(), last.log2().max(first.log2() + 1.0));
         let mut chart = ChartBuilder::on(area)
@@ -137,11 +155,17 @@ impl Chart {
             .draw()
             .map_err(owned)?;
         for (place, (name, points)) in series.iter().enumerate() {
-            let style = colour(name, place).stroke_width(2);
-            let points: Vec<(f64, f64)> = match points.as_slice() {
-                [(_, y)] => vec![(first, *y), (last, *y)],
-                all => all.iter().map(|(x, y)| (x.log2(), *y)).collect(),
-            };
+            let colour = colour(name, place);
+            let style = colour.stroke_width(2);
+            let points = placed(points, first, last);
+            chart
+                .draw_series(
+                    edge(&points)
+                        .into_iter()
+                        .map(|edge| Polygon::new(edge, colour.mix(BAND))),
+                )
+                .map_err(owned)?;
+            let points: Vec<_> = points.iter().map(|(x, p)| (*x, p.value)).collect();
             let dots = points.iter().map(|p| Circle::new(*p, 3, style.filled()));
             chart.draw_series(dots).map_err(owned)?;
             chart
@@ -234,6 +258,24 @@ impl Chart {
     }
 }
 
+/// Returns the points with their place on the axis. A single one becomes both ends of a line.
+fn placed(points: &[Point], first: f64, last: f64) -> Vec<(f64, Point)> {
+    match points {
+        [only] => vec![(first, *only), (last, *only)],
+        all => all.iter().map(|p| (p.size.log2(), *p)).collect(),
+    }
+}
+
+/// Returns the outline of the band of these points: its upper edge, and back along the lower one.
+/// `None` without a band.
+fn edge(points: &[(f64, Point)]) -> Option<Vec<(f64, f64)>> {
+    let edges = points.iter().filter_map(|(x, p)| Some((*x, p.band?)));
+    let upper = edges.clone().map(|(x, (_, high))| (x, high));
+    let lower = edges.rev().map(|(x, (low, _))| (x, low));
+    let outline: Vec<_> = upper.chain(lower).collect();
+    (outline.len() > 2).then_some(outline)
+}
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 /// Returns the smallest and the largest value; 1 and 2 without any.
@@ -266,12 +308,46 @@ mod tests {
         .svg()
     }
 
+    fn point(size: f64, value: f64) -> Point {
+        Point {
+            size,
+            value,
+            band: None,
+        }
+    }
+
+    #[test]
+    fn bands_are_areas_behind_the_lines() -> Result<(), Box<dyn Error>> {
+        let banded = |size, value| Point {
+            band: Some((value, 3.0 * value)),
+            ..point(size, value)
+        };
+        let drawn = |points| {
+            let series = vec![("TCP".to_owned(), points)];
+            chart(Plot::Lines { log: true, series })
+        };
+        let plain = drawn(vec![point(1.0, 10.0), point(1024.0, 20.0)])?;
+        assert!(!plain.contains("<polygon"), "{plain}");
+        let bands = drawn(vec![banded(1.0, 10.0), banded(1024.0, 20.0)])?;
+        assert_eq!(bands.matches("<polygon").count(), 1, "{bands}");
+        let area = bands.find("<polygon").zip(bands.find("<circle"));
+        assert!(area.is_some_and(|(area, dot)| area < dot), "{bands}");
+        // The axis reaches the upper edge.
+        assert!(bands.contains("50.0") || bands.contains("100.0"), "{bands}");
+        let partly = drawn(vec![banded(1.0, 10.0), point(1024.0, 20.0)])?;
+        assert!(!partly.contains("<polygon"), "{partly}");
+        Ok(())
+    }
+
     #[test]
     fn lines_have_a_legend_and_size_labels() -> Result<(), Box<dyn Error>> {
         for log in [true, false] {
             let series = vec![
-                ("TCP".to_owned(), vec![(1.0, 10.0), (1024.0, 20.0)]),
-                ("bare loop".to_owned(), vec![(0.0, 15.0)]),
+                (
+                    "TCP".to_owned(),
+                    vec![point(1.0, 10.0), point(1024.0, 20.0)],
+                ),
+                ("bare loop".to_owned(), vec![point(0.0, 15.0)]),
             ];
             let text = chart(Plot::Lines { log, series })?;
             for part in ["<svg", "</svg>", "TCP", "bare loop", "1 KiB", "&amp; more"] {

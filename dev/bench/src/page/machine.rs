@@ -11,21 +11,39 @@ pub(super) fn date() -> String {
     now.split('T').next().unwrap_or_default().to_owned()
 }
 
-/// Returns a table of the facts that a figure depends on.
-pub(super) fn table(cores: &Cores) -> String {
-    let row = |(label, value)| format!("| {label} | {value} |\n");
-    let rows: String = facts(cores).into_iter().map(row).collect();
+/// Label and value.
+pub(super) type Fact = (&'static str, String);
+
+/// Returns a table of the facts.
+pub(super) fn table(facts: &[Fact]) -> String {
+    let row = |(label, value): &Fact| format!("| {label} | {value} |\n");
+    let rows: String = facts.iter().map(row).collect();
     format!("| the machine | |\n| --- | --- |\n{rows}")
 }
 
-fn facts(cores: &Cores) -> Vec<(&'static str, String)> {
+/// Returns the facts that tell machines apart, in one line.
+pub(super) fn summary() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let text = format!(
+        "{}, {} cores{}, Linux {}",
+        model(&cpuinfo),
+        present(&cpuinfo),
+        guest(&cpuinfo),
+        read("/proc/sys/kernel/osrelease").trim()
+    );
+    text.replace(char::is_control, " ")
+        .chars()
+        .take(100)
+        .collect()
+}
+
+/// Returns the facts that a figure depends on.
+pub(super) fn facts(cores: &Cores) -> Vec<Fact> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
     let cpuinfo = read("/proc/cpuinfo");
-    let present = cpuinfo
-        .lines()
-        .filter(|l| l.starts_with("processor"))
-        .count();
+    let present = present(&cpuinfo);
     let user = if rustix::process::geteuid().is_root() {
         "root, which has CAP_NET_RAW and may lease ports"
     } else {
@@ -53,6 +71,12 @@ fn facts(cores: &Cores) -> Vec<(&'static str, String)> {
         ),
         ("run by", user.into()),
     ]
+}
+
+/// Returns the number of processors.
+fn present(cpuinfo: &str) -> usize {
+    let lines = cpuinfo.lines();
+    lines.filter(|line| line.starts_with("processor")).count()
 }
 
 /// Returns the model name of the first processor.

@@ -1,6 +1,8 @@
-//! The performance page: what the machine is, and of each benchmark its limits, charts and table.
+//! The performance page: what the machine is, and of each benchmark its limits, charts and table;
+//! beside it the figures as data, and one HTML page of them.
 
 mod chart;
+mod html;
 mod machine;
 mod sections;
 
@@ -8,14 +10,18 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use chart::{Chart, Plot};
+pub use chart::{Chart, Plot, Point};
 
 use crate::about::About;
 use crate::cores::Cores;
+use crate::results::{self, Figure};
+use crate::{incast, intra, plan, rails};
 use cli::out::{Doing, Failure};
 
 /// File of the page.
 const PAGE: &str = "performance.md";
+/// File of the HTML page beside it.
+const HTML: &str = "index.html";
 /// Folder of its charts beside it.
 const CHARTS: &str = "charts";
 /// First line of the generated part of the page.
@@ -31,15 +37,30 @@ pub struct Section {
     /// Rounds and table, or the error that ended the benchmark.
     content: Result<(usize, String), String>,
     charts: Vec<Chart>,
+    figures: Vec<Figure>,
+}
+
+/// Returns the descriptions of all benchmarks, in the order they run.
+pub fn abouts() -> impl Iterator<Item = &'static About> + Clone {
+    plan::BENCHES
+        .iter()
+        .chain([&incast::ABOUT, &rails::ABOUT])
+        .chain(&intra::plan::BENCHES)
 }
 
 impl Section {
+    /// Returns the figures of the benchmark.
+    pub fn figures(&self) -> &[Figure] {
+        &self.figures
+    }
+
     /// Returns the section of a benchmark that failed.
     pub fn failed(about: &'static About, error: &Failure) -> Section {
         Section {
             about,
             content: Err(error.to_string()),
             charts: Vec::new(),
+            figures: Vec::new(),
         }
     }
 
@@ -118,13 +139,13 @@ fn merged(page: &str, machine: &str, sections: &[Section]) -> String {
     format!("{before}{BEGIN}\n\n## Figures\n\n{machine}{text}\n{END}{after}")
 }
 
-/// Writes `performance.md` and the charts in `charts/` into the folder. Hand-written parts of an
-/// existing page and sections of other benchmarks stay as they are; charts that the page no longer
-/// shows are removed. Returns the path of the page.
+/// Writes `performance.md`, `index.html`, `results.json` and the charts in `charts/` into the
+/// folder. Hand-written parts of an existing page and figures of other benchmarks stay as they are;
+/// charts that the page no longer shows are removed. Returns the paths of both pages.
 ///
 /// # Errors
 /// A chart cannot be drawn, or a file cannot be read, written or removed.
-pub fn write(folder: &Path, sections: &[Section]) -> Result<PathBuf, Failure> {
+pub fn write(folder: &Path, sections: &[Section]) -> Result<[PathBuf; 2], Failure> {
     let charts = folder.join(CHARTS);
     fs::create_dir_all(&charts).doing(charts.display())?;
     for chart in sections.iter().flat_map(|section| &section.charts) {
@@ -132,9 +153,10 @@ pub fn write(folder: &Path, sections: &[Section]) -> Result<PathBuf, Failure> {
         let text = chart.svg().doing(path.display())?;
         fs::write(&path, text).doing(path.display())?;
     }
+    let facts = machine::facts(&Cores::here());
     let path = folder.join(PAGE);
     let page = fs::read_to_string(&path).unwrap_or_else(|_| "# Performance\n\n".into());
-    let page = merged(&page, &machine::table(&Cores::here()), sections);
+    let page = merged(&page, &machine::table(&facts), sections);
     fs::write(&path, &page).doing(path.display())?;
     for entry in fs::read_dir(&charts).doing(charts.display())?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -142,7 +164,15 @@ pub fn write(folder: &Path, sections: &[Section]) -> Result<PathBuf, Failure> {
             fs::remove_file(entry.path()).doing(entry.path().display())?;
         }
     }
-    Ok(path)
+    let measured = sections.iter().filter(|section| section.content.is_ok());
+    let benches: Vec<_> = measured.map(|section| section.about.name).collect();
+    let figures = sections.iter().flat_map(|section| section.figures.clone());
+    let figures = results::update(folder, &benches, figures.collect())?;
+    let all: Vec<_> = abouts().collect();
+    let html = folder.join(HTML);
+    let text = html::page(&facts, &all, &figures, &machine::date())?;
+    fs::write(&html, text).doing(html.display())?;
+    Ok([path, html])
 }
 
 #[cfg(test)]
@@ -167,6 +197,10 @@ mod tests {
                     series: vec!["tcp".into()],
                     groups: vec![("walk".into(), vec![1.0])],
                 },
+            }],
+            figures: vec![Figure {
+                bench: "walk".into(),
+                ..results::tests::latency("tcp", &[1.0])
             }],
         }
     }
@@ -203,8 +237,14 @@ mod tests {
         let failed = Section::failed(&ABOUT, &Failure::new("no legs"));
         fs::create_dir_all(scratch.path().join(CHARTS))?;
         fs::write(scratch.path().join(CHARTS).join("old.svg"), "old")?;
-        let path = write(scratch.path(), &[section()])?;
+        let [path, html] = write(scratch.path(), &[section()])?;
         let page = fs::read_to_string(path)?;
+        let html = fs::read_to_string(html)?;
+        assert!(
+            html.contains("<h2>walk</h2>") && html.contains("</svg>"),
+            "{html}"
+        );
+        assert_eq!(results::read(scratch.path())?, section().figures);
         for part in [
             "### walk",
             "3 rounds",

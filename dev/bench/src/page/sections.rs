@@ -1,19 +1,19 @@
 //! Sections of the benchmarks: tables and charts from the rows.
 
-use super::{Chart, Plot, Section};
+use super::{Chart, Plot, Point, Section, machine};
 use crate::plan::PROTOCOLS;
 use crate::table::Style;
 use crate::task::Wait;
-use crate::{incast, intra, plan, rails, report};
+use crate::{incast, intra, plan, rails, report, results};
 
 /// Lines of a chart: legend and points.
-type Lines = Vec<(String, Vec<(f64, f64)>)>;
+type Lines = Vec<(String, Vec<Point>)>;
 
 /// Collects the points of all rows, one line per name, in the order of first appearance.
 fn lines<'a, R: 'a>(
     rows: impl IntoIterator<Item = &'a R>,
     name: impl Fn(&R) -> String,
-    point: impl Fn(&R) -> Option<(f64, f64)>,
+    point: impl Fn(&R) -> Option<Point>,
 ) -> Lines {
     let mut lines = Lines::new();
     for row in rows {
@@ -33,9 +33,29 @@ fn label(path: &str) -> String {
     known.map_or(path, |protocol| protocol.label()).to_owned()
 }
 
-fn size(bytes: Option<usize>) -> f64 {
-    bytes.unwrap_or(0) as f64
+/// Returns the point of a time, with a band up to the 99th percentile.
+fn time(size: Option<usize>, p50: Option<f64>, p99: Option<f64>) -> Option<Point> {
+    let p50 = p50?;
+    Some(Point {
+        size: size.unwrap_or(0) as f64,
+        value: p50,
+        band: p99.map(|p99| (p50, p99)),
+    })
 }
+
+/// Returns the point of a rate in this unit, with a band from the slowest to the fastest round.
+fn rate(size: Option<usize>, gbit_s: Option<f64>, rounds: &[f64], unit: f64) -> Option<Point> {
+    let slowest = rounds.iter().copied().reduce(f64::min);
+    let fastest = rounds.iter().copied().reduce(f64::max);
+    Some(Point {
+        size: size.unwrap_or(0) as f64,
+        value: gbit_s? / unit,
+        band: slowest.zip(fastest).map(|(a, b)| (a / unit, b / unit)),
+    })
+}
+
+/// Vertical axis of times.
+const TIME: &str = "µs: p50, band to p99";
 
 /// Returns the values in the order they first appear.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
@@ -62,6 +82,7 @@ impl Section {
             about: bench.about,
             content: Ok((bench.rounds, report::table(rows, Style::Markdown))),
             charts,
+            figures: results::between_nodes(rows, &machine::summary()),
         }
     }
 
@@ -86,6 +107,7 @@ impl Section {
         Section {
             about: &incast::ABOUT,
             content: Ok((bench.rounds, incast::table(rows, Style::Markdown))),
+            figures: results::incast(rows, &machine::summary()),
             charts: vec![
                 bars(
                     "incast-share",
@@ -115,6 +137,7 @@ impl Section {
             about: &rails::ABOUT,
             content: Ok((bench.rounds, rails::table(rows, Style::Markdown))),
             charts: Vec::new(),
+            figures: results::rails(rows, &machine::summary()),
         }
     }
 
@@ -126,13 +149,13 @@ impl Section {
             charts.push(Chart {
                 name: "shm-latency".into(),
                 title: "within a node: one-way latency over size".into(),
-                unit: "p50, µs",
+                unit: TIME,
                 plot: Plot::Lines {
                     log: true,
                     series: lines(
                         latency,
                         |r| r.path.into(),
-                        |r| Some((size(r.size), r.p50_us?)),
+                        |r| time(r.size, r.p50_us, r.p99_us),
                     ),
                 },
             });
@@ -145,13 +168,13 @@ impl Section {
                 charts.push(Chart {
                     name: format!("shm-bandwidth-{}", place + 1),
                     title: format!("within a node: bandwidth over size, buffers: {buffers}"),
-                    unit: "GB/s",
+                    unit: "GB/s, band: all rounds",
                     plot: Plot::Lines {
                         log: true,
                         series: lines(
                             rates,
                             |r| r.path.into(),
-                            |r| Some((size(r.size), r.gbit_s? / 8.0)),
+                            |r| rate(r.size, r.gbit_s, &r.values, 8.0),
                         ),
                     },
                 });
@@ -161,6 +184,7 @@ impl Section {
             about: bench.about,
             content: Ok((bench.rounds, intra::report::table(rows, Style::Markdown))),
             charts,
+            figures: results::within_node(rows, &machine::summary()),
         }
     }
 }
@@ -180,36 +204,59 @@ fn latencies(rows: &[report::Row]) -> Vec<Chart> {
         Chart {
             name: format!("pingpong-{mtu}-{}", wait.name()),
             title: format!("half a round trip over size, MTU {mtu}, {waiting}"),
-            unit: "p50, µs",
+            unit: TIME,
             plot: Plot::Lines {
                 log: true,
-                series: lines(rows, |r| label(r.path), |r| Some((size(r.size), r.p50_us?))),
+                series: lines(
+                    rows,
+                    |r| label(r.path),
+                    |r| time(r.size, r.p50_us, r.p99_us),
+                ),
             },
         }
     };
     kinds.iter().map(chart).collect()
 }
 
-/// Draws bandwidth over the size of a write, one chart for each MTU. Of the bare loop's two kinds
-/// of waiting the better one is drawn.
+/// Draws bandwidth over the size of a write, one chart for each MTU; bars if only one size was
+/// measured. Of the bare loop's two kinds of waiting the better one is drawn.
 fn bandwidths(rows: &[report::Row]) -> Vec<Chart> {
     let chart = |mtu: u32| {
         let rows: Vec<_> = rows.iter().filter(|r| r.mtu == mtu).collect();
         let sized = rows.iter().copied().filter(|r| r.size.is_some());
-        let raw = rows.iter().filter(|r| r.size.is_none());
-        let best = raw.filter_map(|r| Some((r.path, r.gbit_s?)));
-        let best = best.max_by(|a, b| a.1.total_cmp(&b.1));
-        let mut series = lines(
-            sized,
-            |r| label(r.path),
-            |r| Some((size(r.size), r.gbit_s?)),
-        );
-        series.extend(best.map(|(path, rate)| (label(path), vec![(0.0, rate)])));
+        let bare = rows.iter().copied().filter(|r| r.size.is_none());
+        let paths = distinct(bare.clone().map(|r| r.path));
+        let best = paths.into_iter().filter_map(|path| {
+            let of_path = bare.clone().filter(|r| r.path == path);
+            of_path.max_by(|a, b| a.gbit_s.unwrap_or(0.0).total_cmp(&b.gbit_s.unwrap_or(0.0)))
+        });
+        let point = |r: &report::Row| rate(r.size, r.gbit_s, &r.values, 1.0);
+        let name = |r: &report::Row| label(r.path);
+        let sizes = distinct(sized.clone().map(|r| r.size));
+        let mut series = lines(sized, name, point);
+        series.extend(lines(best, name, point));
+        let (title, plot) = match sizes.as_slice() {
+            [Some(size)] => {
+                let value = |(_, points): &(String, Vec<Point>)| {
+                    points.first().map_or(f64::NAN, |point| point.value)
+                };
+                let values = series.iter().map(value).collect();
+                let plot = Plot::Bars {
+                    groups: vec![(format!("writes of {} KiB", size / 1024), values)],
+                    series: series.into_iter().map(|(name, _)| name).collect(),
+                };
+                ("bandwidth, one way", plot)
+            }
+            _ => (
+                "bandwidth over size of a write, one way",
+                Plot::Lines { log: false, series },
+            ),
+        };
         Chart {
             name: format!("stream-{mtu}"),
-            title: format!("bandwidth over size of a write, one way, MTU {mtu}"),
+            title: format!("{title}, MTU {mtu}"),
             unit: "Gbit/s",
-            plot: Plot::Lines { log: false, series },
+            plot,
         }
     };
     let sizes = distinct(rows.iter().map(|r| r.mtu));
@@ -293,9 +340,17 @@ mod tests {
         let Plot::Lines { series, .. } = &charts[0].plot else {
             panic!("not lines: {charts:?}")
         };
+        let points = |size, value: f64| Point {
+            size,
+            value,
+            band: Some((value, 2.0 * value)),
+        };
         assert_eq!(
             series[0],
-            ("TCP (any user)".into(), vec![(1.0, 5.0), (64.0, 6.0)])
+            (
+                "TCP (any user)".into(),
+                vec![points(1.0, 5.0), points(64.0, 6.0)]
+            )
         );
         assert_eq!(series[1].0, "ESP, lease (lease.allow)");
     }
@@ -306,12 +361,41 @@ mod tests {
             row("raw", 1500, None, 5.0),
             row("raw", 1500, None, 7.0),
             row("lease", 1500, Some(1024), 2.0),
+            row("lease", 1500, Some(2048), 3.0),
         ];
         let charts = bandwidths(&rows);
         let Plot::Lines { series, .. } = &charts[0].plot else {
             panic!("not lines: {charts:?}")
         };
-        assert_eq!(series[1].1, [(0.0, 7.0)]);
+        let [bare] = series[1].1.as_slice() else {
+            panic!("not one point: {series:?}")
+        };
+        assert_eq!((bare.size, bare.value), (0.0, 7.0));
+    }
+
+    #[test]
+    fn rates_have_the_band_of_their_rounds() {
+        let mut rows = [1024, 2048].map(|size| row("udp", 1500, Some(size), 3.0));
+        rows[0].values = vec![3.0, 2.5, 4.0];
+        let charts = bandwidths(&rows);
+        let Plot::Lines { series, .. } = &charts[0].plot else {
+            panic!("not lines: {charts:?}")
+        };
+        let bands: Vec<_> = series[0].1.iter().map(|point| point.band).collect();
+        assert_eq!(bands, [Some((2.5, 4.0)), None]);
+    }
+
+    #[test]
+    fn rates_of_one_size_are_bars() {
+        let rows = [
+            row("raw", 1500, None, 5.0),
+            row("lease", 1500, Some(262_144), 2.0),
+        ];
+        let Plot::Bars { groups, series } = &bandwidths(&rows)[0].plot else {
+            panic!("not bars")
+        };
+        assert_eq!(series.len(), 2);
+        assert_eq!(groups, &[("writes of 256 KiB".to_owned(), vec![2.0, 5.0])]);
     }
 
     #[test]

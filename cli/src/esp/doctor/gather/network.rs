@@ -10,7 +10,7 @@ use esp_client::{
 
 use crate::esp::doctor::facts::{Daemon, Network, Node, Peer, Route, State};
 use crate::esp::doctor::flags::Flags;
-use crate::esping::discover::{Asking, ask, printable};
+use crate::esping::discover::{Ask, find, printable};
 use crate::esping::echo::body;
 use crate::esping::mtu::{Tries, measure};
 use crate::esping::wire::{Answer, Datagrams, Wire};
@@ -19,10 +19,11 @@ use crate::out::{Failure, progress};
 use crate::signal::Interrupt;
 
 /// How nodes are asked by broadcast.
-const ASKING: Asking = Asking {
+const ASK: Ask = Ask {
     requests: 3,
     interval: Duration::from_millis(100),
     wait: Duration::from_millis(400),
+    own: true,
 };
 /// Number of echo requests to a peer, their length, and the wait for each answer.
 const ECHOES: usize = 10;
@@ -64,11 +65,23 @@ pub(super) fn read(
         serves_udp: client.interfaces().iter().any(|i| i.addr.is_udp()),
         ..Network::default()
     };
-    ask(&mut wires, ASKING, interrupt, |heard| {
-        add(&mut network.heard, heard.interface, heard.addr, heard.info);
+    let own: Vec<NodeAddr> = wires.iter().map(Wire::addr).collect();
+    find(&mut wires, &ASK, interrupt, |found| {
+        let nodes = if own.contains(&found.addr) {
+            &mut network.own
+        } else {
+            &mut network.heard
+        };
+        nodes.push(Node {
+            interface: found.interface,
+            addr: found.addr,
+            info: NodeInfo {
+                name: printable(&found.info.name),
+                ..found.info
+            },
+        });
         Ok(())
     })?;
-    network.own = own(client, &mut wires);
     let targets = targets(flags, &network);
     let bar = progress(
         targets.len() as u64,
@@ -114,47 +127,6 @@ fn wires(client: &Client, state: Option<&State>, flags: &Flags) -> Vec<Datagrams
         .collect()
 }
 
-/// Adds an answer, unless it is known.
-fn add(nodes: &mut Vec<Node>, interface: String, addr: NodeAddr, mut info: NodeInfo) {
-    info.name = printable(&info.name);
-    let node = Node {
-        interface,
-        addr,
-        info,
-    };
-    // A hostile node could answer for many.
-    if nodes.len() < 4096 && !nodes.contains(&node) {
-        nodes.push(node);
-    }
-}
-
-/// Asks this node itself for its name.
-fn own(client: &Client, wires: &mut [Datagrams]) -> Vec<Node> {
-    let mut own = Vec::new();
-    for wire in wires {
-        let name = wire.interface().to_owned();
-        let Some(addr) = client.interface(Some(&name)).map(|i| i.addr) else {
-            continue;
-        };
-        if wire.info(addr, 0).is_err() {
-            continue;
-        }
-        let end = wire.now().saturating_add(nanos(ECHO_WAIT));
-        while let Ok(arrival) = wire.receive(Duration::from_millis(10)) {
-            if let Some(arrival) = arrival.filter(|arrival| arrival.src == addr)
-                && let Answer::Info(info) = arrival.answer
-            {
-                add(&mut own, name, addr, info);
-                break;
-            }
-            if wire.now() >= end {
-                break;
-            }
-        }
-    }
-    own
-}
-
 /// Returns the peers that the command line names, then those that answered the broadcast.
 fn targets(flags: &Flags, network: &Network) -> Vec<Target> {
     let names = Names::load();
@@ -197,7 +169,7 @@ fn targets(flags: &Flags, network: &Network) -> Vec<Target> {
 /// Looks up a peer that the command line names.
 fn named(text: &str, names: &Names, serves_udp: bool) -> Target {
     let name = text.to_owned();
-    match resolve(text) {
+    match resolve(text, None) {
         Ok(addr) if addr.is_group() => Target {
             name,
             unknown: Some("it is a group address, not that of one node".into()),

@@ -1,0 +1,332 @@
+//! The report as one HTML page without anything beside it: charts as inline SVG, no script.
+//!
+//! It is made of the figures in `results.json`, so it shows those of earlier runs, too.
+
+use std::fmt::Write;
+
+use super::chart::{Chart, Plot, Point};
+use super::machine::Fact;
+use crate::about::About;
+use crate::results::{Figure, Unit};
+use cli::out::{Doing, Failure};
+
+/// Maximum number of groups in a chart of bars.
+const MAX_GROUPS: usize = 6;
+
+/// Colours of both themes. Charts are drawn for white paper: their black and white are replaced.
+const STYLE: &str = "\
+:root { --paper: #ffffff; --ink: #1c1c1c; --faint: #d9d9d9; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #16181c; --ink: #e6e6e6; --faint: #3a3d44; }
+}
+body { background: var(--paper); color: var(--ink); font: 16px/1.5 sans-serif; margin: 2rem auto;
+  max-width: 62rem; padding: 0 1rem; }
+svg { height: auto; max-width: 100%; }
+svg [fill='#FFFFFF'] { fill: var(--paper); }
+svg [fill='#000000'] { fill: var(--ink); }
+svg [stroke='#000000'] { stroke: var(--ink); }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 0.85rem; }
+th, td { border-bottom: 1px solid var(--faint); padding: 0.2rem 0.6rem; text-align: left; }
+.number { font-variant-numeric: tabular-nums; text-align: right; }
+";
+
+/// Returns the page. Benchmarks are in the order of `all`; unknown ones follow.
+///
+/// # Errors
+/// A chart cannot be drawn.
+pub(super) fn page(
+    facts: &[Fact],
+    all: &[&'static About],
+    figures: &[Figure],
+    date: &str,
+) -> Result<String, Failure> {
+    let mut text = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <title>ESP: figures</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
+         <h1>ESP: figures</h1>\n<p>Written by <code>esplab bench --report</code> on {}. Lines are \
+         medians. The band of a time reaches to its 99th percentile, that of a rate from the \
+         slowest to the fastest round.</p>\n",
+        escaped(date)
+    );
+    let rows = facts
+        .iter()
+        .map(|(label, value)| format!("<tr><th>{label}</th><td>{}</td></tr>\n", escaped(value)));
+    let _ = write!(
+        text,
+        "<h2>The machine of the last run</h2>\n<table>\n{}</table>\n",
+        rows.collect::<String>()
+    );
+    let mut names: Vec<&str> = all.iter().map(|about| about.name).collect();
+    for figure in figures {
+        if !names.contains(&figure.bench.as_str()) {
+            names.push(&figure.bench);
+        }
+    }
+    for name in names {
+        let figures: Vec<_> = figures.iter().filter(|f| f.bench == name).collect();
+        if figures.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "<section>\n<h2>{}</h2>", escaped(name));
+        if let Some(about) = all.iter().find(|about| about.name == name) {
+            let (title, limits) = (escaped(about.title), escaped(about.limits));
+            let _ = writeln!(text, "<p>Measured: {title}.</p>\n<p>{limits}</p>");
+        }
+        for chart in charts(&figures) {
+            let svg = chart.svg().doing(format_args!("drawing {}", chart.title))?;
+            text.push_str(&inline(&svg));
+        }
+        text.push_str(&table(&figures));
+        text.push_str("</section>\n");
+    }
+    text.push_str("</body>\n</html>\n");
+    Ok(text)
+}
+
+/// Returns the charts of a benchmark: lines over size for each quantity that has several sizes, and
+/// one chart of bars for the others of each unit, unless they are too many.
+fn charts(figures: &[&Figure]) -> Vec<Chart> {
+    let mut kinds: Vec<(&str, Unit)> = Vec::new();
+    for figure in figures {
+        let kind = (figure.what.as_str(), figure.unit);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    let mut charts = Vec::new();
+    for unit in [Unit::Micros, Unit::Millis, Unit::GbitS] {
+        let kinds = kinds.iter().filter(|(_, kind)| *kind == unit);
+        let of = |what: &str| -> Vec<&Figure> {
+            let all = figures.iter().copied();
+            all.filter(|f| f.what == what && f.unit == unit).collect()
+        };
+        let (lines, bars): (Vec<&str>, Vec<&str>) =
+            kinds.map(|(what, _)| *what).partition(|what| {
+                let of = of(what);
+                let first = of.first().and_then(|f| f.size);
+                of.iter().any(|f| f.size.is_some() && f.size != first)
+            });
+        for what in lines {
+            charts.push(chart(what, unit, lines_of(&of(what))));
+        }
+        if (1..=MAX_GROUPS).contains(&bars.len()) {
+            let groups: Vec<_> = bars.iter().map(|what| (*what, of(what))).collect();
+            charts.push(chart("by contender", unit, bars_of(&groups)));
+        }
+    }
+    charts
+}
+
+fn chart(title: &str, unit: Unit, plot: Plot) -> Chart {
+    Chart {
+        name: String::new(),
+        title: title.to_owned(),
+        unit: unit.name(),
+        plot,
+    }
+}
+
+fn lines_of(figures: &[&Figure]) -> Plot {
+    let mut series: Vec<(String, Vec<Point>)> = Vec::new();
+    for figure in figures {
+        let point = Point {
+            size: figure.size.unwrap_or(0) as f64,
+            value: figure.p50,
+            band: match figure.p99 {
+                Some(p99) => Some((figure.p50, p99)),
+                None => figure.range(),
+            },
+        };
+        match series
+            .iter_mut()
+            .find(|(name, _)| *name == figure.contender)
+        {
+            Some((_, points)) => points.push(point),
+            None => series.push((figure.contender.clone(), vec![point])),
+        }
+    }
+    let log = figures.iter().all(|figure| figure.p50 > 0.0);
+    Plot::Lines { log, series }
+}
+
+fn bars_of(groups: &[(&str, Vec<&Figure>)]) -> Plot {
+    let mut series: Vec<String> = Vec::new();
+    for figure in groups.iter().flat_map(|(_, figures)| figures) {
+        if !series.contains(&figure.contender) {
+            series.push(figure.contender.clone());
+        }
+    }
+    let values = |figures: &[&Figure]| {
+        let value = |name: &String| {
+            let figure = figures.iter().find(|f| f.contender == *name);
+            figure.map_or(f64::NAN, |f| f.p50)
+        };
+        series.iter().map(value).collect()
+    };
+    let groups = groups
+        .iter()
+        .map(|(what, figures)| ((*what).to_owned(), values(figures)))
+        .collect();
+    Plot::Bars { series, groups }
+}
+
+/// Removes what an SVG needs only as a file of its own: the reference to its name space.
+fn inline(svg: &str) -> String {
+    svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1)
+}
+
+fn table(figures: &[&Figure]) -> String {
+    let mut text = String::from(
+        "<details>\n<summary>All values</summary>\n<div class=\"wide\">\n<table>\n<tr><th>what</th>\
+         <th>size</th><th>contender</th><th>unit</th><th>p50</th><th>p99</th><th>rounds</th>\
+         <th>machine</th></tr>\n",
+    );
+    for figure in figures {
+        let rounds = figure.range().map_or_else(String::new, |(low, high)| {
+            format!("{}: {low:.3} to {high:.3}", figure.rounds.len())
+        });
+        let _ = writeln!(
+            text,
+            "<tr><td>{}</td><td class=\"number\">{}</td><td>{}</td><td>{}</td>\
+             <td class=\"number\">{:.3}</td><td class=\"number\">{}</td>\
+             <td class=\"number\">{rounds}</td><td>{}</td></tr>",
+            escaped(&figure.what),
+            figure.size.map_or_else(String::new, |n| n.to_string()),
+            escaped(&figure.contender),
+            figure.unit.name(),
+            figure.p50,
+            figure.p99.map_or_else(String::new, |v| format!("{v:.3}")),
+            escaped(&figure.machine),
+        );
+    }
+    text.push_str("</table>\n</div>\n</details>\n");
+    text
+}
+
+/// Replaces the characters that have a meaning in HTML.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::latency;
+
+    static ABOUT: About = About {
+        name: "pingpong",
+        title: "how fast <it> is",
+        limits: "This & that.",
+    };
+
+    fn figures() -> Vec<Figure> {
+        let sizes = [(1, 4.0), (4096, 20.0)];
+        let lines = sizes.into_iter().flat_map(|(size, time)| {
+            ["tcp", "lease"].map(|contender| Figure {
+                size: Some(size),
+                ..latency(contender, &[time, 1.5 * time])
+            })
+        });
+        let rate = Figure {
+            bench: "a <b> & \"c\"".into(),
+            what: "<script>alert(1)</script>".into(),
+            contender: "</svg></table>".into(),
+            machine: "'x' href=http:".into(),
+            unit: Unit::GbitS,
+            p99: None,
+            ..latency("tcp", &[9.0, 10.0])
+        };
+        lines.chain([rate]).collect()
+    }
+
+    fn html(figures: &[Figure]) -> String {
+        let facts = [("kernel", "Linux <6>".to_owned())];
+        page(&facts, &[&ABOUT], figures, "2026-01-31").expect("a page")
+    }
+
+    /// Returns the tags of a page, and asserts that each is closed in its order.
+    fn checked_tags(page: &str) -> Vec<String> {
+        let rest = page.strip_prefix("<!DOCTYPE html>").expect("the type");
+        let (mut open, mut all) = (Vec::new(), Vec::new());
+        for part in rest.split('<').skip(1) {
+            let (tag, after) = part.split_once('>').expect("a tag ends");
+            assert!(
+                !after.contains('>') || open.last() == Some(&"style"),
+                "{part}"
+            );
+            let name = tag.split([' ', '/']).find(|word| !word.is_empty());
+            let name = name.expect("a name");
+            all.push(name.to_owned());
+            if tag.starts_with('/') {
+                assert_eq!(open.pop(), Some(name), "{tag} closes another tag");
+            } else if !tag.ends_with('/') {
+                open.push(name);
+            }
+            assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        }
+        assert_eq!(open, [""; 0], "tags stay open");
+        all
+    }
+
+    #[test]
+    fn the_page_is_well_formed_whatever_its_figures_say() {
+        let page = html(&figures());
+        let tags = checked_tags(&page);
+        let count = |name: &str| tags.iter().filter(|tag| *tag == name).count();
+        // Opening and closing tags: lines of latencies, bars of the rate.
+        assert_eq!((count("svg"), count("section"), count("html")), (4, 4, 2));
+        assert_eq!(count("script"), 0);
+        assert!(page.contains("&lt;script&gt;alert(1)"), "{page}");
+        checked_tags(&html(&[]));
+    }
+
+    #[test]
+    fn the_page_has_both_themes_and_needs_nothing_else() {
+        let page = html(&figures()[..4]);
+        assert!(
+            page.contains("@media (prefers-color-scheme: dark)"),
+            "{page}"
+        );
+        for name in ["--paper:", "--ink:", "--faint:"] {
+            assert_eq!(page.matches(name).count(), 2, "{name} once for each theme");
+        }
+        for outside in [
+            "http", "//", "src=", "href=", "url(", "@import", "<script", "<link",
+        ] {
+            assert!(!page.contains(outside), "{outside} in {page}");
+        }
+        // What the themes replace is what the charts use.
+        for drawn in ["fill=\"#FFFFFF\"", "fill=\"#000000\"", "stroke=\"#000000\""] {
+            assert!(page.contains(drawn), "{drawn}");
+        }
+    }
+
+    #[test]
+    fn quantities_over_size_are_lines_with_bands() {
+        let figures = figures();
+        let charts = charts(&figures[..4].iter().collect::<Vec<_>>());
+        let [Chart { plot, .. }] = charts.as_slice() else {
+            panic!("{charts:?}");
+        };
+        let Plot::Lines { series, log: true } = plot else {
+            panic!("{plot:?}");
+        };
+        assert_eq!(series.len(), 2);
+        let point = series[0].1[0];
+        assert_eq!((point.size, point.value), (1.0, 5.0));
+        assert_eq!(point.band, Some((5.0, 10.0)));
+    }
+}
