@@ -66,7 +66,8 @@ pub(super) fn run(
     })
 }
 
-/// Sends requests on every wire; calls `found` for each address and name that answers on it.
+/// Sends requests on every wire; calls `found` for each daemon, by address, name and incarnation,
+/// that answers on it.
 pub(crate) fn find(
     wires: &mut [impl Wire],
     ask: &Ask,
@@ -92,7 +93,9 @@ pub(crate) fn find(
             ask.interval
         };
         listen(wires, &asked, time, interrupt, |node| {
-            let key = (node.interface.clone(), node.addr, node.info.name.clone());
+            // Two daemons may have one address.
+            let info = (node.info.name.clone(), node.info.incarnation);
+            let key = (node.interface.clone(), node.addr, info);
             if known.len() < MAX_ANSWERS && known.insert(key) {
                 found(node)?;
             }

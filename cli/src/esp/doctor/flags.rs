@@ -7,7 +7,8 @@
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Flags {
     /// Check the ways to this node, too; may be repeated. MAC address, IP address, or a name of
-    /// /etc/ethers (or of the file $ESP_ETHERS names) or of the system's resolver
+    /// /etc/ethers (or of the file $ESP_ETHERS names), an announced name such as node1.esp, or a
+    /// name of the system's resolver
     #[arg(short, long, value_name = "NODE")]
     pub(super) peer: Vec<String>,
     /// Check the ways to all nodes that answer a broadcast, and show them as a matrix

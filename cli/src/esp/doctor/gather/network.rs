@@ -19,11 +19,11 @@ use crate::out::{Failure, progress};
 use crate::signal::Interrupt;
 
 /// How nodes are asked by broadcast.
-const ASKING: Ask = Ask {
+const ASK: Ask = Ask {
     requests: 3,
     interval: Duration::from_millis(100),
     wait: Duration::from_millis(400),
-    own: false,
+    own: true,
 };
 /// Number of echo requests to a peer, their length, and the wait for each answer.
 const ECHOES: usize = 10;
@@ -36,7 +36,8 @@ const TRIES: Tries = Tries {
     tries: 3,
     wait: Duration::from_millis(200),
 };
-/// Port to which a stream is tried. No program can be meant: answering it is the node's task.
+/// Port to which a stream is tried: only the superuser's programs can listen there, and one that
+/// does sees a connection that ends at once.
 const PROBED_PORT: u16 = 1;
 /// Wait for the answer to it.
 const ESP_WAIT: Duration = Duration::from_millis(1500);
@@ -64,11 +65,23 @@ pub(super) fn read(
         serves_udp: client.interfaces().iter().any(|i| i.addr.is_udp()),
         ..Network::default()
     };
-    find(&mut wires, &ASKING, interrupt, |heard| {
-        add(&mut network.heard, heard.interface, heard.addr, heard.info);
+    let own: Vec<NodeAddr> = wires.iter().map(Wire::addr).collect();
+    find(&mut wires, &ASK, interrupt, |found| {
+        let nodes = if own.contains(&found.addr) {
+            &mut network.own
+        } else {
+            &mut network.heard
+        };
+        nodes.push(Node {
+            interface: found.interface,
+            addr: found.addr,
+            info: NodeInfo {
+                name: printable(&found.info.name),
+                ..found.info
+            },
+        });
         Ok(())
     })?;
-    network.own = own(client, &mut wires);
     let targets = targets(flags, &network);
     let bar = progress(
         targets.len() as u64,
@@ -112,47 +125,6 @@ fn wires(client: &Client, state: Option<&State>, flags: &Flags) -> Vec<Datagrams
         .filter(|i| i.up && !i.addr.is_udp() && named(&i.name))
         .filter_map(|i| Datagrams::on(client, &i.name).ok())
         .collect()
-}
-
-/// Adds an answer, unless it is known.
-fn add(nodes: &mut Vec<Node>, interface: String, addr: NodeAddr, mut info: NodeInfo) {
-    info.name = printable(&info.name);
-    let node = Node {
-        interface,
-        addr,
-        info,
-    };
-    // A hostile node could answer for many.
-    if nodes.len() < 4096 && !nodes.contains(&node) {
-        nodes.push(node);
-    }
-}
-
-/// Asks this node itself for its name.
-fn own(client: &Client, wires: &mut [Datagrams]) -> Vec<Node> {
-    let mut own = Vec::new();
-    for wire in wires {
-        let name = wire.interface().to_owned();
-        let Some(addr) = client.interface(Some(&name)).map(|i| i.addr) else {
-            continue;
-        };
-        if wire.info(addr, 0).is_err() {
-            continue;
-        }
-        let end = wire.now().saturating_add(nanos(ECHO_WAIT));
-        while let Ok(arrival) = wire.receive(Duration::from_millis(10)) {
-            if let Some(arrival) = arrival.filter(|arrival| arrival.src == addr)
-                && let Answer::Info(info) = arrival.answer
-            {
-                add(&mut own, name, addr, info);
-                break;
-            }
-            if wire.now() >= end {
-                break;
-            }
-        }
-    }
-    own
 }
 
 /// Returns the peers that the command line names, then those that answered the broadcast.
