@@ -257,7 +257,10 @@ impl EspError {
             CloseReason::Aborted(reason) => ended(match reason {
                 ResetReason::Aborted => "this program aborted it",
                 ResetReason::Protocol => "a frame violated the protocol",
-                ResetReason::Resources => "a limit was reached, or the link's MTU became smaller",
+                // No other limit ends a connection that a program holds (W-30).
+                ResetReason::Resources => {
+                    "the MTU of its interface became smaller than its packets; connect again"
+                }
                 ResetReason::Shutdown => {
                     "its daemon is stopping, or did not adopt this program's lease after a restart"
                 }
@@ -361,6 +364,21 @@ mod tests {
                 .to_string()
                 .starts_with("02:00:00:00:00:01 port 5000 refused")
         );
+    }
+
+    #[test]
+    fn a_lowered_mtu_is_the_only_cause_in_its_message() {
+        let peer = PeerName {
+            addr: esp_proto::MacAddr([2, 0, 0, 0, 0, 1]).into(),
+            port: 5000,
+        };
+        let reason = CloseReason::Aborted(ResetReason::Resources);
+        let text = EspError::of_close(reason, peer).unwrap().to_string();
+        assert!(
+            text.contains("MTU") && text.contains("connect again"),
+            "{text}"
+        );
+        assert!(!text.contains(" or "), "{text}");
     }
 
     #[test]

@@ -1,16 +1,27 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use clap::Parser;
+use esp_client::control;
 
 use crate::config::Network;
+
+/// Version of the program and of what programs speak with it, for `--version`.
+static VERSIONS: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "{} (control protocol {})",
+        env!("CARGO_PKG_VERSION"),
+        control::VERSION
+    )
+});
 
 /// The command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Parser)]
 #[command(
     name = "esp-daemon",
-    version,
+    version = VERSIONS.as_str(),
     about = "Provides ESP streams and EDP datagrams over Ethernet to the programs of this node.",
     after_help = "Exit codes: 0 stopped on request (or the config is good), 1 failed while running, 2 could not start.\n\
                   Signals: SIGTERM and SIGINT stop, SIGHUP reads the limits again. See docs/daemon.md."
@@ -42,4 +53,20 @@ pub struct Args {
     /// [default: $ESP_LOG, else info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_names_the_control_protocol() {
+        let shown = Args::try_parse_from(["esp-daemon", "--version"]).unwrap_err();
+        let text = shown.to_string();
+        let protocol = format!("(control protocol {})", control::VERSION);
+        assert!(
+            text.contains(env!("CARGO_PKG_VERSION")) && text.contains(&protocol),
+            "{text}"
+        );
+    }
 }

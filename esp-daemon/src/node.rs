@@ -12,7 +12,7 @@ use esp_engine::{
     Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, ListenerId, Reply, Snapshot,
 };
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::accounts::Accounts;
 use crate::config::{Limits, RingOptions};
@@ -263,6 +263,10 @@ impl Node {
                     (state.up, state.mtu) = (up && !gone, mtu);
                     info!(interface = found.name(), up, mtu, gone, "link changed");
                 }
+            }
+            EngineEvent::CaptureEnded { ref path, ref why } => {
+                let path = path.display();
+                error!(%path, %why, "cannot write the pcap file: further frames are not recorded");
             }
             EngineEvent::Corrupted { client, slot, what } => {
                 self.stats.programs_corrupted_memory.add();

@@ -4,6 +4,7 @@
 
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use esp_proto::{CloseReason, ConnId, ConnInfo, ConnectError, ListenError, NodeAddr, Port};
@@ -273,6 +274,13 @@ pub enum EngineEvent {
         mtu: u32,
         /// The interface was removed.
         gone: bool,
+    },
+    /// The pcap file could not be written. Further frames are not recorded.
+    CaptureEnded {
+        /// The file.
+        path: PathBuf,
+        /// Error of the system.
+        why: String,
     },
     /// A program corrupted its shared memory. The host should disconnect it; its streams were
     /// reset.

@@ -88,6 +88,14 @@ pub enum EngineError {
     /// A UDP socket could not be opened.
     #[error(transparent)]
     Udp(#[from] netif::UdpOpenError),
+    /// The pcap file could not be created.
+    #[error("cannot create the pcap file {}: {source}; set `pcap` to another path", path.display())]
+    Capture {
+        /// The file.
+        path: PathBuf,
+        /// Error of the system.
+        source: std::io::Error,
+    },
     /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {

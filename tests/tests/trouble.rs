@@ -431,3 +431,26 @@ fn a_daemon_short_of_descriptors_refuses_some_and_serves_the_others() {
     balance.is_kept();
     drop(other);
 }
+
+/// The error is in the log, and the daemon continues without the file.
+#[test]
+fn a_pcap_file_on_a_full_disk_is_reported() {
+    let config = "pcap = \"/dev/full\"\n";
+    let Some(lab) = configured_lab("a_pcap_file_on_a_full_disk", 2, config) else {
+        return;
+    };
+    let (left, right) = pair(&lab, 0, 1, 7000);
+    // More than the writer's buffer.
+    thread::scope(|scope| {
+        scope.spawn(|| send_pattern(&left, 1 << 20, 5));
+        check_pattern(&right, 1 << 20, 5);
+    });
+    for node in [0, 1] {
+        let log = lab.socket(node).with_file_name("daemon.log");
+        wait_until("the log names the file", || {
+            let text = std::fs::read_to_string(&log).expect("the log");
+            let line = text.lines().find(|line| line.contains("pcap file"));
+            line.is_some_and(|line| line.contains("/dev/full") && line.contains("No space left"))
+        });
+    }
+}

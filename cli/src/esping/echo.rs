@@ -37,7 +37,8 @@ pub(super) fn run(
     if echo.size > wire.max_body() {
         let max = wire.max_body();
         return Err(Failure::new(format!(
-            "invalid size {} for -s: a frame on {} carries at most {max} bytes",
+            "invalid size {} for -s: an echo request on {} has at most {max} bytes of data, one less \
+             than the payload that --mtu shows, because a byte of it is the type",
             echo.size,
             wire.interface()
         )));
@@ -402,6 +403,9 @@ mod tests {
         let text = ping(&mut wire, &echo(1))
             .map_err(|e| e.to_string())
             .expect_err("20 bytes do not fit into 10");
-        assert!(text.contains("at most 10"), "{text}");
+        assert!(
+            text.contains("at most 10") && text.contains("--mtu"),
+            "{text}"
+        );
     }
 }

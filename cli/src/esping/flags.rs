@@ -92,6 +92,11 @@ impl Flags {
             None => (text, None),
         };
         let interface = self.interface.clone().or(behind);
+        if let Some(node) = before_port(name) {
+            return Err(Failure::new(format_args!(
+                "{text} has a port: esping asks a node, not a program; write {node}"
+            )));
+        }
         let addr = match self.carrier {
             Some(Carrier::Udp) => resolve_udp(name),
             Some(Carrier::Raw) | None => resolve(name, interface.as_deref()),
@@ -113,6 +118,16 @@ impl Flags {
             interface,
         })
     }
+}
+
+/// Returns the node of `NODE:PORT`, which streams have as an address; `None` if this is no such
+/// text.
+fn before_port(name: &str) -> Option<&str> {
+    let (node, port) = name.rsplit_once(':')?;
+    let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_node = node.parse::<NodeAddr>().is_ok() || !node.contains(':');
+    let is_addr = name.parse::<NodeAddr>().is_ok();
+    (is_port && is_node && !node.is_empty() && !is_addr).then_some(node)
 }
 
 #[cfg(test)]
@@ -156,6 +171,29 @@ mod tests {
         let (_, target) = parse("esping --mtu 02:e5:00:00:00:02%eth1")?;
         assert_eq!(target.interface.as_deref(), Some("eth1"));
         Ok(())
+    }
+
+    #[test]
+    fn a_port_is_refused_with_the_node_to_write() {
+        for (target, node) in [
+            ("beta:5000", "beta"),
+            ("02:e5:00:00:00:02:5000", "02:e5:00:00:00:02"),
+            ("10.1.0.7:5000", "10.1.0.7"),
+            ("[fd00::7]:5000", "[fd00::7]"),
+        ] {
+            let error = parse(&format!("esping {target}")).map(|_| ()).unwrap_err();
+            assert!(error.ends_with(&format!("write {node}")), "{error}");
+        }
+        for other in [
+            "02:e5:00:00:00:02",
+            "beta",
+            "[fd00::7]",
+            "beta:0",
+            ":5",
+            "a:b:5",
+        ] {
+            assert_eq!(before_port(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -285,7 +285,7 @@ pub(crate) fn within_node(rows: &[intra::report::Row], machine: &str) -> Vec<Fig
     rows.iter().filter_map(of).collect()
 }
 
-/// Returns the figures of [`incast`].
+/// Returns the figures of [`mod@incast`].
 pub(crate) fn incast(rows: &[incast::Row], machine: &str) -> Vec<Figure> {
     let of = |row: &incast::Row| {
         let key = |what: &str| (row.bench, what.to_owned(), row.path);
@@ -302,7 +302,7 @@ pub(crate) fn incast(rows: &[incast::Row], machine: &str) -> Vec<Figure> {
     rows.iter().flat_map(of).flatten().collect()
 }
 
-/// Returns the figures of [`rails`].
+/// Returns the figures of [`mod@rails`].
 pub(crate) fn rails(rows: &[rails::Row], machine: &str) -> Vec<Figure> {
     let of = |row: &rails::Row| {
         let key = |what: &str| (row.bench, format!("{what}, {} links", row.links), row.path);

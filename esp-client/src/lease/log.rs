@@ -49,7 +49,10 @@ impl EventLog {
             } => {
                 self.moved.insert(slot, (link, peer));
             }
-            EngineEvent::Link { .. } | EngineEvent::Corrupted { .. } => {}
+            // An embedded engine has no pcap file.
+            EngineEvent::Link { .. }
+            | EngineEvent::CaptureEnded { .. }
+            | EngineEvent::Corrupted { .. } => {}
         }
     }
 

@@ -1,15 +1,13 @@
 //! A link: one interface with its sockets, its endpoint, and the owners of its connections.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
-use std::io::BufWriter;
 use std::ops::RangeInclusive;
-use std::path::Path;
 use std::sync::Arc;
 
 use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, NodeAddr, Port};
-use netif::{Interface, PacketSocket, PcapWriter, SendBatch, UdpSocket};
+use netif::{Interface, PacketSocket, SendBatch, UdpSocket};
 
+use super::capture::Capture;
 use super::carrier::Carrier;
 use super::datagrams::Datagrams;
 use super::stats::LinkStats;
@@ -51,7 +49,7 @@ pub(super) struct Link {
     pub(super) retired_regions: Vec<Arc<Region>>,
     /// Frames sent to the own address.
     pub(super) looped: VecDeque<Vec<u8>>,
-    pub(super) pcap: Option<PcapWriter<BufWriter<File>>>,
+    pub(super) pcap: Option<Capture>,
     /// Ports whose frames are received: all, but over leased sockets only those of the lease.
     pub(super) ports: RangeInclusive<Port>,
     /// No connection runs here yet, so the link is polled at long intervals, and when epoll reports
@@ -69,7 +67,7 @@ impl Link {
         link: LinkConfig,
         (config, incarnation): (EndpointConfig, u64),
         socket: &netif::SocketOptions,
-        pcap: Option<&Path>,
+        pcap: Option<Capture>,
     ) -> Result<Link, EngineError> {
         let (interface, carrier, addr) = match link {
             LinkConfig::Ethernet(interface) => {
@@ -94,11 +92,7 @@ impl Link {
             }
         };
         let mut link = Link::new((interface, addr), (config, incarnation), carrier)?;
-        if let Some(path) = pcap {
-            let file = File::create(path).map_err(EngineError::system("create the pcap file"))?;
-            let writer = PcapWriter::new(BufWriter::new(file));
-            link.pcap = Some(writer.map_err(EngineError::system("write the pcap file"))?);
-        }
+        link.pcap = pcap;
         Ok(link)
     }
 

@@ -2,6 +2,7 @@
 //! runs timers, publishes changes to the programs, and transmits frames. Each step is bounded by a
 //! constant below; the endpoint bounds its own timers.
 
+mod capture;
 mod carrier;
 mod clients;
 mod commands;
@@ -30,6 +31,7 @@ use crate::command::{EngineEvent, LinkId, ListenerId};
 use crate::config::{EngineConfig, EngineError};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
+use capture::Capture;
 use clients::{Clients, Object};
 pub use embedded::{ConnPath, LeasedLink, LeasedSocket};
 use link::Link;
@@ -92,6 +94,7 @@ pub struct Engine {
     waiter: Waiter,
     events: EventSink,
     monitor: Option<netif::LinkMonitor>,
+    capture: Option<Capture>,
     stats: EngineStats,
     /// Streams and sockets whose doorbells rang; kept to reuse its memory.
     rung: Vec<(usize, u16)>,
@@ -129,9 +132,11 @@ impl Engine {
             pcap,
         } = config;
         let (mut engine, handle) = Engine::empty(idle, events)?;
+        engine.capture = pcap.as_deref().map(Capture::create).transpose()?;
         for link in links {
             let endpoint = (endpoint.clone(), handle.incarnation());
-            engine.add_link(Link::open(link, endpoint, &socket, pcap.as_deref())?)?;
+            let capture = engine.capture.clone();
+            engine.add_link(Link::open(link, endpoint, &socket, capture)?)?;
         }
         for (link, ports) in held {
             if let Some(link) = engine.links.get_mut(link) {
@@ -186,6 +191,7 @@ impl Engine {
             waiter,
             events,
             monitor: None,
+            capture: None,
             stats: EngineStats::default(),
             rung: Vec::new(),
             iteration: 0,
@@ -242,6 +248,9 @@ impl Engine {
         }
         if side {
             work |= self.poll_link_states(now);
+        }
+        if let Some(event) = self.capture.as_ref().and_then(Capture::ended) {
+            (self.events)(event);
         }
         work |= self.serve_doorbells(now);
         work |= self.expire(now);

@@ -1,13 +1,11 @@
 //! Reception of frames: from sockets, from the receive ring of a leased one, and those a link sent
 //! to itself.
 
-use std::fs::File;
-use std::io::BufWriter;
-
 use esp_proto::{Endpoint, Instant, MacAddr, NodeAddr, RxFrame};
-use netif::{Datagram, FrameKind, PcapWriter, RawFrame};
+use netif::{Datagram, FrameKind, RawFrame};
 
 use super::RX_BATCH;
+use super::capture::Capture;
 use super::carrier::Carrier;
 use super::link::Link;
 use super::posted::Posted;
@@ -19,13 +17,13 @@ struct Intake<'a, 'b> {
     now: Instant,
     endpoint: &'a mut Endpoint,
     sink: LinkSink<'a, 'b>,
-    pcap: Option<&'a mut PcapWriter<BufWriter<File>>>,
+    pcap: Option<&'a Capture>,
 }
 
 impl Intake<'_, '_> {
     fn take(&mut self, frame: RawFrame<'_>) {
-        if let Some(pcap) = &mut self.pcap {
-            let _ = pcap.write_frame(frame.bytes);
+        if let Some(pcap) = self.pcap {
+            pcap.write(frame.bytes);
         }
         if !matches!(frame.kind, FrameKind::Host | FrameKind::Broadcast) {
             self.sink.stats.rx_not_for_us += 1;
@@ -92,7 +90,7 @@ impl Link {
             now,
             endpoint: &mut self.endpoint,
             sink,
-            pcap: self.pcap.as_mut(),
+            pcap: self.pcap.as_ref(),
         };
         Parts {
             carrier: &mut self.carrier,

@@ -215,11 +215,11 @@ impl Link {
     /// again when it is sent.
     #[cold]
     fn tap_batch(&mut self) {
-        let Some(pcap) = &mut self.pcap else { return };
+        let Some(pcap) = &self.pcap else { return };
         let mut frame = vec![0; FILLER.len() + HEAD_LEN];
         for index in 0..self.tx.len() {
             if let Some(len) = self.tx.copy_frame(index, &mut frame) {
-                let _ = pcap.write_frame(frame.get(..len).unwrap_or(&frame));
+                pcap.write(frame.get(..len).unwrap_or(&frame));
             }
         }
     }

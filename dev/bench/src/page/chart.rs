@@ -258,11 +258,15 @@ impl Chart {
     }
 }
 
-/// Returns the points with their place on the axis. A single one becomes both ends of a line.
+/// Returns the points with their place on the axis. A single one becomes both ends of a line;
+/// others without a size have no place.
 fn placed(points: &[Point], first: f64, last: f64) -> Vec<(f64, Point)> {
     match points {
         [only] => vec![(first, *only), (last, *only)],
-        all => all.iter().map(|p| (p.size.log2(), *p)).collect(),
+        all => {
+            let sized = all.iter().filter(|p| p.size > 0.0);
+            sized.map(|p| (p.size.log2(), *p)).collect()
+        }
     }
 }
 

@@ -12,6 +12,8 @@ use cli::out::{Doing, Failure};
 
 /// Maximum number of groups in a chart of bars.
 const MAX_GROUPS: usize = 6;
+/// Maximum number of charts of a benchmark; the rest is in its table.
+const MAX_CHARTS: usize = 24;
 
 /// Colours of both themes. Charts are drawn for white paper: their black and white are replaced.
 const STYLE: &str = "\
@@ -108,7 +110,8 @@ fn charts(figures: &[&Figure]) -> Vec<Chart> {
                 let first = of.first().and_then(|f| f.size);
                 of.iter().any(|f| f.size.is_some() && f.size != first)
             });
-        for what in lines {
+        let room = MAX_CHARTS.saturating_sub(charts.len());
+        for what in lines.into_iter().take(room) {
             charts.push(chart(what, unit, lines_of(&of(what))));
         }
         if (1..=MAX_GROUPS).contains(&bars.len()) {
@@ -147,7 +150,8 @@ fn lines_of(figures: &[&Figure]) -> Plot {
             None => series.push((figure.contender.clone(), vec![point])),
         }
     }
-    let log = figures.iter().all(|figure| figure.p50 > 0.0);
+    let mut points = series.iter().flat_map(|(_, points)| points);
+    let log = points.all(|p| p.value > 0.0 && p.band.is_none_or(|(low, _)| low > 0.0));
     Plot::Lines { log, series }
 }
 
@@ -312,6 +316,34 @@ mod tests {
         for drawn in ["fill=\"#FFFFFF\"", "fill=\"#000000\"", "stroke=\"#000000\""] {
             assert!(page.contains(drawn), "{drawn}");
         }
+    }
+
+    #[test]
+    fn figures_without_sense_are_drawn_or_left_out() {
+        let odd = |size, p50, rounds: &[f64]| Figure {
+            size,
+            p50,
+            p99: None,
+            ..latency("tcp", rounds)
+        };
+        let all = [
+            odd(Some(0), 1.0, &[]),
+            odd(Some(u64::MAX), 1e15, &[0.0, 1e15]),
+            odd(None, 0.0, &[0.0]),
+            odd(Some(1), 1e-12, &[1e-12]),
+        ];
+        for some in [&all[..], &all[..1], &all[..2], &all[1..], &all[2..]] {
+            checked_tags(&html(some));
+        }
+        let crowd = (0..100).flat_map(|n| {
+            [1, 2].map(|size| Figure {
+                what: format!("quantity {n}"),
+                ..odd(Some(size), 1.0, &[1.0])
+            })
+        });
+        let page = html(&crowd.collect::<Vec<_>>());
+        assert_eq!(page.matches("<svg").count(), MAX_CHARTS);
+        assert!(page.contains("quantity 99"), "it is in the table");
     }
 
     #[test]
