@@ -30,6 +30,7 @@ pub mod args;
 mod claim;
 pub mod config;
 pub mod error;
+mod exporter;
 mod leases;
 mod links;
 pub mod node;

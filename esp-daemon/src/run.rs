@@ -1,19 +1,22 @@
 //! One run of the daemon, from start to end.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkConfig, LinkId};
+use rustix::process::Gid;
 use sd_notify::NotifyState;
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::claim::{self, InterfaceClaim, SocketClaim, beside};
-use crate::config::Config;
+use crate::config::{Config, Listen};
 use crate::error::{Failure, StartError};
+use crate::exporter::{self, Listener, Token};
 use crate::leases::{LeaseSetup, record};
 use crate::links::describe;
 use crate::node::{Node, NodeOptions};
@@ -120,7 +123,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
             lease,
         },
     );
-    start_metrics(settings, &node)?;
+    let metrics = start_metrics(config, group, &node).await?;
     tokio::spawn(expire_reservations(Arc::clone(&node), config.lease.grace.0));
     tokio::spawn(Arc::clone(&node).dispatch(engine.events));
     let (stop, stopped) = watch::channel(false);
@@ -163,7 +166,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     if tokio::time::timeout(SHUTDOWN, serving).await.is_err() {
         warn!("some sessions did not end in time");
     }
-    drop(claim);
+    drop((claim, metrics));
     result
 }
 
@@ -231,19 +234,45 @@ fn start_engine(
     })
 }
 
-fn start_metrics(settings: &Settings, node: &Arc<Node>) -> Result<(), StartError> {
-    let Some(listen) = settings.config.metrics.listen else {
-        return Ok(());
+/// Serves the metrics, if the config says where. Returns the claim of a Unix socket.
+async fn start_metrics(
+    config: &Config,
+    group: Option<Gid>,
+    node: &Arc<Node>,
+) -> Result<Option<SocketClaim>, StartError> {
+    let Some(listen) = &config.metrics.listen else {
+        return Ok(None);
     };
-    let (telemetry, exporter) = Telemetry::new(listen).map_err(|error| {
+    let failed = |error: io::Error| {
         StartError::new(format_args!(
             "cannot serve metrics on {listen}: {error}; change metrics.listen"
         ))
-    })?;
-    tokio::spawn(exporter);
+    };
+    let token = match &config.metrics.token_file {
+        Some(file) => Token::load(file)?,
+        None => Token::none(),
+    };
+    let (claim, listener) = match listen {
+        Listen::Address(address) => {
+            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            (None, Listener::Tcp(listener))
+        }
+        Listen::Unix(path) => {
+            let (claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
+            let listener = UnixListener::from_std(socket.into()).map_err(failed)?;
+            (Some(claim), Listener::Unix(listener))
+        }
+    };
+    let telemetry = Telemetry::new();
+    tokio::spawn(exporter::serve(
+        listener,
+        token,
+        telemetry.handle(),
+        Arc::clone(node),
+    ));
     tokio::spawn(telemetry.run(Arc::clone(node)));
     info!(%listen, "serving metrics");
-    Ok(())
+    Ok(claim)
 }
 
 /// Resets every connection with `Shutdown` and waits until the resets are sent.

@@ -74,6 +74,7 @@ counters! {
     control_misbehaved: "programs disconnected because of repeated malformed requests",
     control_throttled: "delays of a program's requests by the user's request rate",
     control_socket_errors: "system errors on connections of programs",
+    metrics_unauthorized: "requests for metrics without the token",
     accept_errors: "connections not accepted for lack of descriptors or memory",
     refused_limit: "requests refused because a limit is reached",
     refused_permission: "requests refused for lack of permission",

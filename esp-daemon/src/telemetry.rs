@@ -1,15 +1,10 @@
 //! Counters for Prometheus.
 
-use std::future::Future;
-use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use metrics::{counter, describe_counter, describe_gauge, gauge};
-use metrics_exporter_prometheus::{
-    BuildError, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
-};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use crate::config::Resource;
 use crate::node::Node;
@@ -28,39 +23,39 @@ const GAUGES: [(&str, &str); 10] = [
     ("esp_programs", "connected programs"),
     ("esp_users", "users with charges"),
     ("esp_ring_bytes", "bytes of all rings"),
-    ("esp_uptime_seconds", "time since the start"),
+    (
+        "esp_start_time_seconds",
+        "start of the daemon, since the Unix epoch",
+    ),
     ("esp_build_info", "always 1; the version is the label"),
 ];
 
-/// The HTTP server; runs until dropped.
-pub type Exporter = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Name of the counters `rx_drop_…`, whose reason is a label.
+const DROPPED: &str = "esp_rx_dropped_frames_total";
+const DROPPED_HELP: &str =
+    "received frames dropped, by the reason that espstat --counters explains";
 
 /// Names and values as exported.
 pub struct Telemetry {
     recorder: PrometheusRecorder,
+    /// Start of the daemon, since the Unix epoch.
+    started: Duration,
+}
+
+impl Default for Telemetry {
+    fn default() -> Telemetry {
+        Telemetry::new()
+    }
 }
 
 impl Telemetry {
-    /// Creates a recorder and the server that exposes it on `listen`. Call inside the runtime.
-    ///
-    /// # Errors
-    /// The address cannot be bound.
-    pub fn new(listen: SocketAddr) -> Result<(Telemetry, Exporter), BuildError> {
-        let (recorder, server) = PrometheusBuilder::new()
-            .with_http_listener(listen)
-            .build()?;
-        let server = Box::pin(async move {
-            if let Err(error) = server.await {
-                tracing::warn!(?error, "metrics server ended");
-            }
-        });
-        Ok((Telemetry { recorder }, server))
-    }
-
-    /// Creates a recorder without a server.
-    pub fn local() -> Telemetry {
+    /// Creates a recorder.
+    pub fn new() -> Telemetry {
         Telemetry {
             recorder: PrometheusBuilder::new().build_recorder(),
+            started: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default(),
         }
     }
 
@@ -83,6 +78,13 @@ impl Telemetry {
         };
         metrics::with_local_recorder(&self.recorder, || {
             for found in status::counters(node, &snapshot) {
+                if let Some(reason) = found.name.strip_prefix("rx_drop_") {
+                    let reason = reason.to_owned();
+                    describe_counter!(DROPPED, DROPPED_HELP);
+                    counter!(DROPPED, "interface" => found.interface, "reason" => reason)
+                        .absolute(found.value);
+                    continue;
+                }
                 let name = format!("esp_{}_total", found.name);
                 describe_counter!(name.clone(), found.help.clone());
                 match found.interface.is_empty() {
@@ -110,7 +112,7 @@ impl Telemetry {
             gauge!("esp_users").set(accounts.users() as f64);
             let ring_bytes = accounts.total(Resource::RingBytes);
             gauge!("esp_ring_bytes").set(ring_bytes as f64);
-            gauge!("esp_uptime_seconds").set(node.started.elapsed().as_secs_f64());
+            gauge!("esp_start_time_seconds").set(self.started.as_secs_f64());
             gauge!("esp_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
         });
         true

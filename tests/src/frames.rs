@@ -378,7 +378,7 @@ impl Default for Dice {
 /// When the daemon does not answer.
 pub fn drops(client: &Client) -> BTreeMap<String, u64> {
     const OF_THE_LINK: [&str; 4] = [
-        "link_rx_not_for_us",
+        "link_rx_foreign",
         "link_rx_unparsable",
         "link_rx_truncated",
         "link_rx_vlan",

@@ -132,13 +132,13 @@ fn check_unit(
     Ok(Some(format!("{}: {}", shown(unit), said.trim())))
 }
 
-/// `ExecStart=/usr/…/name` with the path of another file.
+/// `ExecStart=/usr/…/name`, or `ExecStart=name`, with the path of another file.
 fn with_program(unit: &str, name: &str, program: &Path) -> String {
     let replace = |line: &str| {
         let is_exec = line.starts_with("Exec");
         let parts = line.split_inclusive([' ', '=']).map(|part| {
             let word = part.trim_end_matches([' ', '=']);
-            let is_it = is_exec && word.starts_with('/') && word.ends_with(&format!("/{name}"));
+            let is_it = is_exec && (word == name || word.ends_with(&format!("/{name}")));
             if is_it {
                 part.replace(word, &program.display().to_string())
             } else {
@@ -168,11 +168,10 @@ mod tests {
 
     #[test]
     fn the_program_of_a_unit_is_replaced() {
-        let unit =
-            "[Service]\nExecStart=/usr/sbin/esp-daemon -c /etc/x.toml\nDescription=/x/esp-daemon";
+        let unit = "[Service]\nExecStart=/usr/sbin/esp-daemon -c /etc/x.toml\nDescription=/x/esp-daemon\nExecStart=esp-daemon";
         assert_eq!(
             with_program(unit, "esp-daemon", Path::new("/t/d")),
-            "[Service]\nExecStart=/t/d -c /etc/x.toml\nDescription=/x/esp-daemon\n"
+            "[Service]\nExecStart=/t/d -c /etc/x.toml\nDescription=/x/esp-daemon\nExecStart=/t/d\n"
         );
     }
 }

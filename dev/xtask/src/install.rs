@@ -64,15 +64,19 @@ fn install(capi: &Path, built: &Path, prefix: &Path) -> Result<Vec<String>, Fail
         symlink(&full, &link).map_err(|e| failed(&link, e))?;
         files.push(shown(&link, prefix));
     }
-    let template = capi.join("esp.pc.in");
-    let text = fs::read_to_string(&template).map_err(|e| failed(&template, e))?;
-    let text = text
-        .replace("@PREFIX@", &prefix.display().to_string())
-        .replace("@VERSION@", version);
     let pc = pkgconfig.join("esp.pc");
-    fs::write(&pc, text).map_err(|e| failed(&pc, e))?;
+    write_pc(prefix, "lib", &pc)?;
     files.push(shown(&pc, prefix));
     Ok(files)
+}
+
+/// Writes the file for pkg-config; the libraries are in the folder `lib` below the prefix.
+pub(crate) fn write_pc(prefix: &Path, lib: &str, to: &Path) -> Result<(), Failure> {
+    let text = include_str!("../../../job/capi/esp.pc.in")
+        .replace("@PREFIX@", &prefix.display().to_string())
+        .replace("@LIB@", lib)
+        .replace("@VERSION@", env!("CARGO_PKG_VERSION"));
+    fs::write(to, text).map_err(|e| Failure::CannotRun(format!("{}: {e}", to.display())))
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {

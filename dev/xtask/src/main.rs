@@ -15,6 +15,7 @@ mod msrv;
 mod ompi;
 mod open_mpi;
 mod outcome;
+mod packages;
 mod process;
 mod purity;
 mod spec;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         (what @ ("man" | "completions"), args) => {
             manual::manual(what, args).map(|()| ExitCode::SUCCESS)
         }
+        ("packages", args) => packages::packages(args).map(|()| ExitCode::SUCCESS),
         ("help" | "-h" | "--help", _) => {
             print!("{}", help());
             Ok(ExitCode::SUCCESS)
@@ -101,6 +103,8 @@ fn help() -> String {
   man DIR        write the manual pages of the programs
   completions DIR
                  write completions of the programs for bash, zsh and fish
+  packages DIR [--debug]
+                 build packages for Debian and RPM
 
 ",
     );

@@ -132,6 +132,11 @@ fn install(built: &Path, dir: &Path) -> Result<PathBuf, Failure> {
     Ok(to)
 }
 
+/// Builds the component for the Open MPI of `mpicc`, and copies it to `dir` with its help texts.
+pub(crate) fn install_built(release: bool, dir: &Path) -> Result<PathBuf, Failure> {
+    install(&build(release, None)?, dir)
+}
+
 /// Builds the component and puts it beside the programs that tests start.
 pub(crate) fn for_tests() -> Outcome {
     if !headers() {

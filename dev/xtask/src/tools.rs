@@ -58,6 +58,8 @@ const SUBCOMMANDS: &[(&str, &str)] = &[
     ("cargo-nextest", "0.9.148"),
     ("cargo-shear", "1.14.0"),
     ("cargo-deny", "0.20.2"),
+    ("cargo-deb", "3.8.0"),
+    ("cargo-generate-rpm", "0.21.1"),
 ];
 
 /// `cargo SUBCOMMAND`, with the subcommand installed below the target folder if the machine lacks

@@ -5,14 +5,13 @@
 mod limits;
 mod values;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use toml::de::DeTable;
 
 pub use limits::{Limits, NodeLimits, Resource};
-pub use values::{Memory, Mode, Network, RingSize, Span, Uid};
+pub use values::{Listen, Memory, Mode, Network, RingSize, Span, Uid};
 
 /// Config file used when the command line names none.
 pub const DEFAULT_FILE: &str = "/etc/esp/esp-daemon.toml";
@@ -137,8 +136,10 @@ tables! {
 
     /// `[metrics]`
     Metrics {
-        /// Address and port of the HTTP endpoint. Default: off.
-        listen: Option<SocketAddr> = None,
+        /// Unix socket, or address and port, of the HTTP endpoint. Default: off.
+        listen: Option<Listen> = None,
+        /// File with a token that requests have to bear. Default: none.
+        token_file: Option<PathBuf> = None,
     }
 }
 
@@ -352,6 +353,11 @@ impl Config {
             self.lease.allow == LeaseAllow::Root || self.lease.users.is_empty(),
             "lease.users",
             "no effect unless lease.allow is \"root\": remove one of the two keys"
+        );
+        ensure!(
+            self.metrics.listen.is_some() || self.metrics.token_file.is_none(),
+            "metrics.token_file",
+            "no effect without metrics.listen: add that key, or remove this one"
         );
         ensure!(
             self.limits.requests_per_second != 0,

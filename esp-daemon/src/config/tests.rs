@@ -34,7 +34,7 @@ const TABLES: [(&str, usize); 11] = [
     ("rings", 2),
     ("timers", 5),
     ("idle", 2),
-    ("metrics", 1),
+    ("metrics", 2),
     ("lease", 4),
 ];
 
@@ -196,6 +196,18 @@ fn errors_name_line_and_key() {
             2,
             "metrics.listen",
             "address",
+        ),
+        (
+            "[metrics]\nlisten = \"run/esp/metrics.sock\"\n",
+            2,
+            "metrics.listen",
+            "path of a Unix socket",
+        ),
+        (
+            "[metrics]\ntoken_file = \"/etc/esp/token\"\n",
+            2,
+            "metrics.token_file",
+            "no effect without metrics.listen",
         ),
         (
             "[lease]\nallow = \"off\"\nusers = [1000]\n",

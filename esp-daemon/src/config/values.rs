@@ -1,6 +1,8 @@
 //! Config values with a unit, checked during deserialisation, so that an error has its line.
 
 use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -134,6 +136,40 @@ impl fmt::Display for Network {
         match self {
             Network::OnLink => f.write_str("on-link"),
             Network::Prefix(prefix) => prefix.fmt(f),
+        }
+    }
+}
+
+/// Where metrics are served: an absolute path of a Unix socket, or an address with a port.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum Listen {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// An address.
+    Address(SocketAddr),
+}
+
+impl TryFrom<String> for Listen {
+    type Error = String;
+    fn try_from(text: String) -> Result<Listen, String> {
+        if text.starts_with('/') {
+            return Ok(Listen::Unix(text.into()));
+        }
+        text.parse().map(Listen::Address).map_err(|_| {
+            format!(
+                "invalid place `{text}`: write the path of a Unix socket, such as \
+                 \"/run/esp/metrics.sock\", or an address and port, such as \"127.0.0.1:9469\""
+            )
+        })
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Unix(path) => path.display().fmt(f),
+            Listen::Address(address) => address.fmt(f),
         }
     }
 }

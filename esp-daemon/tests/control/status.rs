@@ -124,7 +124,7 @@ fn metrics_show_every_counter() {
     let rig = Rig::new("");
     let mut program = rig.program();
     program.open(0);
-    let telemetry = esp_daemon::telemetry::Telemetry::local();
+    let telemetry = esp_daemon::telemetry::Telemetry::new();
     assert!(rig.runtime.block_on(telemetry.refresh(&rig.node)));
     let text = telemetry.handle().render();
     for line in [

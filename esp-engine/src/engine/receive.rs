@@ -26,7 +26,7 @@ impl Intake<'_, '_> {
             pcap.write(frame.bytes);
         }
         if !matches!(frame.kind, FrameKind::Host | FrameKind::Broadcast) {
-            self.sink.stats.rx_not_for_us += 1;
+            self.sink.stats.rx_foreign += 1;
             return;
         }
         if frame.truncated {

@@ -34,7 +34,7 @@ counters! {
 counters! {
     /// Counters of a link: dropped frames by reason, and system calls.
     LinkStats, "link_":
-    rx_not_for_us: "frames for other stations or sent by this one",
+    rx_foreign: "frames for other stations or sent by this one",
     rx_unparsable: "frames without a whole Ethernet header",
     rx_truncated: "frames longer than the MTU",
     rx_vlan: "frames of a VLAN",

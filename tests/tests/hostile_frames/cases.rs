@@ -270,15 +270,15 @@ pub(super) fn wrong_addresses() -> Vec<Case> {
         ),
         (
             "to a group",
-            "link_rx_not_for_us",
+            "link_rx_foreign",
             with(|f| f.dst = [0x33, 0x33, 0, 0, 0, 1]),
         ),
         (
             "to another station",
-            "link_rx_not_for_us",
+            "link_rx_foreign",
             with(|f| f.dst = Node(1).mac()),
         ),
-        ("of a VLAN", "link_rx_not_for_us", tagged([0x81, 0, 0, 5])),
+        ("of a VLAN", "link_rx_foreign", tagged([0x81, 0, 0, 5])),
         // W-09: treated as untagged.
         (
             "of no VLAN",
