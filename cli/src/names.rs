@@ -33,6 +33,11 @@ impl Names {
         self.0.get(&mac).map(String::as_str)
     }
 
+    /// Returns all names, in no order.
+    pub fn all(&self) -> impl Iterator<Item = &str> {
+        self.0.values().map(String::as_str)
+    }
+
     /// Formats `name (address)`, or the address alone.
     pub fn show(&self, mac: NodeAddr) -> String {
         self.of(mac)

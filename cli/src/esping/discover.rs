@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use esp_client::{MacAddr, NodeAddr};
+use esp_client::{MacAddr, NodeAddr, NodeInfo};
 
 use super::report::{Found, Report};
 use super::wire::{Answer, Wire};
-use crate::out::{Doing, Failure, Verdict};
+use crate::out::{Doing, Failure, Verdict, printable};
 use crate::signal::Interrupt;
 
 /// Maximum wait on one interface while others are polled, too.
@@ -23,20 +23,29 @@ pub(super) fn run(
     report: &mut Report,
 ) -> Result<Verdict, Failure> {
     let mut found = BTreeSet::new();
-    for request in 0..requests {
-        let sequence = (request & 0xffff) as u16;
-        let mut asked = Vec::new();
-        for wire in wires.iter_mut() {
-            asked.push(wire.now());
-            wire.info(MacAddr::BROADCAST.into(), sequence)
-                .doing(format_args!("asking on {}", wire.interface()))?;
+    let mut show = |interface: &str, src: NodeAddr, info: NodeInfo, rtt: u64| {
+        if !found.insert((interface.to_owned(), src)) {
+            return Ok(());
         }
+        Ok(report.show(&Found {
+            mac: src.to_string(),
+            name: report.name_of(src),
+            node_name: printable(&info.name),
+            interface: interface.to_owned(),
+            version: info.version,
+            max_payload: info.max_payload,
+            incarnation: info.incarnation,
+            rtt_us: rtt as f64 / 1000.0,
+        })?)
+    };
+    for request in 0..requests {
+        let asked = ask(wires, (request & 0xffff) as u16)?;
         let time = if request + 1 == requests {
             wait
         } else {
             interval
         };
-        listen(wires, &asked, time, interrupt, report, &mut found)?;
+        listen(wires, &asked, time, interrupt, &mut show)?;
         if interrupt.is_set() {
             break;
         }
@@ -48,14 +57,45 @@ pub(super) fn run(
     })
 }
 
-/// Receives answers for this long. `asked` contains the time of the last request on each wire.
+/// Returns the names that nodes report, with their addresses.
+pub(super) fn names(
+    wires: &mut [impl Wire],
+    wait: Duration,
+) -> Result<Vec<(String, NodeAddr)>, Failure> {
+    let mut found = Vec::new();
+    let asked = ask(wires, 0)?;
+    listen(
+        wires,
+        &asked,
+        wait,
+        &Interrupt::default(),
+        &mut |_, src, info, _| {
+            found.push((printable(&info.name), src));
+            Ok(())
+        },
+    )?;
+    Ok(found)
+}
+
+/// Sends a request on every wire; returns the times.
+fn ask(wires: &mut [impl Wire], sequence: u16) -> Result<Vec<u64>, Failure> {
+    let mut asked = Vec::new();
+    for wire in wires {
+        asked.push(wire.now());
+        wire.info(MacAddr::BROADCAST.into(), sequence)
+            .doing(format_args!("asking on {}", wire.interface()))?;
+    }
+    Ok(asked)
+}
+
+/// Receives answers for this long, and hands on each: interface, node, round trip in nanoseconds.
+/// `asked` contains the time of the last request on each wire.
 fn listen(
     wires: &mut [impl Wire],
     asked: &[u64],
     time: Duration,
     interrupt: &Interrupt,
-    report: &mut Report,
-    found: &mut BTreeSet<(String, NodeAddr)>,
+    show: &mut impl FnMut(&str, NodeAddr, NodeInfo, u64) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     loop {
@@ -72,22 +112,10 @@ fn listen(
             else {
                 continue;
             };
-            let Answer::Info(info) = arrival.answer else {
-                continue;
-            };
-            if !found.insert((wire.interface().to_owned(), arrival.src)) {
-                continue;
+            if let Answer::Info(info) = arrival.answer {
+                let rtt = arrival.at.saturating_sub(asked);
+                show(wire.interface(), arrival.src, info, rtt)?;
             }
-            report.show(&Found {
-                mac: arrival.src.to_string(),
-                name: report.name_of(arrival.src),
-                node_name: printable(&info.name),
-                interface: wire.interface().to_owned(),
-                version: info.version,
-                max_payload: info.max_payload,
-                incarnation: info.incarnation,
-                rtt_us: arrival.at.saturating_sub(asked) as f64 / 1000.0,
-            })?;
         }
         if over {
             return Ok(());
@@ -95,20 +123,13 @@ fn listen(
     }
 }
 
-/// Replaces control characters in a name from the wire, which could confuse a terminal.
-fn printable(name: &str) -> String {
-    name.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::report::Style;
     use super::super::wire::Arrival;
     use super::super::wire::fake::Fake;
     use super::*;
     use crate::names::Names;
-    use esp_client::NodeInfo;
 
     fn node(last: u8, name: &str) -> Arrival {
         let info = NodeInfo {
@@ -126,7 +147,7 @@ mod tests {
     }
 
     fn discover(wire: Fake) -> Result<(Verdict, Vec<String>, u64), Failure> {
-        let mut report = Report::new(false, false, Names::default());
+        let mut report = Report::new(Style::default(), Names::default());
         report.lines = Some(Vec::new());
         let mut wires = [wire];
         let time = Duration::from_millis(20);

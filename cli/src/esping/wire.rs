@@ -53,16 +53,13 @@ pub(super) struct Datagrams {
 impl Datagrams {
     /// Binds to the interface that reaches the target.
     pub(super) fn towards(target: &Target) -> Result<Datagrams, Failure> {
-        let client = if target.addr.is_udp() {
-            Client::udp().map_err(Failure::new)?
-        } else {
-            client()?
-        };
-        let interface = match &target.interface {
-            Some(name) => name.clone(),
-            None => client.route(target.addr).map_err(Failure::new)?,
-        };
+        let (client, interface) = route(target)?;
         Datagrams::on(&client, &interface)
+    }
+
+    /// Returns true if this socket, too, reaches the target over this interface.
+    pub(super) fn reaches(&self, target: &Target, interface: &str) -> bool {
+        self.socket.interface() == interface && self.socket.addr().is_udp() == target.addr.is_udp()
     }
 
     /// Binds to this interface, or to each one that is up.
@@ -84,7 +81,8 @@ impl Datagrams {
             .collect()
     }
 
-    fn on(client: &Client, interface: &str) -> Result<Datagrams, Failure> {
+    /// Binds to this interface.
+    pub(super) fn on(client: &Client, interface: &str) -> Result<Datagrams, Failure> {
         let socket = EdpSocket::builder()
             .interface(interface)
             .bind_at(client, 0)
@@ -94,6 +92,20 @@ impl Datagrams {
             socket,
         })
     }
+}
+
+/// Returns the client and the interface that reach the target.
+pub(super) fn route(target: &Target) -> Result<(Client, String), Failure> {
+    let client = if target.addr.is_udp() {
+        Client::udp().map_err(Failure::new)?
+    } else {
+        client()?
+    };
+    let interface = match &target.interface {
+        Some(name) => name.clone(),
+        None => client.route(target.addr).map_err(Failure::new)?,
+    };
+    Ok((client, interface))
 }
 
 fn client() -> Result<Client, Failure> {
