@@ -1,4 +1,5 @@
-//! The programs `esp`, `esping`, `espstat` and `esptop`, and modules that `esplab` shares with them.
+//! The programs `esp`, `esping`, `espstat` and `esptop`, and modules that `esplab` shares with
+//! them.
 //!
 //! Each program has a module per step: *flags* (the command line, by clap), *plan* (the checked
 //! request), *run* (the work) and *report* (text for people or one JSON object per line, from the

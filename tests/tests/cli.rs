@@ -109,7 +109,7 @@ fn esping_asks_several_nodes_and_helps_with_their_names() {
         .command(0, programs().join("esping"))
         .expect("a command of the node");
     command.env("ESP_ETHERS", no_names.path());
-    let found = output(command.args(["-c", "1", "node2"]));
+    let found = output(command.args(["-c", "1", "nod2"]));
     let found = found.complaint();
     let hint = "calls itself `node2` has the address 02:e5:00:00:00:03";
     assert!(found.contains(hint), "{found}");
@@ -236,7 +236,7 @@ fn espstat_shows_connections_listeners_and_drops() {
     assert!(
         wrong
             .err
-            .ends_with("opened\n                            ^^^^^^\n"),
+            .ends_with("opened\n                         ^^^^^^\n"),
         "{wrong:?}"
     );
     let lines = json(&stat(&["--json"]));
