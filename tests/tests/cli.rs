@@ -105,10 +105,9 @@ fn esping_asks_several_nodes_and_helps_with_their_names() {
     let near = near.complaint();
     assert!(near.contains("did you mean `node1`?"), "{near}");
     let no_names = TempFile::new("");
-    let mut command = lab
-        .command(0, programs().join("esping"))
-        .expect("a command of the node");
-    command.env("ESP_ETHERS", no_names.path());
+    let variable = format!("ESP_ETHERS={}", no_names.path().display());
+    let mut command = lab.command(0, "env").expect("a command of the node");
+    command.arg(variable).arg(programs().join("esping"));
     let found = output(command.args(["-c", "1", "nod2"]));
     let found = found.complaint();
     let hint = "calls itself `node2` has the address 02:e5:00:00:00:03";
