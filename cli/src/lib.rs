@@ -1,4 +1,5 @@
-//! The programs `esp`, `esping` and `espstat`, and modules that `esplab` shares with them.
+//! The programs `esp`, `esping`, `espstat` and `esptop`, and modules that `esplab` shares with
+//! them.
 //!
 //! Each program has a module per step: *flags* (the command line, by clap), *plan* (the checked
 //! request), *run* (the work) and *report* (text for people or one JSON object per line, from the
@@ -12,8 +13,11 @@
 pub mod esp;
 pub mod esping;
 pub mod espstat;
+pub mod esptop;
+pub mod filter;
 pub mod names;
 pub mod out;
 pub mod signal;
+pub mod suggest;
 pub mod table;
 pub mod units;

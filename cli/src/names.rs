@@ -6,11 +6,6 @@ use std::fs;
 use esp_client::NodeAddr;
 use esp_client::ethers_path;
 
-/// Maximum length of a name that is compared, in bytes.
-const MAX_NAME: usize = 255;
-/// Maximum number of characters that differ between names that resemble each other.
-const MAX_DISTANCE: usize = 2;
-
 /// Names by address, for output only: entries that cannot be read are skipped.
 #[derive(Clone, Debug, Default)]
 pub struct Names(HashMap<NodeAddr, String>);
@@ -38,16 +33,9 @@ impl Names {
         self.0.get(&mac).map(String::as_str)
     }
 
-    /// Returns the name that resembles this one most, if any does.
-    pub fn like(&self, name: &str) -> Option<&str> {
-        let distance = |other: &str| {
-            strsim::damerau_levenshtein(&name.to_ascii_lowercase(), &other.to_ascii_lowercase())
-        };
-        // Longer texts are no names; the distance costs the product of the lengths.
-        let names = self.0.values().map(String::as_str);
-        let names = names.filter(|other| name.len().max(other.len()) <= MAX_NAME);
-        let nearest = names.map(|other| (distance(other), other)).min()?;
-        (nearest.0 <= MAX_DISTANCE).then_some(nearest.1)
+    /// Returns all names, in no order.
+    pub fn all(&self) -> impl Iterator<Item = &str> {
+        self.0.values().map(String::as_str)
     }
 
     /// Formats `name (address)`, or the address alone.
@@ -60,16 +48,6 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_nearest_name_is_found() {
-        let names = Names::parse("02:e5:00:00:00:01 node1\n02:e5:00:00:00:02 storage");
-        assert_eq!(names.like("nod1"), Some("node1"));
-        assert_eq!(names.like("Stroage"), Some("storage"));
-        for far in ["", "x", "printer", &"node1".repeat(1000)] {
-            assert_eq!(names.like(far), None, "{far}");
-        }
-    }
 
     #[test]
     fn the_first_name_of_an_address_counts() {

@@ -3,7 +3,9 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use esp_client::control::Owner;
 use serde::Serialize;
 
 /// Result of a program that could run.
@@ -83,6 +85,30 @@ pub fn json(value: &impl Serialize) -> io::Result<()> {
 /// Writes a remark to standard error and ignores errors.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Replaces control characters in a text that others chose, which could confuse a terminal.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+/// Formats the name of a program and its process id, as far as known: `name[pid]`. Programs choose
+/// their name.
+pub fn program(owner: &Owner) -> String {
+    let mut text = printable(owner.program.as_deref().unwrap_or("-"));
+    if let Some(pid) = owner.pid {
+        text += &format!("[{pid}]");
+    }
+    text
+}
+
+/// Returns the seconds since 1970.
+pub fn clock() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// Creates a progress bar, which indicatif hides unless standard error is a terminal.

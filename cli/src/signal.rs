@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -32,6 +33,16 @@ impl Interrupt {
     /// Returns what becomes readable when a signal arrives; `None` in tests.
     pub fn signals(&self) -> Option<&Signals> {
         self.signals.as_ref()
+    }
+
+    /// Waits this long; returns true if a signal has arrived, which ends the wait.
+    pub fn waits(&self, mut pause: Duration) -> bool {
+        while !pause.is_zero() && !self.is_set() {
+            let step = pause.min(Duration::from_millis(50));
+            std::thread::sleep(step);
+            pause -= step;
+        }
+        self.is_set()
     }
 
     /// Returns true once a signal has arrived.

@@ -68,6 +68,44 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     })
 }
 
+/// Parses the time between two outputs, as [`seconds`] does: at least 50 ms.
+///
+/// # Errors
+/// The text is not a duration in that range.
+pub fn pause(text: &str) -> Result<Duration, String> {
+    let pause = seconds(text)?;
+    if pause < Duration::from_millis(50) {
+        return Err(format!(
+            "invalid duration `{text}`: write at least 0.05 seconds"
+        ));
+    }
+    Ok(pause)
+}
+
+/// Formats a count with three digits and a suffix of thousands: `999`, `1.50k`, `12.3M`.
+pub fn show_count(value: f64) -> String {
+    let mut value = value;
+    let suffixes = ["", "k", "M", "G", "T", "P"];
+    let mut suffix = "";
+    for next in suffixes {
+        suffix = next;
+        // 999.5 is shown as 1.00k.
+        if value < 999.5 {
+            break;
+        }
+        value /= 1000.0;
+    }
+    if suffix.is_empty() {
+        return format!("{value:.0}");
+    }
+    let digits = match value {
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}{suffix}")
+}
+
 /// Formats `1500000000` as `1.5gbit`.
 pub fn show_rate(bits: u64) -> String {
     let value = bits as f64;
@@ -149,8 +187,35 @@ mod tests {
     }
 
     #[test]
+    fn pauses_are_not_too_short() {
+        assert_eq!(pause("0.05"), Ok(Duration::from_millis(50)));
+        for (bad, part) in [
+            ("0", "at least 0.05"),
+            ("49ms", "at least"),
+            ("x", "invalid"),
+        ] {
+            let error = pause(bad).expect_err(bad);
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
     fn rates_and_sizes_are_formatted() {
         assert_eq!(show_rate(10_000_000), "10mbit");
         assert_eq!(show_rate(1_500_000_000), "1.5gbit");
+        for (value, text) in [
+            (0.0, "0"),
+            (0.4, "0"),
+            (999.4, "999"),
+            (999.6, "1.00k"),
+            (1_234.0, "1.23k"),
+            (9_996.0, "10.0k"),
+            (12_345.0, "12.3k"),
+            (99_960.0, "100k"),
+            (999_900.0, "1.00M"),
+            (1.5e9, "1.50G"),
+        ] {
+            assert_eq!(show_count(value), text, "{value}");
+        }
     }
 }

@@ -37,8 +37,8 @@ impl ShmConfig {
         }
     }
 
-    /// Returns the configuration of an open transport with defaults. It reaches open transports with
-    /// an equal `key`. Its own number is 0.
+    /// Returns the configuration of an open transport with defaults. It reaches open transports
+    /// with an equal `key`. Its own number is 0.
     pub fn open(identity: u64, key: impl Into<String>) -> Self {
         ShmConfig {
             identity: Some(identity),

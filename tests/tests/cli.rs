@@ -3,7 +3,7 @@
 
 use esp_client::control::Request;
 use esp_tests::frames::in_switch;
-use esp_tests::process::{Daemon, Finished, bare_lab, ip_in_switch, output, programs};
+use esp_tests::process::{Daemon, Finished, TempFile, bare_lab, ip_in_switch, output, programs};
 use esp_tests::raw::RawProgram;
 use esp_tests::{client, lab_or_skip, pair, wait_until};
 use lab::{Lab, LabOptions};
@@ -68,6 +68,50 @@ fn esping_counts_three_and_says_by_its_exit_code_how_it_went() {
         assert_eq!((bad.code, bad.out.as_str()), (Some(2), ""), "{bad:?}");
         bad.complaint();
     }
+}
+
+#[test]
+fn esping_asks_several_nodes_and_helps_with_their_names() {
+    let Some(lab) = lab_or_skip("esping_asks_several_nodes", &LabOptions::new(3)) else {
+        return;
+    };
+    let several = run(
+        &lab,
+        0,
+        "esping",
+        &["-c", "2", "-i", "0.01", "--json", "-D", "node1", "node2"],
+    );
+    assert_eq!(several.code, Some(0), "{several:?}");
+    let lines = json(&several);
+    let of = |kind: &str, target: &str| {
+        let lines = lines.iter();
+        let found = lines.filter(|line| line["type"] == kind && line["target"] == target);
+        found.cloned().collect::<Vec<_>>()
+    };
+    for target in ["node1", "node2"] {
+        assert_eq!(of("reply", target).len(), 2, "{several:?}");
+        assert_eq!(of("summary", target)[0]["received"], 2, "{several:?}");
+        assert!(of("reply", target)[0]["time"].is_f64(), "{several:?}");
+    }
+    let flood = run(&lab, 0, "esping", &["-f", "-c", "50", "node1"]);
+    assert_eq!(flood.code, Some(0), "{flood:?}");
+    assert!(
+        flood.out.contains("50 packets transmitted, 50 received"),
+        "{flood:?}"
+    );
+    assert!(!flood.out.contains("bytes from"), "{flood:?}");
+
+    let near = run(&lab, 0, "esping", &["-c", "1", "ndoe1"]);
+    let near = near.complaint();
+    assert!(near.contains("did you mean `node1`?"), "{near}");
+    let no_names = TempFile::new("");
+    let variable = format!("ESP_ETHERS={}", no_names.path().display());
+    let mut command = lab.command(0, "env").expect("a command of the node");
+    command.arg(variable).arg(programs().join("esping"));
+    let found = output(command.args(["-c", "1", "nod2"]));
+    let found = found.complaint();
+    let hint = "calls itself `node2` has the address 02:e5:00:00:00:03";
+    assert!(found.contains(hint), "{found}");
 }
 
 #[test]
@@ -164,7 +208,7 @@ fn espstat_shows_connections_listeners_and_drops() {
         assert_eq!((shown.code, shown.err.as_str()), (Some(0), ""), "{shown:?}");
         shown
     };
-    let text = stat(&[]).out;
+    let text = stat(&["-p"]).out;
     let row = text
         .lines()
         .find(|line| line.contains("node1:7000"))
@@ -176,6 +220,23 @@ fn espstat_shows_connections_listeners_and_drops() {
     assert!(
         listening.contains("eth0:7001") && !listening.contains("node1:7000"),
         "{listening}"
+    );
+    let filtered = |filter: &[&str]| stat(filter).out;
+    let only = filtered(&["-i", "state", "established", "dport", "=", "7000"]);
+    assert!(
+        only.contains("node1:7000") && only.contains(" cwnd:"),
+        "{only}"
+    );
+    assert!(!only.contains("7001") && !only.contains('['), "{only}");
+    let none = filtered(&["dst node1 and not dport 7000"]);
+    assert!(none.contains("matches the filter"), "{none}");
+    let wrong = run(&lab, 0, "espstat", &["dport = 7000 and state opened"]);
+    assert_eq!(wrong.code, Some(2), "{wrong:?}");
+    assert!(
+        wrong
+            .err
+            .ends_with("opened\n                         ^^^^^^\n"),
+        "{wrong:?}"
     );
     let lines = json(&stat(&["--json"]));
     let connection = lines
@@ -211,7 +272,7 @@ fn names_that_programs_choose_cannot_disturb_a_terminal() {
         program: name,
     });
     program.listen(7000, 1);
-    for args in [&[][..], &["--json"]] {
+    for args in [&["-p"][..], &["--json"]] {
         let shown = run(&lab, 0, "espstat", args);
         assert!(shown.out.contains("7000"), "{}", shown.out);
         assert!(
@@ -274,7 +335,7 @@ fn a_transfer_whose_receiver_dies_fails_with_a_reason() {
                 .unwrap()
                 .connections
                 .iter()
-                .any(|c| c.bytes_received > 1 << 20)
+                .any(|c| c.bytes_received > Some(1 << 20))
         });
         receiver.kill().unwrap();
         receiver.wait().unwrap();

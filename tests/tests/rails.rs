@@ -32,7 +32,7 @@ fn an_interface_set_down_under_load() {
         status
             .connections
             .iter()
-            .all(|c| c.interface == "eth1" && c.moves == 1),
+            .all(|c| c.interface == "eth1" && c.moves == Some(1)),
         "{status:?}"
     );
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -23,7 +24,8 @@ use cli::out::{self, Failure, Verdict};
 /// All are measured in alternating rounds of one run, on the same links and cores. Compare the
 /// ratios: absolute times differ from machine to machine. A peer that is not installed has a row
 /// with a note.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
+#[command(after_long_help = explained())]
 pub(super) struct Flags {
     /// Fewer rounds, sizes and samples
     #[arg(long)]
@@ -56,10 +58,11 @@ pub(super) struct Flags {
 }
 
 /// Carriers to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Carriers {
     Raw,
     Udp,
+    #[default]
     Both,
 }
 
@@ -73,8 +76,50 @@ impl Carriers {
     }
 }
 
+/// Returns the explanation of each benchmark, for `--help`.
+fn explained() -> String {
+    let names = abouts().map(|about| about.name.len());
+    let width = names.max().unwrap_or(0);
+    let [full, quick] = [false, true].map(|quick| {
+        let flags = Flags {
+            quick,
+            ..Flags::default()
+        };
+        flags.selection().map(|all| all.times()).unwrap_or_default()
+    });
+    let time = |times: &[(&About, Duration)], about: &About| {
+        let one = times.iter().filter(|(of, _)| of.name == about.name);
+        show_time(one.map(|(_, time)| *time).sum())
+    };
+    let mut text =
+        "Benchmarks, with their usual time on two cores, in full and --quick:".to_owned();
+    for about in abouts() {
+        let (full, quick) = (time(&full, about), time(&quick, about));
+        let (name, title) = (about.name, about.title);
+        text += &format!("\n  {name:<width$} {full:>7} {quick:>7}\n      {title}");
+    }
+    let whole = |times: &[(&About, Duration)]| show_time(times.iter().map(|(_, time)| *time).sum());
+    text += &format!(
+        "\n  {:<width$} {:>7} {:>7}",
+        "all",
+        whole(&full),
+        whole(&quick)
+    );
+    text
+}
+
+/// Formats `40 s` or `3 min`.
+fn show_time(time: Duration) -> String {
+    match time.as_secs_f64().ceil() {
+        seconds if seconds < 100.0 => format!("{seconds} s"),
+        seconds => format!("{:.0} min", seconds / 60.0),
+    }
+}
+
 /// The selected benchmarks.
 struct Selection {
+    /// With fewer rounds, sizes and samples.
+    quick: bool,
     nodes: Vec<Bench>,
     incast: Option<incast::Bench>,
     rails: Option<rails::Bench>,
@@ -117,6 +162,7 @@ impl Flags {
         incast.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         rails.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         Ok(Selection {
+            quick: self.quick,
             nodes,
             incast,
             rails,
@@ -126,19 +172,29 @@ impl Flags {
 }
 
 impl Selection {
-    /// Returns the number of measurements.
-    fn steps(&self) -> usize {
-        let nodes = self.nodes.iter().map(|b| b.rounds * b.cases.len());
-        let incast = self.incast.map_or(0, |bench| bench.steps());
-        let rails = self.rails.map_or(0, |bench| bench.steps());
-        let intra = self.intra.iter().map(intra::run::Rig::steps);
-        nodes.sum::<usize>() + incast + rails + intra.sum::<usize>()
+    /// Returns the usual time of each benchmark.
+    fn times(&self) -> Vec<(&'static About, Duration)> {
+        let nodes = self
+            .nodes
+            .iter()
+            .map(|b| (b.about, b.rounds * b.cases.len()));
+        let incast = self.incast.map(|bench| (&incast::ABOUT, bench.steps()));
+        let rails = self.rails.map(|bench| (&rails::ABOUT, bench.steps()));
+        let intra = self.intra.iter();
+        let intra = intra.map(|bench| (bench.about, intra::run::Rig::steps(bench)));
+        let all = nodes.chain(incast).chain(rails).chain(intra);
+        let time = |(about, steps): (&'static About, usize)| {
+            let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+            (about, about.step(self.quick).saturating_mul(steps))
+        };
+        all.map(time).collect()
     }
 }
 
 /// Output of the benchmarks as they end.
 struct Output<'a> {
     flags: &'a Flags,
+    /// Counts milliseconds of the usual time, so that the time left is known from the start.
     bar: ProgressBar,
     sections: Vec<Section>,
     figures: Vec<Figure>,
@@ -150,13 +206,15 @@ impl Output<'_> {
     fn begin(&self, about: &About) {
         self.bar.set_message(about.name);
         if self.flags.report.is_some() && !io::stderr().is_terminal() {
-            out::note(format_args!(
-                "esplab bench: {} ({} of {} measurements done)",
-                about.name,
-                self.bar.position(),
-                self.bar.length().unwrap_or(0)
-            ));
+            let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0).max(1));
+            let (name, percent) = (about.name, 100 * done / all);
+            out::note(format_args!("esplab bench: {name} ({percent} % done)"));
         }
+    }
+
+    /// Notes a measurement.
+    fn step(&self, about: &About) {
+        self.bar.inc(millis(about.step(self.flags.quick)));
     }
 
     /// Writes the rows of a benchmark: as JSON, as a section of the page, or as a table. If it
@@ -214,11 +272,12 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     if cfg!(debug_assertions) && !flags.json {
         out::note("esplab bench: built without optimisation, the figures of ESP are too low");
     }
+    let whole = selection.times().iter().map(|(_, time)| *time).sum();
     let mut output = Output {
         flags,
         bar: out::progress(
-            selection.steps() as u64,
-            "{spinner} {msg} [{bar:30}] {pos}/{len} {eta} left",
+            millis(whole),
+            "{spinner} {msg} [{bar:30}] {percent} % {elapsed}, {eta} left",
         ),
         sections: Vec::new(),
         figures: Vec::new(),
@@ -227,13 +286,13 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     between_nodes(&mut output, &selection.nodes)?;
     if let Some(bench) = selection.incast {
         output.begin(&incast::ABOUT);
-        let rows = bench.run(|| output.bar.inc(1));
+        let rows = bench.run(|| output.step(&incast::ABOUT));
         let section = |rows: &[_]| Section::incast(&bench, rows);
         output.show(&incast::ABOUT, bench.rounds, rows, incast::table, section)?;
     }
     if let Some(bench) = selection.rails {
         output.begin(&rails::ABOUT);
-        let rows = bench.run(|| output.bar.inc(1));
+        let rows = bench.run(|| output.step(&rails::ABOUT));
         let section = |rows: &[_]| Section::rails(&bench, rows);
         output.show(&rails::ABOUT, bench.rounds, rows, rails::table, section)?;
     }
@@ -259,6 +318,10 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     Ok(output.verdict)
 }
 
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 fn between_nodes(output: &mut Output<'_>, benches: &[Bench]) -> Result<(), Failure> {
     let mut rig = Rig::default();
     if !benches.is_empty() {
@@ -267,7 +330,7 @@ fn between_nodes(output: &mut Output<'_>, benches: &[Bench]) -> Result<(), Failu
     for bench in benches {
         let about = bench.about;
         output.begin(about);
-        let results = rig.run(bench, || output.bar.inc(1));
+        let results = rig.run(bench, || output.step(about));
         let rows = results.map(|results| report::rows(bench, &results));
         let section = |rows: &[_]| Section::between_nodes(bench, rows);
         output.show(about, bench.rounds, rows, report::table, section)?;
@@ -287,7 +350,7 @@ fn within_node(output: &mut Output<'_>, benches: &[intra::plan::Bench]) -> Resul
     for bench in benches {
         let about = bench.about;
         output.begin(about);
-        let results = rig.run(bench, || output.bar.inc(1));
+        let results = rig.run(bench, || output.step(about));
         let rows = intra::report::rows(bench, &results);
         let section = |rows: &[_]| Section::within_node(bench, rows);
         output.show(about, bench.rounds, Ok(rows), intra::report::table, section)?;
@@ -318,6 +381,35 @@ mod tests {
             .collect::<Vec<_>>()
             .join(", ");
         assert!(help.contains(&names), "{names} in {help}");
+    }
+
+    #[test]
+    fn the_help_says_what_each_benchmark_is_and_how_long_it_takes() {
+        let help = Only::command().render_long_help().to_string();
+        for about in abouts() {
+            assert!(help.contains(about.title), "{} in {help}", about.title);
+            let mut lines = help.lines();
+            let line = lines.find(|line| line.split_whitespace().next() == Some(about.name));
+            let units = |line: &str| line.matches(" s").count() + line.matches(" min").count();
+            assert!(line.is_some_and(|line| units(line) == 2), "{line:?}");
+        }
+        assert!(
+            help.lines()
+                .last()
+                .is_some_and(|line| line.trim().starts_with("all "))
+        );
+    }
+
+    #[test]
+    fn times_have_a_unit_for_their_size() {
+        for (seconds, text) in [
+            (0.2, "1 s"),
+            (99.0, "99 s"),
+            (100.0, "2 min"),
+            (600.0, "10 min"),
+        ] {
+            assert_eq!(show_time(Duration::from_secs_f64(seconds)), text);
+        }
     }
 
     #[test]

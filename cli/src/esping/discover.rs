@@ -7,7 +7,7 @@ use esp_client::{MacAddr, NodeAddr, NodeInfo};
 
 use super::report::{Found, Report};
 use super::wire::{Answer, Wire};
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Doing, Failure, Verdict, printable};
 use crate::signal::Interrupt;
 
 /// Maximum wait on one interface while others are polled, too.
@@ -152,15 +152,28 @@ fn listen(
     }
 }
 
-/// Replaces control characters in a name from the wire, which could confuse a terminal.
-pub(crate) fn printable(name: &str) -> String {
-    name.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+/// Returns the names that nodes announce, with their addresses.
+pub(super) fn names(
+    wires: &mut [impl Wire],
+    wait: Duration,
+) -> Result<Vec<(String, NodeAddr)>, Failure> {
+    let ask = Ask {
+        requests: 1,
+        interval: wait,
+        wait,
+        own: false,
+    };
+    let mut names = Vec::new();
+    find(wires, &ask, &Interrupt::default(), |node| {
+        names.push((printable(&node.info.name), node.addr));
+        Ok(())
+    })?;
+    Ok(names)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::report::Style;
     use super::super::wire::Arrival;
     use super::super::wire::fake::Fake;
     use super::*;
@@ -182,7 +195,7 @@ mod tests {
     }
 
     fn discover(wire: Fake) -> Result<(Verdict, Vec<String>, u64), Failure> {
-        let mut report = Report::new(false, false, Names::default());
+        let mut report = Report::new(Style::default(), Names::default());
         report.lines = Some(Vec::new());
         let mut wires = [wire];
         let time = Duration::from_millis(20);

@@ -11,9 +11,9 @@ use std::path::Path;
 
 use esp_client::{MacAddr, NodeAddr};
 
-use super::discover::{Ask, Node, find, printable};
+use super::discover::{Ask, Node, find};
 use super::wire::Wire;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Doing, Failure, Verdict, printable};
 use crate::signal::Interrupt;
 
 /// Maximum length of a file to merge with, in bytes: that of the lookup of names.

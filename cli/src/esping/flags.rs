@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use esp_client::{NodeAddr, resolve, resolve_udp};
+use esp_client::{EspError, NodeAddr, resolve, resolve_udp};
 
+use super::echo::Pace;
 use crate::out::Failure;
 use crate::units;
 
@@ -26,30 +27,52 @@ pub(super) enum Carrier {
 pub(super) struct Flags {
     /// MAC address, a name of /etc/ethers (or of the file $ESP_ETHERS names), or NAME.esp, the node
     /// that announces NAME: over raw Ethernet. IPv4 address, IPv6 address in brackets or another
-    /// name: over UDP, to the daemon or, with @PORT behind it, a program
-    #[arg(required_unless_present = "discover")]
-    pub(super) target: Option<String>,
-    /// Stop after COUNT requests
-    #[arg(short, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    /// name: over UDP, to the daemon or, with @PORT behind it, a program. Several targets are asked
+    /// at a time
+    #[arg(required_unless_present = "discover", value_name = "TARGET")]
+    pub(super) targets: Vec<String>,
+    /// Stop after COUNT requests to each target
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) count: Option<u64>,
-    /// Time between requests; with 0 the next one is sent as soon as one is answered
-    #[arg(short, value_name = "SECS", value_parser = units::seconds)]
+    /// Time between requests [default: 1]; with 0 the next one is sent as soon as one is answered.
+    /// Less than 2 ms is for root only
+    #[arg(short, long, value_name = "SECS", value_parser = units::seconds)]
     pub(super) interval: Option<Duration>,
+    /// Flood: send as fast as answers arrive, or 100 times per second if that is more; draw a dot
+    /// for each request and remove it for each answer. Without -i, for root only
+    #[arg(short, long, conflicts_with_all = ["adaptive", "mtu", "discover", "verbose"])]
+    pub(super) flood: bool,
+    /// Adapt to the round trip: send the next request once one is answered, at most 500 per second
+    /// unless root, and after the interval without an answer
+    #[arg(short = 'A', long, conflicts_with_all = ["mtu", "discover"])]
+    pub(super) adaptive: bool,
     /// Bytes of data in a request [default: 56]
-    #[arg(short, value_name = "BYTES", conflicts_with_all = ["mtu", "discover"])]
+    #[arg(short, long, value_name = "BYTES", conflicts_with_all = ["mtu", "discover"])]
     pub(super) size: Option<usize>,
     /// Stop after SECS seconds, answered or not
-    #[arg(short = 'w', value_name = "SECS", value_parser = units::seconds)]
+    #[arg(short = 'w', long, value_name = "SECS", value_parser = units::seconds)]
     #[arg(conflicts_with_all = ["mtu", "discover"])]
     pub(super) deadline: Option<Duration>,
-    /// Time to wait for an answer
-    #[arg(short = 'W', value_name = "SECS", value_parser = units::seconds)]
+    /// Time to wait for an answer [default: 1]
+    #[arg(short = 'W', long = "timeout", value_name = "SECS", value_parser = units::seconds)]
     pub(super) wait: Option<Duration>,
     /// Only the summary
-    #[arg(short)]
+    #[arg(short, long)]
     pub(super) quiet: bool,
+    /// Show the time before each line, in seconds since 1970
+    #[arg(short = 'D', long)]
+    pub(super) timestamps: bool,
+    /// Report a request without an answer before the next one is sent
+    #[arg(short = 'O', long, conflicts_with_all = ["flood", "mtu", "discover"])]
+    pub(super) outstanding: bool,
+    /// Show addresses instead of names
+    #[arg(short, long)]
+    pub(super) numeric: bool,
+    /// Show answers that belong to no request of this run, too
+    #[arg(short, long, conflicts_with_all = ["mtu", "discover"])]
+    pub(super) verbose: bool,
     /// Interface to use [default: the one that reaches the target]
-    #[arg(short = 'I', value_name = "IF")]
+    #[arg(short = 'I', long, value_name = "IF")]
     pub(super) interface: Option<String>,
     /// One JSON object per line
     #[arg(long)]
@@ -58,11 +81,11 @@ pub(super) struct Flags {
     #[arg(long, conflicts_with = "discover")]
     pub(super) mtu: bool,
     /// List the daemons that answer a broadcast
-    #[arg(long, conflicts_with = "target")]
+    #[arg(long, conflicts_with = "targets")]
     pub(super) discover: bool,
     /// With --discover: print lines for /etc/ethers, in the order of the names; names that
     /// contradict each other or are no host names go to standard error, and the exit code is 1
-    #[arg(long, requires = "discover", conflicts_with_all = ["target", "mtu", "json", "quiet"])]
+    #[arg(long, requires = "discover", conflicts_with_all = ["targets", "mtu", "json", "quiet"])]
     pub(super) ethers: bool,
     /// Add the lines to FILE instead, and keep everything that is there
     #[arg(long, value_name = "FILE", requires = "ethers")]
@@ -71,6 +94,15 @@ pub(super) struct Flags {
     #[arg(long, value_name = "CARRIER", conflicts_with = "discover")]
     pub(super) carrier: Option<Carrier>,
 }
+
+/// Time between requests.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(1);
+/// Time to wait for an answer.
+pub(super) const DEFAULT_WAIT: Duration = Duration::from_secs(1);
+/// Shortest time between requests of users, as for ping(8).
+const LEAST_INTERVAL: Duration = Duration::from_millis(2);
+/// Time after which a flood sends the next request without an answer.
+const FLOOD_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Node to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,9 +114,27 @@ pub(super) struct Target {
 }
 
 impl Flags {
-    /// Resolves the target.
-    pub(super) fn target(&self) -> Result<Target, Failure> {
-        let text = self.target.as_deref().unwrap_or_default();
+    /// Resolves the targets. `hint` adds to the error of an unknown name.
+    pub(super) fn targets(
+        &self,
+        hint: impl Fn(&str) -> Option<String>,
+    ) -> Result<Vec<Target>, Failure> {
+        let mut targets: Vec<Target> = Vec::new();
+        for text in &self.targets {
+            let target = self.target(text, &hint)?;
+            let is_same = |other: &&Target| other.addr == target.addr;
+            if let Some(other) = targets.iter().find(is_same) {
+                return Err(Failure::new(format_args!(
+                    "{} and {text} are one node, {}: write it once",
+                    other.text, other.addr
+                )));
+            }
+            targets.push(target);
+        }
+        Ok(targets)
+    }
+
+    fn target(&self, text: &str, hint: impl Fn(&str) -> Option<String>) -> Result<Target, Failure> {
         // An IPv6 address has its own `%`, in brackets.
         let end = text.find(']').unwrap_or(0);
         let (name, behind) = match text.get(end..).and_then(|rest| rest.split_once('%')) {
@@ -101,7 +151,13 @@ impl Flags {
             Some(Carrier::Udp) => resolve_udp(name),
             Some(Carrier::Raw) | None => resolve(name, interface.as_deref()),
         };
-        let addr = addr.map_err(Failure::new)?;
+        let addr = addr.map_err(|error| match &error {
+            EspError::UnknownName { .. } => match hint(name) {
+                Some(hint) => Failure::new(format_args!("{error}; {hint}")),
+                None => Failure::new(error),
+            },
+            _ => Failure::new(error),
+        })?;
         if self.carrier == Some(Carrier::Raw) && addr.is_udp() {
             return Err(Failure::new(format_args!(
                 "{text} has no Ethernet address: add it to /etc/ethers, or leave out --carrier raw"
@@ -112,10 +168,50 @@ impl Flags {
                 "{text} is a group address: ask one node (esping --discover asks all)"
             )));
         }
+        let shown = if self.numeric {
+            addr.to_string()
+        } else {
+            name.to_owned()
+        };
         Ok(Target {
-            text: name.to_owned(),
+            text: shown,
             addr,
             interface,
+        })
+    }
+
+    /// Returns the times of the requests, for root or another user.
+    pub(super) fn pace(&self, is_root: bool) -> Result<Pace, Failure> {
+        let wait = self.wait.unwrap_or(DEFAULT_WAIT);
+        if let Some(interval) = self.interval.filter(|time| *time < LEAST_INTERVAL)
+            && !is_root
+        {
+            return Err(Failure::new(format_args!(
+                "invalid interval {interval:?}: only root may send requests less than 2 ms apart; \
+                 write -i 2ms or more"
+            )));
+        }
+        let pace = |interval, after_answer| Pace {
+            interval,
+            after_answer,
+        };
+        Ok(match (self.flood, self.interval) {
+            (true, None) if !is_root => {
+                return Err(Failure::new(
+                    "-f without an interval is for root: add -i 2ms, or more",
+                ));
+            }
+            (true, None) => pace(FLOOD_INTERVAL, Some(Duration::ZERO)),
+            (_, Some(interval)) if interval.is_zero() => pace(wait, Some(Duration::ZERO)),
+            (_, interval) => {
+                let least = if is_root {
+                    Duration::ZERO
+                } else {
+                    LEAST_INTERVAL
+                };
+                let after_answer = self.adaptive.then_some(least);
+                pace(interval.unwrap_or(DEFAULT_INTERVAL), after_answer)
+            }
         })
     }
 }
@@ -137,7 +233,8 @@ mod tests {
 
     fn parse(line: &str) -> Result<(Flags, Target), String> {
         let flags = Flags::try_parse_from(line.split(' ')).map_err(|e| e.to_string())?;
-        let target = flags.target().map_err(|e| e.to_string())?;
+        let targets = flags.targets(|_| None).map_err(|e| e.to_string())?;
+        let [target] = <[Target; 1]>::try_from(targets).map_err(|all| format!("{all:?}"))?;
         Ok((flags, target))
     }
 
@@ -163,6 +260,78 @@ mod tests {
             [flags.interval, flags.deadline, flags.wait],
             [200, 5000, 500].map(|ms| Some(Duration::from_millis(ms)))
         );
+        Ok(())
+    }
+
+    #[test]
+    fn options_have_long_names() -> Result<(), String> {
+        let (flags, _) = parse(
+            "esping --count 20 --interval 0.2 --size 1000 --deadline 5 --timeout 0.5 --quiet \
+             --interface eth1 --timestamps --outstanding --numeric --verbose --adaptive \
+             02:e5:00:00:00:02",
+        )?;
+        assert_eq!(
+            (flags.count, flags.size, flags.wait),
+            (Some(20), Some(1000), Some(Duration::from_millis(500)))
+        );
+        assert!(flags.quiet && flags.timestamps && flags.outstanding && flags.adaptive);
+        Ok(())
+    }
+
+    #[test]
+    fn several_targets_are_different_nodes() -> Result<(), String> {
+        let targets = |line: &str| {
+            let flags = Flags::try_parse_from(line.split(' ')).map_err(|e| e.to_string())?;
+            flags.targets(|_| None).map_err(|e| e.to_string())
+        };
+        let two = targets("esping -c 1 02:e5:00:00:00:02 02:e5:00:00:00:03%eth1")?;
+        assert_eq!((two.len(), two[1].interface.as_deref()), (2, Some("eth1")));
+        let error = targets("esping 02:e5:00:00:00:02 02-e5-00-00-00-02").expect_err("one node");
+        assert!(error.contains("are one node"), "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn unknown_names_have_a_hint() -> Result<(), String> {
+        let flags = Flags::try_parse_from(["esping", "no-such-node-anywhere"])
+            .map_err(|e| e.to_string())?;
+        let hint = |name: &str| Some(format!("hint for {name}"));
+        let error = flags.targets(hint).expect_err("unknown").to_string();
+        assert!(
+            error.ends_with("; hint for no-such-node-anywhere"),
+            "{error}"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn short_intervals_are_for_root() -> Result<(), String> {
+        let pace = |options: &str, is_root| {
+            let (flags, _) = parse(&format!("esping {options} 02:e5:00:00:00:02"))?;
+            flags.pace(is_root).map_err(|e| e.to_string())
+        };
+        let millis = Duration::from_millis;
+        for (options, root, user) in [
+            ("-c 1", Some((1000, None)), Some((1000, None))),
+            ("-i 2ms", Some((2, None)), Some((2, None))),
+            ("-i 1ms", Some((1, None)), None),
+            ("-i 0", Some((1000, Some(0))), None),
+            ("-i 0 -W 0.2", Some((200, Some(0))), None),
+            ("-f", Some((10, Some(0))), None),
+            ("-f -i 5ms", Some((5, None)), Some((5, None))),
+            ("-f -i 1ms", Some((1, None)), None),
+            ("-A", Some((1000, Some(0))), Some((1000, Some(2)))),
+            ("-A -i 0.1", Some((100, Some(0))), Some((100, Some(2)))),
+        ] {
+            for (is_root, wanted) in [(true, root), (false, user)] {
+                let wanted = wanted.map(|(interval, after)| Pace {
+                    interval: millis(interval),
+                    after_answer: after.map(millis),
+                });
+                let found = pace(options, is_root);
+                assert_eq!(found.clone().ok(), wanted, "{options} {is_root} {found:?}");
+            }
+        }
         Ok(())
     }
 
@@ -204,6 +373,8 @@ mod tests {
             "esping -i -1 02:e5:00:00:00:02",
             "esping ff:ff:ff:ff:ff:ff",
             "esping 01:00:5e:00:00:01",
+            "esping -f -A 02:e5:00:00:00:02",
+            "esping -f --mtu 02:e5:00:00:00:02",
             "esping --discover --mtu",
             "esping --discover 02:e5:00:00:00:02",
             "esping --ethers 02:e5:00:00:00:02",

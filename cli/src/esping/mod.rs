@@ -1,12 +1,13 @@
 //! `esping`: EDP echo with the command line of ping(8).
 //!
 //! `flags` is the command line; `echo`, `mtu`, `discover` and `ethers` run it over a `wire` (a
-//! datagram socket, or a fake in tests); `report` prints.
+//! datagram socket, or a fake in tests); `report` prints; `hint` helps with misspelt names.
 
 pub(crate) mod discover;
 pub(crate) mod echo;
 mod ethers;
 mod flags;
+mod hint;
 pub(crate) mod mtu;
 mod report;
 pub(crate) mod wire;
@@ -15,13 +16,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
+use nix::unistd::geteuid;
 
 use crate::names::Names;
 use crate::out::{self, Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 use discover::Ask;
-use echo::Echo;
-use flags::Flags;
+use echo::{Echo, Route};
+use flags::{DEFAULT_WAIT, Flags, Target};
+use report::{Report, Style};
 use wire::Datagrams;
 
 /// Runs esping.
@@ -36,14 +39,22 @@ pub fn command() -> clap::Command {
 
 fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let or = |time: Option<Duration>, ms| time.unwrap_or(Duration::from_millis(ms));
-    let target = if flags.discover {
-        None
-    } else {
-        Some(flags.target()?)
-    };
     let interrupt = Interrupt::watch().doing("watching for signals")?;
-    let mut report = report::Report::new(flags.json, flags.quiet, Names::load());
-    let Some(target) = target else {
+    let names = Names::load();
+    let targets = flags.targets(|name| hint::of(name, &names))?;
+    let style = Style {
+        json: flags.json,
+        quiet: flags.quiet,
+        flood: flags.flood,
+        timestamps: flags.timestamps,
+    };
+    let shown = if flags.numeric {
+        Names::default()
+    } else {
+        names
+    };
+    let mut report = Report::new(style, shown);
+    if flags.discover {
         let mut wires = Datagrams::everywhere(flags.interface.as_deref())?;
         let ask = Ask {
             requests: flags.count.unwrap_or(3),
@@ -55,21 +66,50 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
             return ethers::run(&mut wires, &ask, &interrupt, flags.write.as_deref());
         }
         return discover::run(&mut wires, &ask, &interrupt, &mut report);
-    };
-    let mut wire = Datagrams::towards(target.addr, target.interface.as_deref())?;
+    }
     if flags.mtu {
         let tries = mtu::Tries {
             tries: flags.count.unwrap_or(5),
             wait: or(flags.wait, 200),
         };
-        return mtu::run(&mut wire, &target, tries, &interrupt, &mut report);
+        let mut verdict = Verdict::Done;
+        for target in &targets {
+            let mut wire = Datagrams::towards(target.addr, target.interface.as_deref())?;
+            let one = mtu::run(&mut wire, target, tries, &interrupt, &mut report)?;
+            if one != Verdict::Done {
+                verdict = one;
+            }
+        }
+        return Ok(verdict);
     }
     let echo = Echo {
         count: flags.count,
-        interval: or(flags.interval, 1000),
+        pace: flags.pace(geteuid().is_root())?,
         size: flags.size.unwrap_or(56),
         deadline: flags.deadline,
-        wait: or(flags.wait, 1000),
+        wait: flags.wait.unwrap_or(DEFAULT_WAIT),
+        outstanding: flags.outstanding,
+        verbose: flags.verbose,
     };
-    echo::run(&mut wire, &target, &echo, &interrupt, &mut report)
+    let (mut wires, routes) = routes(targets)?;
+    echo::run(&mut wires, &routes, &echo, &interrupt, &mut report)
+}
+
+/// Opens a wire for each interface that reaches one of the targets.
+fn routes(targets: Vec<Target>) -> Result<(Vec<Datagrams>, Vec<Route>), Failure> {
+    let mut wires: Vec<Datagrams> = Vec::new();
+    let mut routes = Vec::new();
+    for target in targets {
+        let (client, interface) = wire::route(target.addr, target.interface.as_deref())?;
+        let is_same = |wire: &Datagrams| wire.reaches(target.addr, &interface);
+        let index = match wires.iter().position(is_same) {
+            Some(index) => index,
+            None => {
+                wires.push(Datagrams::on(&client, &interface)?);
+                wires.len() - 1
+            }
+        };
+        routes.push((target, index));
+    }
+    Ok((wires, routes))
 }

@@ -191,6 +191,7 @@ impl<W: Wire> Search<'_, W> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::report::Style;
     use super::super::wire::Arrival;
     use super::super::wire::fake::{self, Fake};
     use super::*;
@@ -230,7 +231,7 @@ mod tests {
                 }
             }
         });
-        let mut report = Report::new(false, false, Names::default());
+        let mut report = Report::new(Style::default(), Names::default());
         report.lines = Some(Vec::new());
         let target = Target {
             text: "peer".into(),

@@ -1,7 +1,7 @@
 //! Output of esping: text, or one JSON object per line.
 
 use std::fmt::{self, Display};
-use std::io;
+use std::io::{self, Write};
 
 use esp_client::NodeAddr;
 use serde::Serialize;
@@ -9,11 +9,22 @@ use serde::Serialize;
 use crate::names::Names;
 use crate::out;
 
+/// How to print.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Style {
+    /// One JSON object per line.
+    pub(super) json: bool,
+    /// Only summaries.
+    pub(super) quiet: bool,
+    /// A dot for each request without an answer instead of a line for each reply.
+    pub(super) flood: bool,
+    /// The time before each line.
+    pub(super) timestamps: bool,
+}
+
 /// Prints results.
 pub(super) struct Report {
-    json: bool,
-    /// Only the summary was requested.
-    pub(super) quiet: bool,
+    style: Style,
     names: Names,
     /// Receives the output in tests.
     #[cfg(test)]
@@ -35,6 +46,31 @@ pub(super) struct Reply {
     /// True if the body differs from the one sent.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) corrupt: bool,
+}
+
+/// Request without an answer when the next one is sent.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename = "outstanding")]
+pub(super) struct Outstanding {
+    pub(super) target: String,
+    pub(super) mac: String,
+    pub(super) seq: u64,
+}
+
+/// Echo reply that answers no request of this run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename = "ignored")]
+pub(super) struct Ignored {
+    pub(super) mac: String,
+    pub(super) bytes: usize,
+}
+
+/// An event, with its time in seconds since 1970.
+#[derive(Serialize)]
+struct Stamped<'a, E> {
+    time: f64,
+    #[serde(flatten)]
+    event: &'a E,
 }
 
 /// Statistics at the end of a run.
@@ -99,10 +135,9 @@ pub(super) struct Found {
 }
 
 impl Report {
-    pub(super) fn new(json: bool, quiet: bool, names: Names) -> Report {
+    pub(super) fn new(style: Style, names: Names) -> Report {
         Report {
-            json,
-            quiet,
+            style,
             names,
             #[cfg(test)]
             lines: None,
@@ -124,11 +159,61 @@ impl Report {
 
     /// Prints a result.
     pub(super) fn show(&mut self, result: &(impl Serialize + Display)) -> io::Result<()> {
-        if self.json {
+        if self.style.json {
             let text = serde_json::to_string(result).map_err(io::Error::other)?;
             return self.text(&text);
         }
         self.text(&result.to_string())
+    }
+
+    /// Prints an event of a run, with the time if it was asked for.
+    pub(super) fn event<E: Serialize + Display>(&mut self, event: &E) -> io::Result<()> {
+        if !self.style.timestamps {
+            return self.show(event);
+        }
+        let time = out::clock();
+        if self.style.json {
+            return self.text(&serde_json::to_string(&Stamped { time, event })?);
+        }
+        self.text(&format!("[{time:.6}] {event}"))
+    }
+
+    /// Notes that a request was sent.
+    pub(super) fn sent(&mut self) -> io::Result<()> {
+        self.draw(".")
+    }
+
+    /// Prints a reply.
+    pub(super) fn reply(&mut self, reply: &Reply) -> io::Result<()> {
+        if self.style.flood {
+            return if reply.duplicate {
+                Ok(())
+            } else {
+                self.draw("\u{8} \u{8}")
+            };
+        }
+        if self.style.quiet {
+            return Ok(());
+        }
+        self.event(reply)
+    }
+
+    /// Draws without a line feed, in a flood.
+    fn draw(&mut self, text: &str) -> io::Result<()> {
+        let Style {
+            json, quiet, flood, ..
+        } = self.style;
+        if json || quiet || !flood {
+            return Ok(());
+        }
+        #[cfg(test)]
+        if let Some(lines) = &mut self.lines {
+            lines.push(text.to_owned());
+            return Ok(());
+        }
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
     }
 
     /// Prints the first line of a run.
@@ -139,7 +224,7 @@ impl Report {
         interface: &str,
         size: usize,
     ) -> io::Result<()> {
-        if self.json {
+        if self.style.json {
             return Ok(());
         }
         self.text(&format!(
@@ -164,6 +249,23 @@ impl Display for Reply {
             f.write_str(" (CORRUPT: the bytes differ from those sent)")?;
         }
         Ok(())
+    }
+}
+
+impl Display for Outstanding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let target = named(&self.target, &self.mac);
+        write!(f, "no answer yet from {target}: seq={}", self.seq)
+    }
+}
+
+impl Display for Ignored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ignored { mac, bytes } = self;
+        write!(
+            f,
+            "{bytes} bytes from {mac}: answers no request of this run"
+        )
     }
 }
 

@@ -54,16 +54,13 @@ pub(crate) struct Datagrams {
 impl Datagrams {
     /// Binds to this interface, or to the one that reaches the node.
     pub(crate) fn towards(addr: NodeAddr, interface: Option<&str>) -> Result<Datagrams, Failure> {
-        let client = if addr.is_udp() {
-            Client::udp().map_err(Failure::new)?
-        } else {
-            client()?
-        };
-        let interface = match interface {
-            Some(name) => name.to_owned(),
-            None => client.route(addr).map_err(Failure::new)?,
-        };
+        let (client, interface) = route(addr, interface)?;
         Datagrams::on(&client, &interface)
+    }
+
+    /// Returns true if this socket, too, reaches the node over this interface.
+    pub(super) fn reaches(&self, addr: NodeAddr, interface: &str) -> bool {
+        self.socket.interface() == interface && self.socket.addr().is_udp() == addr.is_udp()
     }
 
     /// Binds to this interface, or to each one that is up.
@@ -96,6 +93,20 @@ impl Datagrams {
             socket,
         })
     }
+}
+
+/// Returns the client and the interface that reach a node; a given interface is kept.
+pub(super) fn route(addr: NodeAddr, interface: Option<&str>) -> Result<(Client, String), Failure> {
+    let client = if addr.is_udp() {
+        Client::udp().map_err(Failure::new)?
+    } else {
+        client()?
+    };
+    let interface = match interface {
+        Some(name) => name.to_owned(),
+        None => client.route(addr).map_err(Failure::new)?,
+    };
+    Ok((client, interface))
 }
 
 fn client() -> Result<Client, Failure> {

@@ -4,21 +4,19 @@ use std::collections::HashMap;
 use std::io;
 use std::time::SystemTime;
 
-use esp_client::control::{
-    ConnectionStatus, CounterStatus, EdpStatus, InterfaceInfo, ListenerStatus, Owner, Status,
-};
+use esp_client::control::{ConnectionStatus, CounterStatus, EdpStatus, ListenerStatus, Status};
 use serde::Serialize;
 
+use super::sockets::Sockets;
+use crate::filter::Socket;
 use crate::names::Names;
 use crate::{out, table};
 
 /// Selected part of the status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Selection {
     /// Connections, listeners, datagram ports.
-    Sockets,
-    /// Listeners and datagram ports.
-    Listeners,
+    Sockets(Sockets),
     /// Counters.
     Counters {
         /// True to include those that are zero.
@@ -76,14 +74,14 @@ impl Report {
     /// Writes the status. `time`, the seconds since 1970, is given if more outputs follow.
     pub(super) fn show(&mut self, status: &Status, time: Option<f64>) -> io::Result<()> {
         if self.json {
-            let items = items(status, self.selection);
+            let items = items(status, &self.selection);
             return items
                 .into_iter()
                 .try_for_each(|item| out::json(&Line { time, item }));
         }
-        let text = match self.selection {
-            Selection::Counters { all } => self.counters(status, all, time.is_some()),
-            selection => self.sockets(status, selection),
+        let text = match &self.selection {
+            Selection::Counters { all } => self.counters(status, *all, time.is_some()),
+            Selection::Sockets(sockets) => sockets.show(status, &self.names),
         };
         match time {
             Some(_) => out::line(format_args!(
@@ -92,16 +90,6 @@ impl Report {
             )),
             None => out::line(text),
         }
-    }
-
-    fn sockets(&self, status: &Status, selection: Selection) -> String {
-        let mut parts = vec![interfaces(&status.interfaces)];
-        if selection == Selection::Sockets {
-            parts.push(connections(&status.connections, &self.names));
-        }
-        parts.push(listeners(&status.listeners, &status.edp));
-        parts.retain(|part| !part.is_empty());
-        parts.join("\n\n")
     }
 
     fn counters(&mut self, status: &Status, all: bool, repeated: bool) -> String {
@@ -142,15 +130,14 @@ fn titled(headings: &[&str], rows: Vec<Vec<String>>, empty: &str) -> String {
     table::text(headings, rows).trim_end().to_owned()
 }
 
-fn items<'a>(status: &'a Status, selection: Selection) -> Vec<Item<'a>> {
-    if let Selection::Counters { all } = selection {
-        return status
-            .counters
-            .iter()
-            .filter(|c| all || c.value != 0)
-            .map(Item::Counter)
-            .collect();
-    }
+fn items<'a>(status: &'a Status, selection: &Selection) -> Vec<Item<'a>> {
+    let sockets = match selection {
+        Selection::Counters { all } => {
+            let counters = status.counters.iter().filter(|c| *all || c.value != 0);
+            return counters.map(Item::Counter).collect();
+        }
+        Selection::Sockets(sockets) => sockets,
+    };
     let mut items = vec![Item::Daemon {
         version: &status.daemon,
         uptime_s: status.uptime_s,
@@ -161,97 +148,26 @@ fn items<'a>(status: &'a Status, selection: Selection) -> Vec<Item<'a>> {
         mtu: i.mtu,
         up: i.up,
     }));
-    if selection == Selection::Sockets {
-        items.extend(status.connections.iter().map(Item::Connection));
-    }
-    items.extend(status.listeners.iter().map(Item::Listener));
-    items.extend(status.edp.iter().map(Item::Edp));
+    let connections = status.connections.iter();
+    let connections = connections.filter(|c| sockets.has(&Socket::connection(status, c)));
+    items.extend(connections.map(Item::Connection));
+    let listeners = status.listeners.iter();
+    let listeners = listeners.filter(|l| sockets.has(&Socket::listener(status, l)));
+    items.extend(listeners.map(Item::Listener));
+    let edp = status
+        .edp
+        .iter()
+        .filter(|e| sockets.has(&Socket::edp(status, e)));
+    items.extend(edp.map(Item::Edp));
     items
 }
 
-fn interfaces(interfaces: &[InterfaceInfo]) -> String {
-    let line = |i: &InterfaceInfo| {
-        let state = if i.up { "up" } else { "down" };
-        format!("{} {} MTU {} {state}", i.name, i.addr, i.mtu)
-    };
-    interfaces.iter().map(line).collect::<Vec<_>>().join("\n")
-}
-
-fn connections(connections: &[ConnectionStatus], names: &Names) -> String {
-    let row = |c: &ConnectionStatus| {
-        let name = c.peer.parse().ok().and_then(|mac| names.of(mac));
-        let peer = name.unwrap_or(&c.peer);
-        let rtt = c.srtt_us.map(|rtt| format!("{rtt:.1}"));
-        vec![
-            c.state.clone(),
-            c.recv_queue.to_string(),
-            c.send_queue.to_string(),
-            format!("{}:{}", c.interface, c.local_port),
-            format!("{peer}:{}", c.peer_port),
-            c.path.clone(),
-            rtt.unwrap_or("-".into()),
-            c.cwnd.to_string(),
-            c.credit.to_string(),
-            c.payload.to_string(),
-            format!("{}/{}", c.retransmits, c.packets_sent),
-            c.moves.to_string(),
-            owner(&c.owner),
-        ]
-    };
-    let headings = [
-        "State", ">Recv-Q", ">Send-Q", "Local", "Peer", "Path", ">RTT µs", ">Cwnd", ">Credit",
-        ">Payload", ">Retrans", ">Moves", "Program",
-    ];
-    let rows = connections.iter().map(row).collect();
-    titled(&headings, rows, "no connections")
-}
-
-fn listeners(listeners: &[ListenerStatus], edp: &[EdpStatus]) -> String {
-    let listening = listeners.iter().map(|l| {
-        vec![
-            "ESP".into(),
-            l.waiting.to_string(),
-            l.backlog.to_string(),
-            format!("{}:{}", l.interface, l.port),
-            owner(&l.owner),
-        ]
-    });
-    let bound = edp.iter().map(|e| {
-        vec![
-            "EDP".into(),
-            "-".into(),
-            "-".into(),
-            format!("{}:{}", e.interface, e.port),
-            owner(&e.owner),
-        ]
-    });
-    let headings = ["Listening", ">Waiting", ">Backlog", "Local", "Program"];
-    let rows = listening.chain(bound).collect();
-    titled(&headings, rows, "no listeners or datagram ports")
-}
-
-/// Formats `name[pid] uid N` as far as known. The name is chosen by the program itself.
-fn owner(owner: &Owner) -> String {
-    let program = owner.program.as_deref();
-    let mut text: String = program
-        .unwrap_or("-")
-        .chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect();
-    if let Some(pid) = owner.pid {
-        text += &format!("[{pid}]");
-    }
-    if let Some(uid) = owner.uid {
-        text += &format!(" uid {uid}");
-    }
-    text
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use esp_client::control::{InterfaceInfo, Owner};
 
-    fn status() -> Status {
+    pub(in crate::espstat) fn status() -> Status {
         let connection = serde_json::json!({
             "interface": "eth0", "state": "established", "local_port": 40000, "peer": "02:e5:00:00:00:02", "peer_port": 7000,
             "path": "daemon", "uid": 0, "pid": 42, "program": "a\u{1b}b", "srtt_us": 23.45, "rttvar_us": 1.0, "min_rtt_us": 20.0,
@@ -288,38 +204,6 @@ mod tests {
     }
 
     #[test]
-    fn sockets_as_text() {
-        let text = Report::new(false, Selection::Sockets, Names::default())
-            .sockets(&status(), Selection::Sockets);
-        let start = "eth0 02:e5:00:00:00:01 MTU 1500 up\n\nState";
-        assert!(text.starts_with(start), "{text}");
-        let row = text.lines().nth(3).unwrap_or_default();
-        for cell in [
-            "established",
-            "17",
-            "eth0:40000",
-            "02:e5:00:00:00:02:7000",
-            "23.4",
-            "3/100",
-            "a?b[42] uid 0",
-        ] {
-            assert!(row.contains(cell), "{cell} in {row}");
-        }
-        assert!(text.ends_with("eth0:7000  -"), "{text}");
-    }
-
-    #[test]
-    fn an_empty_list_is_named() {
-        let empty = Status {
-            listeners: Vec::new(),
-            ..status()
-        };
-        let report = Report::new(false, Selection::Listeners, Names::default());
-        let text = report.sockets(&empty, Selection::Listeners);
-        assert!(text.ends_with("no listeners or datagram ports"), "{text}");
-    }
-
-    #[test]
     fn counters_have_their_change() {
         let mut report = Report::new(false, Selection::Counters { all: false }, Names::default());
         let first = report.counters(&status(), false, true);
@@ -344,7 +228,7 @@ mod tests {
     #[test]
     fn json_has_one_object_per_item() -> Result<(), serde_json::Error> {
         let status = status();
-        let lines: Vec<serde_json::Value> = items(&status, Selection::Sockets)
+        let lines: Vec<serde_json::Value> = items(&status, &Selection::Sockets(Sockets::default()))
             .into_iter()
             .map(|item| serde_json::to_value(Line { time: None, item }))
             .collect::<Result<_, _>>()?;
@@ -355,5 +239,18 @@ mod tests {
             (&7000.into(), &"02:e5:00:00:00:01".into())
         );
         Ok(())
+    }
+
+    #[test]
+    fn json_has_the_sockets_that_the_filter_accepts() {
+        let status = status();
+        let filter = crate::filter::Filter::parse("state listening").expect("a filter");
+        let sockets = Sockets {
+            filter,
+            ..Sockets::default()
+        };
+        let all = items(&status, &Selection::Sockets(sockets));
+        assert!(all.iter().any(|item| matches!(item, Item::Listener(_))));
+        assert!(!all.iter().any(|item| matches!(item, Item::Connection(_))));
     }
 }

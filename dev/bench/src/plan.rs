@@ -142,6 +142,7 @@ pub static BENCHES: [About; 7] = [
                  kernel's path from one packet socket to the other, which the bare loop takes, \
                  too. Long messages are limited by the cost per frame, where TCP has segmentation \
                  offload and packet sockets have not.",
+        millis: [1_000, 500],
     },
     About {
         name: "send",
@@ -150,6 +151,7 @@ pub static BENCHES: [About; 7] = [
                  and only the first one after the daemon fell asleep is a system call. Over a \
                  lease the call carries the frame through the kernel and, on this virtual link, \
                  up to the receiver's socket.",
+        millis: [490, 130],
     },
     About {
         name: "send-idle",
@@ -157,6 +159,7 @@ pub static BENCHES: [About; 7] = [
         limits: "Over a lease and over TCP the call includes the wake-up of the receiver's core, \
                  which costs most in a virtual machine. Through the daemon it includes a write to \
                  the daemon's eventfd only.",
+        millis: [680, 180],
     },
     About {
         name: "stream",
@@ -165,6 +168,7 @@ pub static BENCHES: [About; 7] = [
                  that sends frames, which on a veth link also runs the receiver's side of the \
                  kernel. TCP with segmentation offload passes 64 KiB through that path at once, a \
                  packet socket one frame.",
+        millis: [600, 300],
     },
     About {
         name: "loss",
@@ -173,12 +177,14 @@ pub static BENCHES: [About; 7] = [
                  repaired; selective acknowledgements repair many losses in one round trip. TCP is \
                  measured without offload, because the loss of one large packet would be that of \
                  many frames at once.",
+        millis: [800, 300],
     },
     About {
         name: "idle",
         title: "one busy connection beside none and 999 idle ones, through the daemon",
         limits: "The daemon's work depends on the connections with traffic, not on those that \
                  exist. An idle connection costs the pages of its rings that were touched.",
+        millis: [840, 510],
     },
     About {
         name: "leases",
@@ -186,6 +192,7 @@ pub static BENCHES: [About; 7] = [
         limits: "The leased sockets of an interface form one fan-out group, so that one filter \
                  program selects the socket of a frame by binary search. Without the group each \
                  further socket costs every frame 120 ns.",
+        millis: [1_100, 870],
     },
 ];
 

@@ -38,7 +38,7 @@ pub struct LabOptions {
     pub daemon_config: String,
     /// Cores of each node's daemon, by node number modulo the length; empty: all.
     pub daemon_cpus: Vec<Vec<usize>>,
-    /// Folder with `esplab`, `esping`, `espstat` and `esp-daemon`. `None`: that of the running
+    /// Folder with the programs and `esp-daemon`. `None`: that of the running
     /// program.
     pub programs: Option<PathBuf>,
     /// Use a user namespace. `None`: unless this is the superuser.

@@ -22,6 +22,7 @@ pub(crate) fn all() -> Vec<Program> {
         program("esp", "1", cli::esp::command()),
         program("esping", "1", cli::esping::command()),
         program("espstat", "1", cli::espstat::command()),
+        program("esptop", "1", cli::esptop::command()),
         program("esplab", "1", esplab::command()),
         program("esp-daemon", "8", esp_daemon::args::Args::command()),
     ]

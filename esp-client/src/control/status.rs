@@ -24,8 +24,8 @@ pub struct Status {
 }
 
 /// A connection: the values of [`esp_proto::ConnInfo`] under the same names, with times in µs,
-/// windows in packets and queues in bytes. Counters and queues of a connection over a lease are 0,
-/// because only its program knows them.
+/// windows in packets and queues in bytes. `None`: the daemon does not know the value, as those of
+/// connections over leases, which only their programs know.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct ConnectionStatus {
@@ -38,28 +38,27 @@ pub struct ConnectionStatus {
     #[serde(flatten)]
     pub owner: Owner,
     pub srtt_us: Option<f64>,
-    pub rttvar_us: f64,
+    pub rttvar_us: Option<f64>,
     pub min_rtt_us: Option<f64>,
-    pub rto_us: f64,
-    pub cwnd: u32,
-    pub in_flight: u32,
-    pub credit: u32,
-    pub rx_credit: u32,
-    pub payload: u16,
-    pub payload_agreed: u16,
-    pub send_queue: u64,
-    pub recv_queue: u64,
-    pub packets_sent: u64,
-    pub packets_received: u64,
-    pub bytes_acked: u64,
-    pub bytes_received: u64,
-    pub retransmits: u64,
-    pub timeouts: u64,
-    pub tail_probes: u64,
-    pub duplicates: u64,
-    pub out_of_order: u64,
-    #[serde(default)]
-    pub moves: u64,
+    pub rto_us: Option<f64>,
+    pub cwnd: Option<u32>,
+    pub in_flight: Option<u32>,
+    pub credit: Option<u32>,
+    pub rx_credit: Option<u32>,
+    pub payload: Option<u16>,
+    pub payload_agreed: Option<u16>,
+    pub send_queue: Option<u64>,
+    pub recv_queue: Option<u64>,
+    pub packets_sent: Option<u64>,
+    pub packets_received: Option<u64>,
+    pub bytes_acked: Option<u64>,
+    pub bytes_received: Option<u64>,
+    pub retransmits: Option<u64>,
+    pub timeouts: Option<u64>,
+    pub tail_probes: Option<u64>,
+    pub duplicates: Option<u64>,
+    pub out_of_order: Option<u64>,
+    pub moves: Option<u64>,
 }
 
 /// The owner of a connection or port, as far as the viewer may know it.

@@ -73,6 +73,7 @@ pub static BENCHES: [About; 4] = [
         limits: "A short message is limited by moving a cache line from one core to the other, \
                  which the row `limit: cache line` measures by itself. A long one is limited by \
                  copies: one by the kernel, two through shared memory, or one shared by both cores.",
+        millis: [415, 400],
     },
     About {
         name: "papers",
@@ -80,6 +81,7 @@ pub static BENCHES: [About; 4] = [
         limits: "With two cores, more than one pair of processes is oversubscribed, and the \
                  scheduler is part of the figure. What a slow consumer costs its producer is \
                  limited by the memory for messages that wait to be received.",
+        millis: [235, 77],
     },
     About {
         name: "sharing",
@@ -87,12 +89,14 @@ pub static BENCHES: [About; 4] = [
         limits: "A message to a process on the same core costs a switch between processes, 1 to 2 \
                  µs here. The message rate of all pairs together is limited by the cores, whose \
                  caches all pairs share.",
+        millis: [500, 240],
     },
     About {
         name: "matching",
         title: "time of a match behind unexpected messages, one-way latency past posted receives",
         limits: "Queues are indexed by source and tag, so that a match does not depend on their \
                  length; peers search a list. What remains is the latency of the message.",
+        millis: [265, 73],
     },
 ];
 

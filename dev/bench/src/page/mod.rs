@@ -69,6 +69,7 @@ impl Section {
             name,
             title,
             limits,
+            ..
         } = self.about;
         let (run, table) = match &self.content {
             Ok((1, table)) => ("1 round".into(), folded(table)),
@@ -183,6 +184,7 @@ mod tests {
         name: "walk",
         title: "how fast it walks",
         limits: "Its legs. The ground.",
+        millis: [1, 1],
     };
 
     fn section() -> Section {

@@ -10,13 +10,14 @@ use esp_client::{
 
 use crate::esp::doctor::facts::{Daemon, Network, Node, Peer, Route, State};
 use crate::esp::doctor::flags::Flags;
-use crate::esping::discover::{Ask, find, printable};
+use crate::esping::discover::{Ask, find};
 use crate::esping::echo::body;
 use crate::esping::mtu::{Tries, measure};
 use crate::esping::wire::{Answer, Datagrams, Wire};
 use crate::names::Names;
-use crate::out::{Failure, progress};
+use crate::out::{Failure, printable, progress};
 use crate::signal::Interrupt;
+use crate::suggest::closest;
 
 /// How nodes are asked by broadcast.
 const ASK: Ask = Ask {
@@ -199,7 +200,7 @@ fn named(text: &str, names: &Names, serves_udp: bool) -> Target {
         Err(error) => Target {
             name,
             unknown: Some(error.to_string()),
-            meant: names.like(text).map(str::to_owned),
+            meant: closest(text, names.all()).map(str::to_owned),
             ..Target::default()
         },
     }
