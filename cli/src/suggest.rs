@@ -9,8 +9,7 @@ pub fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         let changes = strsim::osa_distance(&lower, &candidate.to_lowercase());
         (changes <= most).then_some((changes, candidate))
     });
-    near.min_by_key(|(changes, _)| *changes)
-        .map(|(_, word)| word)
+    near.min().map(|(_, word)| word)
 }
 
 /// Formats `: did you mean …?` for the closest known word; the empty text if there is none.
