@@ -471,7 +471,8 @@ fn payload(client: &Client, peer_port: u16) -> u16 {
         .connections
         .iter()
         .find(|c| c.peer_port == peer_port)
-        .map_or(0, |c| c.payload)
+        .and_then(|c| c.payload)
+        .unwrap_or(0)
 }
 
 /// W-53, W-46: data cut for a larger MTU cannot be cut again; the connection times out, a new one

@@ -493,7 +493,7 @@ fn a_program_that_never_reads_delays_only_its_own_peer() {
         status
             .connections
             .iter()
-            .any(|c| c.peer_port == 8000 && c.credit == 0 && c.in_flight == 0)
+            .any(|c| c.peer_port == 8000 && c.credit == Some(0) && c.in_flight == Some(0))
     };
     let mut written = 0;
     bystander.during(|| {

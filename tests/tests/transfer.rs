@@ -39,7 +39,7 @@ fn jumbo_frames() {
         status
             .connections
             .iter()
-            .any(|c| c.peer_port == 7001 && c.payload == 8989)
+            .any(|c| c.peer_port == 7001 && c.payload == Some(8989))
     });
 }
 

@@ -390,8 +390,12 @@ mod tests {
             assert!(help.contains(about.title), "{} in {help}", about.title);
             let mut lines = help.lines();
             let line = lines.find(|line| line.split_whitespace().next() == Some(about.name));
-            let units = |line: &str| line.matches(" s").count() + line.matches(" min").count();
-            assert!(line.is_some_and(|line| units(line) == 2), "{line:?}");
+            let words = line.map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let is_time = |unit: &str| ["s", "min"].contains(&unit);
+            assert!(
+                matches!(words.as_deref(), Some([_, _, a, _, b]) if is_time(a) && is_time(b)),
+                "{line:?}"
+            );
         }
         assert!(
             help.lines()
