@@ -231,6 +231,7 @@ mod tests {
     use crate::results::tests::latency;
 
     static ABOUT: About = About {
+        millis: [1000, 1000],
         name: "pingpong",
         title: "how fast <it> is",
         limits: "This & that.",
