@@ -75,9 +75,9 @@ fn common() -> Shared<Common> {
         sleep: Apart(zero()),
         posted: Apart(zero()),
         posts: std::array::from_fn(post),
-        address: words(),
-        directory: words(),
-        refused: words(),
+        address: std::array::from_fn(|_| zero()),
+        directory: std::array::from_fn(|_| zero()),
+        refused: std::array::from_fn(|_| zero()),
     })
 }
 

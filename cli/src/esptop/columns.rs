@@ -8,7 +8,7 @@ use super::rates::{History, Sample};
 use crate::out::program;
 use crate::units::show_count;
 
-/// Number of samples in [`Column::Trend`].
+/// Number of samples of [`Column::Rate`].
 const TREND: usize = 8;
 /// Heights of a bar.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
