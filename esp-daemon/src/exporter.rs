@@ -154,7 +154,7 @@ async fn connection(
     drop(slot);
 }
 
-/// What requests are answered from.
+/// Sources of the answers to requests.
 struct Answer {
     token: Token,
     metrics: PrometheusHandle,

@@ -15,7 +15,7 @@ const POLL: Duration = Duration::from_millis(1);
 /// Maximum number of different answers that are kept.
 const MAX_ANSWERS: usize = 1 << 14;
 
-/// What is asked, and for how long.
+/// Requests of a search for nodes, and their times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     /// Number of requests on every wire.

@@ -87,9 +87,9 @@ struct Heard(BTreeSet<Claim>);
 struct Table {
     /// Names and addresses, in the order of the names.
     lines: Vec<(String, MacAddr)>,
-    /// What is left out because of a contradiction or an invalid name.
+    /// Answers left out because of a contradiction or an invalid name.
     problems: Vec<String>,
-    /// What is left out because the format has no place for it.
+    /// Answers left out because the format has no field for them.
     remarks: Vec<String>,
 }
 

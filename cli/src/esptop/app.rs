@@ -16,7 +16,7 @@ const MAX_FILTER: usize = 1000;
 /// Returns the name of a user.
 pub(super) type UserName = fn(u32) -> Option<String>;
 
-/// What the screen shows.
+/// View on the screen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum View {
     /// All connections.

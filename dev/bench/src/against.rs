@@ -23,9 +23,9 @@ pub struct Change {
 /// Result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// What is slower, the largest change first.
+    /// Slower figures, the largest change first.
     pub slower: Vec<Change>,
-    /// What is faster, the largest change first.
+    /// Faster figures, the largest change first.
     pub faster: Vec<Change>,
     /// Number of figures within the noise.
     pub same: usize,

@@ -222,6 +222,28 @@ fn figure(
     })
 }
 
+/// Returns a figure of a size: a time if there are percentiles (p50 and p99), otherwise a rate.
+fn sized(
+    key: (&str, String, &str),
+    size: Option<usize>,
+    percentiles: Option<(Option<f64>, Option<f64>)>,
+    rounds: &[f64],
+    machine: &str,
+) -> Option<Figure> {
+    let unit = match percentiles {
+        Some(_) => Unit::Micros,
+        None => Unit::GbitS,
+    };
+    let figure = figure(key, unit, rounds, machine)?;
+    let (p50, p99) = percentiles.unwrap_or_default();
+    Some(Figure {
+        size: size.map(|size| size as u64),
+        p50: p50.unwrap_or(figure.p50),
+        p99,
+        ..figure
+    })
+}
+
 /// Joins the parts that are there.
 fn joined(parts: impl IntoIterator<Item = Option<String>>) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
@@ -243,18 +265,9 @@ pub(crate) fn between_nodes(rows: &[report::Row], machine: &str) -> Vec<Figure> 
             row.connections.map(|n| format!("{n} connections")),
             row.leases.map(|n| format!("{n} leases")),
         ]);
-        let unit = match row.gbit_s {
-            Some(_) => Unit::GbitS,
-            None => Unit::Micros,
-        };
         let key = (row.bench, what, row.path);
-        let figure = figure(key, unit, &row.values, machine)?;
-        Some(Figure {
-            size: row.size.map(|size| size as u64),
-            p50: row.p50_us.filter(|_| unit.is_time()).unwrap_or(figure.p50),
-            p99: row.p99_us.filter(|_| unit.is_time()),
-            ..figure
-        })
+        let percentiles = row.gbit_s.is_none().then_some((row.p50_us, row.p99_us));
+        sized(key, row.size, percentiles, &row.values, machine)
     };
     rows.iter().filter_map(of).collect()
 }
@@ -269,18 +282,9 @@ pub(crate) fn within_node(rows: &[intra::report::Row], machine: &str) -> Vec<Fig
             row.consumer_us.map(|us| format!("consumer {us} µs")),
             row.queue.map(|n| format!("queue {n}")),
         ]);
-        let unit = match row.gbit_s {
-            Some(_) => Unit::GbitS,
-            None => Unit::Micros,
-        };
         let key = (row.bench, what, row.path);
-        let figure = figure(key, unit, &row.values, machine)?;
-        Some(Figure {
-            size: row.size.map(|size| size as u64),
-            p50: row.p50_us.filter(|_| unit.is_time()).unwrap_or(figure.p50),
-            p99: row.p99_us.filter(|_| unit.is_time()),
-            ..figure
-        })
+        let percentiles = row.gbit_s.is_none().then_some((row.p50_us, row.p99_us));
+        sized(key, row.size, percentiles, &row.values, machine)
     };
     rows.iter().filter_map(of).collect()
 }

@@ -12,8 +12,8 @@
 //!   finds itself in B's directory  ◀────────  finds itself in A's directory, wakes A
 //! ```
 //!
-//! What a peer writes is untrusted: a request or a directory can only lead to files that are
-//! checked as those of an address are.
+//! Requests and directories are untrusted: they can only lead to files, which are checked as those
+//! of an address are.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -252,7 +252,8 @@ impl ShmBtl {
         } else if joining.is_refused(open.identity) {
             let refused = || PeerError::Lost("it refused the connection".into());
             joining.ending.get_or_insert_with(refused);
-        } else if !joining.requested
+        } else if joining.ending.is_none()
+            && !joining.requested
             && let Some(own) = &self.own
         {
             joining.requested = joining.request(&own.address);

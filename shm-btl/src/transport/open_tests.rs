@@ -26,7 +26,7 @@ fn identity(transport: &ShmBtl) -> u64 {
         .identity
 }
 
-/// What a transport has reported.
+/// Events that a transport has reported.
 #[derive(Default)]
 struct Seen {
     messages: Vec<(Rank, Vec<u8>)>,

@@ -182,7 +182,7 @@ pub(super) struct Host {
 /// Open MPI on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mpi {
-    /// What its `ompi_info` says.
+    /// State of the component by its `ompi_info`.
     pub(super) open_mpi: Option<OpenMpi>,
     /// Files of the component in the folders where Open MPI looks.
     pub(super) components: Vec<PathBuf>,
@@ -254,7 +254,7 @@ pub(super) struct Route {
     /// Largest payloads of both ends.
     pub(super) own_payload: usize,
     pub(super) peer_payload: Option<usize>,
-    /// What else went wrong.
+    /// Other error of the measurement.
     pub(super) failure: Option<String>,
 }
 

@@ -39,7 +39,7 @@ pub(super) struct Finding {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) subject: Option<String>,
     pub(super) level: Level,
-    /// What was found.
+    /// Sentence that describes the finding.
     pub(super) what: String,
     /// Command or step that mends it.
     #[serde(skip_serializing_if = "Option::is_none")]

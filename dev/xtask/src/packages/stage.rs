@@ -17,7 +17,7 @@ const TOOLS: &[&str] = &["esp", "esping", "esplab", "espstat", "esptop"];
 /// Crates to build.
 const CRATES: &[&str] = &["esp-daemon", "cli", "esplab", "capi", "libfabric"];
 
-/// What was staged.
+/// Folders of staged files.
 pub(super) struct Staged {
     /// The folder with one for each package.
     pub(super) dir: PathBuf,
