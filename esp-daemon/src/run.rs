@@ -264,6 +264,8 @@ async fn start_metrics(
         }
     };
     let telemetry = Telemetry::new();
+    // Before requests are served, so that the first one gets all metrics.
+    telemetry.refresh(node).await;
     tokio::spawn(exporter::serve(
         listener,
         token,
