@@ -1,8 +1,8 @@
 //! `esptop`: the node's connections by rate, live, as top(1) shows processes.
 //!
 //! `app` is the state, fed with snapshots and keys; `draw`, `details` and `help` draw it, `plain`
-//! prints it; `groups` sums connections up by user or job, which `jobs` finds; `rates` makes rates of
-//! two snapshots, `columns` cells of a connection.
+//! prints it; `groups` sums connections up by user or job, which `jobs` finds; `rates` makes rates
+//! of two snapshots, `columns` cells of a connection.
 
 mod app;
 mod columns;
