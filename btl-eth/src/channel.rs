@@ -109,12 +109,20 @@ impl SetupError {
                 EspError::PeerShutdown { .. }
                 | EspError::DaemonGone { .. }
                 | EspError::DaemonSilent { .. }
-                | EspError::ConnectTimedOut { .. }
                 | EspError::TimedOut { .. }
                 | EspError::BadKey { .. }
                 | EspError::PeerVersion { .. }
                 | EspError::Forked,
             ) => (PeerError::Lost(error.to_string()), false),
+            // Its node answered datagrams when the job began.
+            Some(EspError::ConnectTimedOut(peer)) => {
+                let what = format!(
+                    "no answer from {peer} to packets of streams (ESP), though its node answered \
+                     datagrams (EDP) before: its daemon has ended, or a switch or firewall drops \
+                     the EtherType of streams (esping tells which)"
+                );
+                (PeerError::Lost(what), false)
+            }
             // Its port was open when it made its address.
             Some(EspError::Refused(peer)) => {
                 let what =

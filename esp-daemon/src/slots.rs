@@ -4,7 +4,7 @@
 //! (`Close`) have released it. If it were reused earlier, the program could close the wrong stream.
 
 use esp_engine::Slot;
-use esp_engine::shm::SLOTS;
+use esp_engine::shm::{RingSizes, SLOTS};
 
 use crate::accounts::Charge;
 use crate::ports::PortClaim;
@@ -25,6 +25,8 @@ pub(crate) struct Holdings {
     /// memory.
     #[allow(dead_code)] // held, not read
     pub(crate) charges: Vec<Charge>,
+    /// Its rings.
+    pub(crate) rings: RingSizes,
     /// Its port; held until the engine has released the slot.
     pub(crate) port: Option<PortClaim>,
 }
@@ -95,6 +97,12 @@ impl Slots {
         }
     }
 
+    /// Returns the rings of a slot in use.
+    pub(crate) fn rings(&self, slot: Slot) -> Option<RingSizes> {
+        let held = self.table.get(usize::from(slot))?.as_ref()?;
+        Some(held.holdings.rings)
+    }
+
     /// Returns true when the program has this slot with this use.
     pub(crate) fn is(&self, slot: Slot, kind: SlotUse) -> bool {
         let held = self.table.get(usize::from(slot)).and_then(Option::as_ref);
@@ -150,6 +158,7 @@ mod tests {
     fn nothing() -> Holdings {
         Holdings {
             charges: Vec::new(),
+            rings: RingSizes { tx: 4096, rx: 8192 },
             port: None,
         }
     }
@@ -159,6 +168,7 @@ mod tests {
         let mut slots = Slots::default();
         let slot = slots.reserve(SlotUse::Stream, nothing()).unwrap();
         assert!(slots.is(slot, SlotUse::Stream) && !slots.is(slot, SlotUse::Edp));
+        assert_eq!(slots.rings(slot), Some(nothing().rings));
         slots.engine_closed(slot);
         assert_ne!(
             slots.reserve(SlotUse::Stream, nothing()).unwrap(),
@@ -197,6 +207,7 @@ mod tests {
         let mut slots = Slots::default();
         slots.engine_closed(7);
         slots.withdraw(9);
+        assert_eq!(slots.rings(9), None);
         assert!(!slots.program_closed(4095));
         assert!(slots.is_empty());
     }

@@ -59,11 +59,15 @@ pub(crate) fn counters(node: &Node, snapshot: &Snapshot) -> Vec<CounterStatus> {
 
 fn add_link(node: &Node, viewer: Credentials, link: &LinkSnapshot, status: &mut Status) {
     let owner_of = |client: Option<ClientId>| owner_of(node, viewer, client);
+    let rings_of = |client, slot| node.client(client)?.slots().rings(slot);
     for (_, owner, info) in &link.connections {
+        let rings = owner.and_then(|(client, slot)| rings_of(client, slot));
         let owner = owner_of(owner.map(|(client, _)| client));
-        status
-            .connections
-            .push(connection(&link.interface, owner, info));
+        status.connections.push(ConnectionStatus {
+            send_ring: rings.map(|rings| rings.tx),
+            recv_ring: rings.map(|rings| rings.rx),
+            ..connection(&link.interface, owner, info)
+        });
     }
     for &(port, listener, waiting, backlog) in &link.listeners {
         let owner = listener.and_then(|id| node.listener_owner(id));
@@ -77,10 +81,13 @@ fn add_link(node: &Node, viewer: Credentials, link: &LinkSnapshot, status: &mut 
             owner: owner_of(owner.map(|client| client.id)),
         });
     }
-    for &(port, client, _) in &link.edp_ports {
+    for &(port, client, slot) in &link.edp_ports {
+        let rings = rings_of(client, slot);
         status.edp.push(EdpStatus {
             interface: link.interface.clone(),
             port,
+            send_ring: rings.map(|rings| rings.tx),
+            recv_ring: rings.map(|rings| rings.rx),
             owner: owner_of(Some(client)),
         });
     }
@@ -150,6 +157,7 @@ fn connection(interface: &str, owner: Owner, info: &ConnInfo) -> ConnectionStatu
         duplicates: Some(info.duplicates),
         out_of_order: Some(info.out_of_order),
         moves: Some(info.moves),
+        ..ConnectionStatus::default()
     }
 }
 

@@ -8,7 +8,7 @@ mod times;
 use std::time::Duration;
 
 use super::flags::Target;
-use super::report::{Ignored, Report};
+use super::report::{Ignored, Report, Streams};
 use super::wire::{Answer, Arrival, Wire};
 use crate::out::{Doing, Failure, Verdict};
 use crate::signal::Interrupt;
@@ -67,8 +67,57 @@ pub(super) fn run(
     }
     let end = echo.deadline.map(|d| start.saturating_add(nanos(d)));
     let end = end.unwrap_or(u64::MAX);
+    let ended = exchange(wires, &mut runs, end, echo, interrupt, report);
+    // What was measured is shown, too, when the daemon has gone away.
+    let took = now(wires).saturating_sub(start);
+    let mut fine = true;
+    for (run, index) in runs {
+        let Some(wire) = wires.get_mut(index) else {
+            continue;
+        };
+        let target = run.target;
+        let summary = run.finish(took, wire.interface());
+        report.show(&summary)?;
+        fine &= summary.received == summary.sent && summary.corrupt == 0 && summary.sent > 0;
+        let answers = summary.received > 0;
+        if ended.is_ok() && summary.sent > 0 && (answers || !interrupt.is_set()) {
+            fine &= streams(wire, target, answers, report)?;
+        }
+    }
+    ended?;
+    Ok(if fine { Verdict::Done } else { Verdict::Partly })
+}
+
+/// Tries packets of streams, too, and reports what is wrong. Returns true if nothing is.
+pub(super) fn streams(
+    wire: &mut impl Wire,
+    target: &Target,
+    datagrams: bool,
+    report: &mut Report,
+) -> Result<bool, Failure> {
+    let streams = wire.streams(target.addr);
+    let found = Streams {
+        target: target.text.clone(),
+        mac: target.addr.to_string(),
+        interface: wire.interface().to_owned(),
+        datagrams,
+        streams,
+    };
+    Ok(report.streams(&found)?)
+}
+
+/// Sends requests and receives answers until the end.
+fn exchange(
+    wires: &mut [impl Wire],
+    runs: &mut [(Run<'_>, usize)],
+    end: u64,
+    echo: &Echo,
+    interrupt: &Interrupt,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let now = |wires: &[_]| wires.first().map_or(0, Wire::now);
     while !interrupt.is_set() && now(wires) < end {
-        for (run, index) in &mut runs {
+        for (run, index) in runs.iter_mut() {
             if let Some(wire) = wires.get_mut(*index)
                 && run.is_due(wire.now())
             {
@@ -89,15 +138,7 @@ pub(super) fn run(
             }
         }
     }
-    let took = now(wires).saturating_sub(start);
-    let mut fine = true;
-    for (run, index) in runs {
-        let interface = wires.get(index).map_or("", Wire::interface);
-        let summary = run.finish(took, interface);
-        report.show(&summary)?;
-        fine &= summary.received == summary.sent && summary.corrupt == 0 && summary.sent > 0;
-    }
-    Ok(if fine { Verdict::Done } else { Verdict::Partly })
+    Ok(())
 }
 
 fn check_size(wire: &impl Wire, size: usize) -> Result<(), Failure> {

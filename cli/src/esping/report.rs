@@ -99,6 +99,19 @@ pub(super) struct Rtt {
     pub(super) mdev_us: f64,
 }
 
+/// Whether packets of streams are answered, too, which have an EtherType of their own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename = "streams")]
+pub(super) struct Streams {
+    pub(super) target: String,
+    pub(super) mac: String,
+    pub(super) interface: String,
+    /// Datagrams were answered.
+    pub(super) datagrams: bool,
+    /// Packets of streams were answered; `None` if they were not tried.
+    pub(super) streams: Option<bool>,
+}
+
 /// Result of `--mtu`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename = "mtu")]
@@ -164,6 +177,16 @@ impl Report {
             return self.text(&text);
         }
         self.text(&result.to_string())
+    }
+
+    /// Prints what is known of packets of streams; as text only what explains a fault. Returns true
+    /// if nothing is wrong.
+    pub(super) fn streams(&mut self, streams: &Streams) -> io::Result<bool> {
+        let fine = streams.datagrams && streams.streams != Some(false);
+        if !fine || self.style.json {
+            self.show(streams)?;
+        }
+        Ok(fine)
     }
 
     /// Prints an event of a run, with the time if it was asked for.
@@ -288,6 +311,29 @@ impl Display for Summary {
             f,
             "\nrtt min/avg/max/mdev = {min:.1}/{avg:.1}/{max:.1}/{mdev:.1} µs"
         )
+    }
+}
+
+impl Display for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let target = named(&self.target, &self.mac);
+        let filtered = |answers, silent, ethertype| {
+            format!(
+                "{target} answers {answers}, but not {silent}: does a switch or firewall drop their \
+                 EtherType ({ethertype} by default)?"
+            )
+        };
+        let (datagrams, streams) = ("datagrams (EDP)", "packets of streams (ESP)");
+        let text = match (self.datagrams, self.streams) {
+            (true, Some(false)) => filtered(datagrams, streams, "0x88b5"),
+            (false, Some(true)) => filtered(streams, datagrams, "0x88b6"),
+            (true, _) => format!("{target} answers"),
+            (false, _) => format!(
+                "nothing came back; to look for the cause: esp doctor --peer {}",
+                self.target
+            ),
+        };
+        f.write_str(&text)
     }
 }
 

@@ -4,9 +4,18 @@ use std::io;
 use std::time::Duration;
 
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, DatagramInfo, EdpKind, EdpSocket, NodeAddr, NodeInfo, monotonic_nanos};
+use esp_client::{
+    Client, DatagramInfo, EdpKind, EdpSocket, EspAddr, EspError, EspStream, NodeAddr, NodeInfo,
+    Path, monotonic_nanos,
+};
 
 use crate::out::Failure;
+
+/// Port to which a stream is tried: only the superuser's programs can listen there, and one that
+/// does sees a connection that ends at once.
+const TRIED_PORT: u16 = 1;
+/// Wait for the answer to it.
+const STREAM_WAIT: Duration = Duration::from_millis(1500);
 
 /// Content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,10 +52,14 @@ pub(crate) trait Wire {
     fn info(&mut self, dst: NodeAddr, sequence: u16) -> io::Result<()>;
     /// Receives a datagram; `None` after `patience`, or if it is not an answer.
     fn receive(&mut self, patience: Duration) -> io::Result<Option<Arrival>>;
+    /// Tries whether packets of streams, which have an EtherType of their own, are answered. `None`
+    /// if that cannot be tried.
+    fn streams(&mut self, dst: NodeAddr) -> Option<bool>;
 }
 
 /// Datagram socket: of the node's daemon, or for UDP of this program.
 pub(crate) struct Datagrams {
+    client: Client,
     socket: EdpSocket,
     buffer: Vec<u8>,
 }
@@ -89,6 +102,7 @@ impl Datagrams {
             .bind_at(client, 0)
             .map_err(Failure::new)?;
         Ok(Datagrams {
+            client: client.clone(),
             buffer: vec![0; socket.max_payload()],
             socket,
         })
@@ -153,6 +167,19 @@ impl Wire for Datagrams {
             Err(e) => Err(e),
         }
     }
+
+    fn streams(&mut self, dst: NodeAddr) -> Option<bool> {
+        // Over UDP, datagrams and streams have one port.
+        if dst.is_udp() {
+            return None;
+        }
+        let attempt = EspStream::builder()
+            .interface(self.socket.interface())
+            .path(Path::Daemon)
+            .timeout(STREAM_WAIT)
+            .connect_at(&self.client, EspAddr::new(dst, TRIED_PORT));
+        attempt.map_or_else(|error| is_answer(&error), |_| Some(true))
+    }
 }
 
 fn arrival(info: &DatagramInfo, body: &[u8]) -> Option<Arrival> {
@@ -169,6 +196,21 @@ fn arrival(info: &DatagramInfo, body: &[u8]) -> Option<Arrival> {
 }
 
 /// A wire whose peer is a closure; only waiting advances its clock.
+/// Returns whether the error of a connection attempt is an answer of the peer; `None` if it is one
+/// of this node.
+fn is_answer(error: &io::Error) -> Option<bool> {
+    match EspError::of(error)? {
+        EspError::ConnectTimedOut(_) | EspError::ConnectCallTimedOut(_) => Some(false),
+        EspError::Refused(_)
+        | EspError::BadKey(_)
+        | EspError::PeerVersion { .. }
+        | EspError::Aborted(_)
+        | EspError::PeerLimit(_)
+        | EspError::ResetOther { .. } => Some(true),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 pub(super) mod fake {
     use super::*;
@@ -182,6 +224,7 @@ pub(super) mod fake {
         pub(in crate::esping) now: u64,
         pub(in crate::esping) max: usize,
         pub(in crate::esping) sent: u64,
+        pub(in crate::esping) streams: Option<bool>,
         peer: Peer,
         coming: VecDeque<Arrival>,
     }
@@ -195,6 +238,7 @@ pub(super) mod fake {
                 now: 0,
                 max,
                 sent: 0,
+                streams: None,
                 peer: Box::new(peer),
                 coming: VecDeque::new(),
             }
@@ -234,6 +278,10 @@ pub(super) mod fake {
 
         fn now(&self) -> u64 {
             self.now
+        }
+
+        fn streams(&mut self, _dst: NodeAddr) -> Option<bool> {
+            self.streams
         }
 
         fn echo(&mut self, dst: NodeAddr, _sequence: u16, body: &[u8]) -> io::Result<()> {

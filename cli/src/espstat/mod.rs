@@ -3,10 +3,14 @@
 mod report;
 mod sockets;
 
+use std::ffi::{OsStr, OsString};
+use std::io;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
+use console::Term;
 use esp_client::Client;
+use esp_client::control::Status;
 
 use crate::filter::Filter;
 use crate::names::Names;
@@ -26,8 +30,9 @@ struct Flags {
     /// Sockets to show, such as `state established dport = 5000`; see below
     #[arg(value_name = "FILTER", conflicts_with = "counters")]
     filter: Vec<String>,
-    /// Repeat every SECS seconds, with the time
+    /// Repeat every second, or every SECS seconds, with the time
     #[arg(short, long, value_name = "SECS", value_parser = units::pause)]
+    #[arg(num_args = 0..=1, default_missing_value = "1")]
     watch: Option<Duration>,
     /// Only listeners and bound datagram ports
     #[arg(short, long)]
@@ -41,6 +46,9 @@ struct Flags {
     /// User, bytes and packets of connections
     #[arg(short, long, conflicts_with = "counters")]
     extended: bool,
+    /// Memory of connections and datagram ports: bytes in their rings
+    #[arg(short, long, conflicts_with = "counters")]
+    memory: bool,
     /// Counters that are not zero instead: frames, drops by reason, and so on
     #[arg(long, conflicts_with = "listening")]
     counters: bool,
@@ -81,7 +89,11 @@ With -e, likewise:
   uid       user
   sent      data packets sent, acked: bytes acknowledged
   received  data packets and bytes received
-  moves     moves to another interface";
+  moves     moves to another interface
+With -m, likewise, for datagram ports, too:
+  mem       bytes in use / of the ring that is shared with the program, tx: written and
+            not acknowledged, rx: received and not read. Rings count against the limit
+            ring_bytes of the user; pages that were never used take no memory";
 
 /// Returns the end of the long help.
 fn help() -> String {
@@ -101,13 +113,15 @@ impl Flags {
             processes: self.processes,
             info: self.info,
             extended: self.extended,
+            memory: self.memory,
         }))
     }
 }
 
 /// Runs espstat.
 pub fn main() -> std::process::ExitCode {
-    out::finish("espstat", run(&Flags::parse()))
+    let flags = Flags::parse_from(with_pause(std::env::args_os()));
+    out::finish("espstat", run(&flags))
 }
 
 /// Returns the command line, for its manual pages and completions.
@@ -115,25 +129,87 @@ pub fn command() -> clap::Command {
     Flags::command()
 }
 
+/// Gives `--watch` its value where a filter follows instead, which begins with no digit.
+fn with_pause(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut all: Vec<OsString> = Vec::new();
+    let is_pause = |arg: &OsStr| {
+        let first = arg.as_encoded_bytes().first();
+        first.is_some_and(|byte| byte.is_ascii_digit() || *byte == b'.')
+    };
+    for arg in args {
+        if all.last().is_some_and(|before| is_watch(before)) && !is_pause(&arg) {
+            all.push("1".into());
+        }
+        all.push(arg);
+    }
+    all
+}
+
+/// Returns true for `--watch` and for short options that end with `w`.
+fn is_watch(arg: &OsStr) -> bool {
+    let arg = arg.as_encoded_bytes();
+    let short = arg
+        .strip_prefix(b"-")
+        .and_then(|arg| arg.strip_suffix(b"w"));
+    arg == b"--watch" || short.is_some_and(|rest| rest.iter().all(u8::is_ascii_alphabetic))
+}
+
 fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let selection = flags.selection()?;
     let interrupt = Interrupt::watch().doing("watching for signals")?;
-    let client = Client::shared().map_err(Failure::new)?;
     let names = if flags.numeric {
         Names::default()
     } else {
         Names::load()
     };
     let mut report = Report::new(flags.json, selection, names);
+    let Some(pause) = flags.watch else {
+        report.show(&status()?, None)?;
+        return Ok(Verdict::Done);
+    };
+    let screen = Screen::of(flags.json);
+    let mut first = Some(status()?);
+    let mut gone = false;
     loop {
-        let status = client.status().map_err(Failure::new)?;
-        report.show(&status, flags.watch.map(|_| out::clock()))?;
-        let Some(pause) = flags.watch else { break };
+        match first.take().map_or_else(status, Ok) {
+            Ok(status) => {
+                gone = false;
+                screen.clear()?;
+                report.show(&status, Some(out::clock()))?;
+            }
+            // The daemon was restarted, or is about to be.
+            Err(failure) => {
+                if !gone {
+                    out::note(format_args!("espstat: {failure}; trying again"));
+                }
+                gone = true;
+            }
+        }
         if interrupt.waits(pause) {
-            break;
+            return Ok(Verdict::Done);
         }
     }
-    Ok(Verdict::Done)
+}
+
+/// Asks the daemon; after its restart, by a new connection.
+fn status() -> Result<Status, Failure> {
+    let status = Client::shared().and_then(|client| client.status());
+    status.map_err(Failure::new)
+}
+
+/// The terminal that `--watch` clears before each output, as watch(1) does.
+struct Screen(Option<Term>);
+
+impl Screen {
+    fn of(json: bool) -> Screen {
+        let term = Term::stdout();
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        Screen((term.is_term() && !json && !is_dumb).then_some(term))
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        self.0.as_ref().map_or(Ok(()), Term::clear_screen)
+    }
 }
 
 #[cfg(test)]
@@ -158,8 +234,9 @@ mod tests {
         };
         assert_eq!(sockets("espstat")?, Sockets::default());
         assert!(sockets("espstat -l")?.listening);
-        let all = sockets("espstat -pie state established dport = 5000")?;
-        assert!(all.processes && all.info && all.extended && !all.filter.is_empty());
+        let all = sockets("espstat -piem state established dport = 5000")?;
+        assert!(all.processes && all.info && all.extended && all.memory);
+        assert!(!all.filter.is_empty());
         assert_eq!(
             selection("espstat --counters -a")?,
             Selection::Counters { all: true }
@@ -184,8 +261,19 @@ mod tests {
 
     #[test]
     fn the_time_between_outputs_has_a_unit() -> Result<(), clap::Error> {
-        let flags = Flags::try_parse_from(["espstat", "--watch", "200ms", "dport", "1"])?;
-        assert_eq!(flags.watch, Some(Duration::from_millis(200)));
+        for (line, millis, filter) in [
+            ("espstat --watch 200ms dport 1", 200, 2),
+            ("espstat -iw .2 dport 1", 200, 2),
+            ("espstat -w", 1000, 0),
+            ("espstat -iw dport 1", 1000, 2),
+            ("espstat --watch -n dport 1", 1000, 2),
+            ("espstat --watch=5", 5000, 0),
+        ] {
+            let args = with_pause(line.split(' ').map(OsString::from));
+            let flags = Flags::try_parse_from(args)?;
+            assert_eq!(flags.watch, Some(Duration::from_millis(millis)), "{line}");
+            assert_eq!(flags.filter.len(), filter, "{line}");
+        }
         Ok(())
     }
 
@@ -197,5 +285,6 @@ mod tests {
             let name = heading.trim_start_matches('>');
             assert!(help.contains(name), "{name}");
         }
+        assert!(help.contains("  mem  "));
     }
 }

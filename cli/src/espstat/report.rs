@@ -173,7 +173,8 @@ pub(super) mod tests {
             "path": "daemon", "uid": 0, "pid": 42, "program": "a\u{1b}b", "srtt_us": 23.45, "rttvar_us": 1.0, "min_rtt_us": 20.0,
             "rto_us": 2000.0, "cwnd": 10, "in_flight": 1, "credit": 700, "rx_credit": 700, "payload": 1489, "payload_agreed": 1489,
             "send_queue": 17, "recv_queue": 0, "packets_sent": 100, "packets_received": 5, "bytes_acked": 1, "bytes_received": 2,
-            "retransmits": 3, "timeouts": 0, "tail_probes": 0, "duplicates": 0, "out_of_order": 0
+            "retransmits": 3, "timeouts": 0, "tail_probes": 0, "duplicates": 0, "out_of_order": 0,
+            "send_ring": 65536, "recv_ring": 131072
         });
         let counter = |name: &str, value| CounterStatus {
             interface: "eth0".into(),

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use esp_client::control::{ConnectionStatus, InterfaceInfo, Status};
+use esp_client::control::{ConnectionStatus, EdpStatus, InterfaceInfo, Status};
 
 use crate::filter::{Filter, Socket};
 use crate::names::Names;
@@ -28,6 +28,8 @@ pub(super) struct Sockets {
     pub(super) info: bool,
     /// With user, bytes and packets of connections.
     pub(super) extended: bool,
+    /// With the memory of connections and datagram ports.
+    pub(super) memory: bool,
 }
 
 impl Sockets {
@@ -82,28 +84,38 @@ impl Sockets {
             text.push(line.to_owned());
             text.extend(self.info.then(|| info(connection)));
             text.extend(self.extended.then(|| extended(connection)));
+            text.extend(self.memory.then(|| memory(connection)));
         }
         Some(text.join("\n"))
     }
 
     /// Formats the table of listeners and datagram ports; `None` if there is none to show.
     fn listeners(&self, status: &Status) -> Option<String> {
-        let listeners = status.listeners.iter();
-        let edp = status.edp.iter();
-        let listening = listeners
-            .map(|l| {
-                let counts = [l.waiting.to_string(), l.backlog.to_string()];
-                ("ESP", counts, Socket::listener(status, l))
-            })
-            .chain(edp.map(|e| ("EDP", ["-".into(), "-".into()], Socket::edp(status, e))));
-        let row = |(protocol, [waiting, backlog], socket): (&str, [String; 2], Socket<'_>)| {
-            let local = format!("{}:{}", socket.interface, socket.port);
-            let mut row = vec![protocol.to_owned(), waiting, backlog, local];
+        let listeners = status.listeners.iter().map(|l| {
+            let counts = [l.waiting.to_string(), l.backlog.to_string()];
+            ("ESP", counts, Socket::listener(status, l), None)
+        });
+        let edp = status.edp.iter().map(|e| {
+            let counts = ["-".into(), "-".into()];
+            ("EDP", counts, Socket::edp(status, e), Some(e))
+        });
+        let all = listeners.chain(edp);
+        let shown: Vec<_> = all.filter(|(_, _, socket, _)| self.has(socket)).collect();
+        let rows = shown.iter().map(|(protocol, counts, socket, _)| {
+            let mut row = vec![(*protocol).to_owned()];
+            row.extend(counts.clone());
+            row.push(format!("{}:{}", socket.interface, socket.port));
             row.extend(self.processes.then(|| program(socket.owner)));
             row
-        };
-        let shown = listening.filter(|(.., socket)| self.has(socket));
-        self.table(&LISTENER, shown.map(row).collect())
+        });
+        let table = self.table(&LISTENER, rows.collect())?;
+        let mut lines = table.lines();
+        let mut text = vec![lines.next().unwrap_or_default().to_owned()];
+        for (line, (.., edp)) in lines.zip(shown) {
+            text.push(line.to_owned());
+            text.extend(edp.filter(|_| self.memory).map(rings));
+        }
+        Some(text.join("\n"))
     }
 
     /// Formats a table; `None` if it has no rows.
@@ -167,10 +179,31 @@ fn extended(c: &ConnectionStatus) -> String {
     )
 }
 
+/// Formats the memory of a connection.
+fn memory(c: &ConnectionStatus) -> String {
+    format!(
+        "    mem:(tx {}/{} rx {}/{})",
+        known(c.send_queue),
+        known(c.send_ring),
+        known(c.recv_queue),
+        known(c.recv_ring),
+    )
+}
+
+/// Formats the memory of a datagram port, of which the daemon does not count what is in use.
+fn rings(e: &EdpStatus) -> String {
+    format!(
+        "    mem:(tx -/{} rx -/{})",
+        known(e.send_ring),
+        known(e.recv_ring)
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::report::tests::status;
     use super::*;
+    use esp_client::control::Owner;
 
     fn filtered(text: &str) -> Sockets {
         Sockets {
@@ -200,6 +233,7 @@ ESP              1      128  eth0:7000"
             processes: true,
             info: true,
             extended: true,
+            memory: true,
             ..filtered("state established")
         };
         let text = sockets.show(&status(), &Names::default());
@@ -209,7 +243,8 @@ ESP              1      128  eth0:7000"
 established       0      17  eth0:40000  02:e5:00:00:00:02:7000  daemon  a?b[42]
     rtt:23.4/1.0 minrtt:20.0 rto:2000.0 cwnd:10 inflight:1 credit:700/700 payload:1489/1489 \
              retrans:3 timeouts:0 probes:0 dup:0 ooo:0
-    uid:0 sent:100 acked:1 B received:5, 2 B moves:-"
+    uid:0 sent:100 acked:1 B received:5, 2 B moves:-
+    mem:(tx 17/65536 rx 0/131072)"
         );
     }
 
@@ -226,6 +261,7 @@ established       0      17  eth0:40000  02:e5:00:00:00:02:7000  daemon  a?b[42]
         let sockets = Sockets {
             info: true,
             extended: true,
+            memory: true,
             processes: true,
             ..filtered("path lease")
         };
@@ -264,6 +300,34 @@ established       0      17  eth0:40000  02:e5:00:00:00:02:7000  daemon  a?b[42]
         assert_eq!(
             text,
             "no connection, listener or datagram port matches the filter"
+        );
+    }
+
+    #[test]
+    fn datagram_ports_have_rings() {
+        let mut status = status();
+        let port = |number, ring| EdpStatus {
+            interface: "eth0".into(),
+            port: number,
+            send_ring: ring,
+            recv_ring: ring,
+            owner: Owner::default(),
+        };
+        status.edp = vec![port(1, Some(4096)), port(2, None)];
+        let sockets = Sockets {
+            listening: true,
+            memory: true,
+            ..filtered("dev eth0")
+        };
+        let text = sockets.show(&status, &Names::default());
+        assert_eq!(
+            text,
+            "Listening  Waiting  Backlog  Local
+ESP              1      128  eth0:7000
+EDP              -        -  eth0:1
+    mem:(tx -/4096 rx -/4096)
+EDP              -        -  eth0:2
+    mem:(tx -/- rx -/-)"
         );
     }
 

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use esp_client::control::{ConnectionStatus, Status};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::columns::{COLUMNS, Column, Row};
+use super::columns::{Column, Row};
+use super::groups::{Grouping, groups};
 use super::rates::{Key, Rates};
 use crate::filter::{Filter, Socket};
 use crate::names::Names;
@@ -15,6 +16,9 @@ const MAX_FILTER: usize = 1000;
 
 /// Returns the name of a user.
 pub(super) type UserName = fn(u32) -> Option<String>;
+
+/// Returns the job of a process.
+pub(super) type JobOf = fn(u32) -> Option<String>;
 
 /// View on the screen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,6 +54,10 @@ pub(super) struct App {
     names: Names,
     user_name: UserName,
     users: HashMap<u32, Option<String>>,
+    job_of: JobOf,
+    /// Jobs of the processes of the last snapshot, once they are shown.
+    jobs: HashMap<u32, Option<String>>,
+    pub(super) grouping: Grouping,
     /// Why there is no snapshot at present.
     gone: Option<String>,
     pub(super) view: View,
@@ -59,6 +67,8 @@ pub(super) struct App {
     filter: Filter,
     filter_text: String,
     selected: Option<Key>,
+    /// Name of the selected group.
+    chosen: Option<String>,
     /// Position of the selected row when it was last seen.
     position: usize,
     /// First row shown.
@@ -68,13 +78,21 @@ pub(super) struct App {
 }
 
 impl App {
-    pub(super) fn new(names: Names, user_name: UserName, order: Order) -> App {
+    pub(super) fn new(
+        names: Names,
+        (user_name, job_of): (UserName, JobOf),
+        order: Order,
+        grouping: Grouping,
+    ) -> App {
         App {
             status: None,
             rates: Rates::default(),
             names,
             user_name,
             users: HashMap::new(),
+            job_of,
+            jobs: HashMap::new(),
+            grouping,
             gone: None,
             view: View::default(),
             prompt: None,
@@ -83,6 +101,7 @@ impl App {
             filter: Filter::default(),
             filter_text: String::new(),
             selected: None,
+            chosen: None,
             position: 0,
             offset: 0,
             page: 1,
@@ -119,7 +138,27 @@ impl App {
                 .or_insert_with(|| (self.user_name)(uid));
         }
         self.status = Some(status);
+        self.find_jobs();
         self.follow();
+    }
+
+    /// Looks up the jobs of new processes, and forgets those of ended ones, if jobs are shown.
+    fn find_jobs(&mut self) {
+        if self.grouping != Grouping::Job {
+            return;
+        }
+        let connections = self.status.iter().flat_map(|status| &status.connections);
+        let mut before = std::mem::take(&mut self.jobs);
+        for pid in connections.filter_map(|c| c.owner.pid) {
+            let known = before.remove(&pid);
+            let job = self.jobs.entry(pid);
+            job.or_insert_with(|| known.unwrap_or_else(|| (self.job_of)(pid)));
+        }
+    }
+
+    /// Returns the job of a connection's process, if it is known.
+    pub(super) fn job(&self, connection: &ConnectionStatus) -> Option<&str> {
+        self.jobs.get(&connection.owner.pid?)?.as_deref()
     }
 
     /// Returns the last snapshot.
@@ -177,15 +216,20 @@ impl App {
         self.position
     }
 
-    /// Finds the selected row again after rows have changed: the connection, or the position if it
-    /// has ended.
+    /// Finds the selected row again after rows have changed: the connection or group, or the
+    /// position if it is gone.
     fn follow(&mut self) {
-        let rows = self.rows();
-        let selected = self.selected.as_ref();
-        let found =
-            selected.and_then(|key| rows.iter().position(|row| Key::of(row.connection) == *key));
-        let last = rows.len().saturating_sub(1);
-        self.position = found.unwrap_or(self.position).min(last);
+        let (found, count) = if self.grouping == Grouping::Connection {
+            let rows = self.rows();
+            let is_selected = |row: &Row<'_>| Some(Key::of(row.connection)) == self.selected;
+            (rows.iter().position(is_selected), rows.len())
+        } else {
+            let groups = groups(self);
+            let name = self.chosen.as_ref();
+            let found = groups.iter().position(|group| Some(&group.name) == name);
+            (found, groups.len())
+        };
+        self.position = found.unwrap_or(self.position).min(count.saturating_sub(1));
     }
 
     /// Handles a key; returns true to end the program.
@@ -223,15 +267,20 @@ impl App {
                     error: None,
                 });
             }
-            KeyCode::Enter => {
+            KeyCode::Enter if self.grouping == Grouping::Connection => {
                 let rows = self.rows();
                 let key = rows.get(self.position).map(|row| Key::of(row.connection));
                 if let Some(key) = key {
                     self.view = View::Details(key);
                 }
             }
+            KeyCode::Enter => self.open_group(),
+            KeyCode::Tab => {
+                self.grouping = self.grouping.next();
+                self.find_jobs();
+            }
             KeyCode::Char('r') => self.order.reversed = !self.order.reversed,
-            KeyCode::Left | KeyCode::Char('<') => self.sort_by(COLUMNS.len() - 1),
+            KeyCode::Left | KeyCode::Char('<') => self.sort_by(self.grouping.columns().len() - 1),
             KeyCode::Right | KeyCode::Char('>') => self.sort_by(1),
             KeyCode::Up | KeyCode::Char('k') => self.select(self.position.saturating_sub(1)),
             KeyCode::Down | KeyCode::Char('j') => self.select(self.position + 1),
@@ -245,10 +294,9 @@ impl App {
 
     /// Sorts by the column this many places to the right, from the last one on to the first.
     fn sort_by(&mut self, places: usize) {
-        let all = COLUMNS.iter().cycle();
-        let next = all
-            .skip_while(|column| **column != self.order.by)
-            .nth(places);
+        let columns = self.grouping.columns();
+        let now = columns.iter().position(|column| *column == self.order.by);
+        let next = columns.get((now.unwrap_or(0) + places) % columns.len());
         self.order = Order {
             by: next.copied().unwrap_or(self.order.by),
             reversed: false,
@@ -256,11 +304,34 @@ impl App {
     }
 
     fn select(&mut self, position: usize) {
-        let rows = self.rows();
-        let position = position.min(rows.len().saturating_sub(1));
-        let selected = rows.get(position).map(|row| Key::of(row.connection));
-        self.position = position;
-        self.selected = selected;
+        if self.grouping == Grouping::Connection {
+            let rows = self.rows();
+            let position = position.min(rows.len().saturating_sub(1));
+            let selected = rows.get(position).map(|row| Key::of(row.connection));
+            self.position = position;
+            self.selected = selected;
+        } else {
+            let groups = groups(self);
+            self.position = position.min(groups.len().saturating_sub(1));
+            self.chosen = groups.get(self.position).map(|group| group.name.clone());
+        }
+    }
+
+    /// Shows the connections of the selected group alone.
+    fn open_group(&mut self) {
+        let groups = groups(self);
+        let group = groups.get(self.position);
+        let Some(within) = group.and_then(|group| group.filter(self.grouping)) else {
+            return;
+        };
+        let text = match self.filter_text.as_str() {
+            "" => within,
+            before => format!("({before}) and ({within})"),
+        };
+        if let Ok(filter) = Filter::parse(&text) {
+            self.set_filter(&text, filter);
+            self.grouping = Grouping::Connection;
+        }
     }
 
     /// Handles a key of the filter's prompt.

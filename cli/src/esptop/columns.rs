@@ -9,7 +9,7 @@ use crate::out::program;
 use crate::units::show_count;
 
 /// Number of samples of [`Column::Rate`].
-const TREND: usize = 8;
+pub(super) const TREND: usize = 8;
 /// Heights of a bar.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -94,7 +94,8 @@ pub(super) struct Row<'a> {
 }
 
 impl Row<'_> {
-    fn sample(&self) -> Sample {
+    /// Returns the latest sample; nothing is known before the second snapshot.
+    pub(super) fn sample(&self) -> Sample {
         let latest = self.history.and_then(History::latest);
         latest.copied().unwrap_or_default()
     }
@@ -175,16 +176,7 @@ impl Column {
             },
             Column::Program => program(&c.owner),
             Column::Rate => row.history.map(trend).unwrap_or_default(),
-            Column::Rtt => c.srtt_us.map_or_else(
-                || "-".to_owned(),
-                |us| {
-                    if us < 999.95 {
-                        format!("{us:.1}")
-                    } else {
-                        show_count(us)
-                    }
-                },
-            ),
+            Column::Rtt => show_micros(c.srtt_us),
             _ => match self.value(row) {
                 Value::Number(Some(value)) => show_count(value),
                 _ => "-".to_owned(),
@@ -236,13 +228,25 @@ impl Column {
     }
 }
 
-/// Draws the last rates as bars; the highest one has the full height.
+/// Formats a time in microseconds with three digits; `-` if it is not known.
+pub(super) fn show_micros(us: Option<f64>) -> String {
+    match us {
+        None => "-".to_owned(),
+        Some(us) if us < 999.95 => format!("{us:.1}"),
+        Some(us) => show_count(us),
+    }
+}
+
+/// Draws the last rates of a connection as bars.
 fn trend(history: &History) -> String {
     let newest = history.newest_first().take(TREND);
-    let mut rates: Vec<f64> = newest.filter_map(Sample::both).collect();
-    rates.reverse();
-    let most = rates.iter().copied().fold(0.0, f64::max);
-    let bar = |rate: f64| {
+    bars(&newest.filter_map(Sample::both).collect::<Vec<_>>())
+}
+
+/// Draws rates as bars, the newest at the right; the highest one has the full height.
+pub(super) fn bars(newest_first: &[f64]) -> String {
+    let most = newest_first.iter().copied().fold(0.0, f64::max);
+    let bar = |rate: &f64| {
         // From 0 to 7: the cast saturates.
         let height = if most > 0.0 {
             (rate / most * 7.0).ceil()
@@ -251,7 +255,7 @@ fn trend(history: &History) -> String {
         };
         BARS.get(height as usize).copied().unwrap_or('█')
     };
-    rates.into_iter().map(bar).collect()
+    newest_first.iter().rev().map(bar).collect()
 }
 
 #[cfg(test)]

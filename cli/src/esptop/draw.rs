@@ -9,6 +9,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, Wrap};
 
 use super::app::{App, Order, View};
 use super::columns::{Column, Row};
+use super::groups::{self, Grouping};
 use super::{details, help};
 use crate::units::show_count;
 
@@ -77,15 +78,21 @@ fn summary(app: &App) -> Line<'static> {
     };
     Line::styled(
         format!(
-            "{paused}esp-daemon {} up {}: {connections} connections{shown}, {} listeners, {} \
-             datagram ports",
+            "{paused}esp-daemon {} up {}: {}{shown}, {}, {}",
             status.daemon,
             uptime(status.uptime_s),
-            status.listeners.len(),
-            status.edp.len(),
+            counted(connections, "connection"),
+            counted(status.listeners.len(), "listener"),
+            counted(status.edp.len(), "datagram port"),
         ),
         Modifier::BOLD,
     )
+}
+
+/// Formats a number of things: `1 connection`, `2 connections`.
+fn counted(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
 }
 
 /// Formats the largest two units of a time.
@@ -155,7 +162,7 @@ fn footer(app: &App) -> Vec<Line<'static>> {
     }
     let text = match app.view {
         View::List if app.filter_text().is_empty() => {
-            "? help  / filter  Enter details  ←→ sort  r reverse  Space pause  q quit".to_owned()
+            "? help  / filter  Enter details  Tab group  ←→ sort  Space pause  q quit".to_owned()
         }
         View::List => format!("Esc clears the filter: {}", app.filter_text()),
         View::Details(_) => "Esc back  Space pause  ? help  q quit".to_owned(),
@@ -183,6 +190,12 @@ fn list(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
         frame.render_widget(Line::raw(text), area);
         return;
     }
+    if app.grouping != Grouping::Connection {
+        let groups = groups::groups(app);
+        let offset = app.offset.min(groups.len().saturating_sub(page));
+        groups::draw(app, &groups, offset, frame, area);
+        return;
+    }
     // Without an empty screen behind the last row, once there are enough rows.
     let offset = app.offset.min(rows.len().saturating_sub(page));
     let shown = rows.iter().enumerate().skip(offset).take(page);
@@ -198,13 +211,14 @@ fn list(app: &mut App, frame: &mut Frame<'_>, area: Rect) {
     frame.render_widget(table, area);
 }
 
+/// Returns the mark of the column that the list is sorted by.
+pub(super) fn mark(order: Order) -> &'static str {
+    if order.reversed { "▲" } else { "▼" }
+}
+
 /// Returns the heading of a column, with a mark if the list is sorted by it.
-fn heading(column: Column, order: Order) -> Cell<'static> {
-    let mark = match (column == order.by, order.reversed) {
-        (false, _) => "",
-        (true, false) => "▼",
-        (true, true) => "▲",
-    };
+pub(super) fn heading(column: Column, order: Order) -> Cell<'static> {
+    let mark = if column == order.by { mark(order) } else { "" };
     let text = Text::from(format!("{}{mark}", column.title()));
     Cell::from(if column.is_number() {
         text.right_aligned()

@@ -13,9 +13,9 @@ const KEYS: [&str; 7] = [
     "Enter   its details and history, Esc or Backspace back",
     "← →     sort by the column to the left or right, r in reverse",
     "/       filter, such as: dport = 5000 or rtt > 1ms (all: --help); Esc clears it",
+    "Tab     connections summed up by user, by job; Enter shows those of one",
     "Space   pause",
-    "?       this help",
-    "q       quit, as Ctrl-C",
+    "? q     this help, and to quit, as Ctrl-C",
 ];
 
 /// Draws the help; on low screens its beginning.

@@ -1,13 +1,16 @@
 //! `esptop`: the node's connections by rate, live, as top(1) shows processes.
 //!
 //! `app` is the state, fed with snapshots and keys; `draw`, `details` and `help` draw it, `plain`
-//! prints it; `rates` makes rates of two snapshots, `columns` cells of a connection.
+//! prints it; `groups` sums connections up by user or job, which `jobs` finds; `rates` makes rates
+//! of two snapshots, `columns` cells of a connection.
 
 mod app;
 mod columns;
 mod details;
 mod draw;
+mod groups;
 mod help;
+mod jobs;
 mod plain;
 mod rates;
 #[cfg(test)]
@@ -33,6 +36,7 @@ use crate::signal::Interrupt;
 use crate::units;
 use app::{App, Order};
 use columns::Column;
+use groups::Grouping;
 
 /// Longest time between two looks for signals and snapshots.
 const LOOK: Duration = Duration::from_millis(100);
@@ -55,6 +59,9 @@ struct Flags {
     /// Sort in reverse
     #[arg(short, long)]
     reverse: bool,
+    /// Sum connections up; in the live view, Tab changes it
+    #[arg(short, long, value_name = "BY", default_value = "connection")]
+    group: Grouping,
     /// Print one snapshot, with the rates of one interval, and exit
     #[arg(short = '1', long)]
     once: bool,
@@ -86,7 +93,7 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
         by: flags.sort,
         reversed: flags.reverse,
     };
-    let mut app = App::new(names, user_name, order);
+    let mut app = App::new(names, (user_name, jobs::of), order, flags.group);
     app.set_filter(&text, filter);
     if flags.once || !io::stdout().is_terminal() {
         return once(&mut app, flags.interval, &interrupt);

@@ -2,6 +2,7 @@
 
 use super::app::App;
 use super::columns::{COLUMNS, Column};
+use super::groups::{self, Grouping};
 use crate::table;
 
 /// Formats the list without a terminal: all columns but the bars.
@@ -17,6 +18,9 @@ pub(super) fn text(app: &App) -> String {
             "no connections"
         };
         return text.to_owned();
+    }
+    if app.grouping != Grouping::Connection {
+        return groups::text(app);
     }
     let headings = columns.iter().map(|column| {
         let mark = if column.is_number() { ">" } else { "" };

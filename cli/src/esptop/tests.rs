@@ -12,6 +12,7 @@ use ratatui::style::Modifier;
 
 use super::app::{App, Order, View};
 use super::columns::{COLUMNS, Column};
+use super::groups::{Grouping, groups};
 use super::{draw, plain};
 use crate::filter::Filter;
 use crate::names::Names;
@@ -22,7 +23,9 @@ fn app() -> App {
         reversed: false,
     };
     let user_name = |uid| (uid == 1000).then(|| "alice".to_owned());
-    App::new(Names::default(), user_name, order)
+    let job_of = |pid| (pid % 2 == 0).then(|| format!("slurm {}", pid / 10));
+    let all = Grouping::Connection;
+    App::new(Names::default(), (user_name, job_of), order, all)
 }
 
 /// Returns the number-th connection, `seconds` after its start; a busier one has a greater number.
@@ -341,7 +344,7 @@ fn a_daemon_that_goes_away_is_reported_until_it_is_back() {
     app.feed(11.0, Ok(new));
     let back = text(&screen(&mut app, 80, 24));
     assert!(
-        back.starts_with("esp-daemon 0.1.0 up 0 s: 1 connections,"),
+        back.starts_with("esp-daemon 0.1.0 up 0 s: 1 connection, 0 listeners,"),
         "{back}"
     );
     // Rates of the new daemon need a second snapshot.
@@ -375,6 +378,85 @@ fn keys_end_the_program_except_in_the_prompt() {
     key(&mut app, KeyCode::Char('/'));
     assert!(!key(&mut app, KeyCode::Char('q')));
     assert!(app.key(control_c));
+}
+
+/// Returns an application with connections of several processes.
+fn fed_with_jobs() -> App {
+    let mut app = app();
+    for seconds in 0..10 {
+        let mut connections: Vec<_> = (1..=9).map(|n| connection(n, seconds)).collect();
+        for (c, pid) in connections
+            .iter_mut()
+            .zip([40, 42, 41, 40, 42, 50, 52, 41, 40])
+        {
+            c.owner.pid = Some(pid);
+        }
+        connections.push(lease());
+        app.feed(seconds as f64, Ok(status(connections, seconds)));
+    }
+    app
+}
+
+#[test]
+fn connections_are_summed_up_by_user_and_by_job() {
+    let mut app = fed_with_jobs();
+    key(&mut app, KeyCode::Tab);
+    shows(&mut app, 80, 24, "users-80x24");
+    key(&mut app, KeyCode::Tab);
+    shows(&mut app, 80, 24, "jobs-80x24");
+    shows(&mut app, 40, 10, "jobs-40x10");
+    let text = plain::text(&app);
+    let lines: Vec<Vec<_>> = text
+        .lines()
+        .map(|l| l.split_whitespace().collect())
+        .collect();
+    assert_eq!(lines[0][..3], ["Job", "Conns", "Tx"], "{text}");
+    assert_eq!(lines[1][..3], ["slurm", "4", "5"], "{text}");
+    key(&mut app, KeyCode::Tab);
+    assert_eq!(app.grouping, Grouping::Connection);
+}
+
+#[test]
+fn a_group_opens_to_its_connections() {
+    let mut app = fed_with_jobs();
+    app.set_filter("dport 5000", Filter::parse("dport 5000").expect("a filter"));
+    for code in [KeyCode::Tab, KeyCode::Tab, KeyCode::End] {
+        key(&mut app, code);
+    }
+    let last = text(&screen(&mut app, 80, 24));
+    assert!(last.contains("slurm 5"), "{last}");
+    key(&mut app, KeyCode::Enter);
+    assert_eq!(app.grouping, Grouping::Connection);
+    assert_eq!(app.filter_text(), "(dport 5000) and (pid 41)");
+    assert_eq!(app.rows().len(), 2);
+    // A group of connections whose owner is not known does not open.
+    app.set_filter("path lease", Filter::parse("path lease").expect("a filter"));
+    for code in [KeyCode::Tab, KeyCode::Enter] {
+        key(&mut app, code);
+    }
+    assert_eq!(app.grouping, Grouping::User);
+}
+
+#[test]
+fn groups_are_selected_and_sorted() {
+    let mut app = fed_with_jobs();
+    key(&mut app, KeyCode::Tab);
+    let names = |app: &App| -> Vec<String> {
+        let groups = groups(app).into_iter();
+        groups.map(|group| group.name).collect()
+    };
+    let by_rate = names(&app);
+    key(&mut app, KeyCode::Down);
+    let chosen = by_rate[1].clone();
+    key(&mut app, KeyCode::Char('r'));
+    assert_eq!(names(&app)[app.position()], chosen);
+    for _ in 0..Grouping::User.columns().len() {
+        key(&mut app, KeyCode::Right);
+        assert_eq!(names(&app)[app.position()], chosen, "{:?}", app.order);
+    }
+    assert_eq!(names(&app), by_rate);
+    app.order.by = Column::Peer;
+    assert_eq!(names(&app), ["-", "1001", "1002", "alice"]);
 }
 
 #[test]

@@ -63,6 +63,8 @@ fn status() -> Status {
         edp: vec![EdpStatus {
             interface: "eth0".into(),
             port: 6000,
+            send_ring: None,
+            recv_ring: None,
             owner,
         }],
         ..Status::default()

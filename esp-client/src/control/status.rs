@@ -59,6 +59,9 @@ pub struct ConnectionStatus {
     pub duplicates: Option<u64>,
     pub out_of_order: Option<u64>,
     pub moves: Option<u64>,
+    /// Room of the rings that the program and the engine share, in bytes.
+    pub send_ring: Option<u32>,
+    pub recv_ring: Option<u32>,
 }
 
 /// The owner of a connection or port, as far as the viewer may know it.
@@ -88,6 +91,9 @@ pub struct ListenerStatus {
 pub struct EdpStatus {
     pub interface: String,
     pub port: u16,
+    /// As of [`ConnectionStatus`].
+    pub send_ring: Option<u32>,
+    pub recv_ring: Option<u32>,
     #[serde(flatten)]
     pub owner: Owner,
 }

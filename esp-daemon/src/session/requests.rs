@@ -346,7 +346,14 @@ impl Session {
             Region::create(sizes).map_err(|error| Refusal::system("create the rings", &error))?;
         let slot = client
             .slots()
-            .reserve(kind, Holdings { charges, port })
+            .reserve(
+                kind,
+                Holdings {
+                    charges,
+                    rings: sizes,
+                    port,
+                },
+            )
             .ok_or_else(|| {
                 Refusal::new(
                     ErrorKind::Limit,

@@ -152,8 +152,8 @@ fn the_deadline_ends_the_run() -> Result<(), Failure> {
     )?;
     assert_eq!((verdict, wire.sent), (Verdict::Partly, 10));
     assert_eq!(
-        lines.last().map(String::as_str),
-        Some("10 packets transmitted, 0 received, 100% packet loss, time 95 ms")
+        lines[lines.len() - 2],
+        "10 packets transmitted, 0 received, 100% packet loss, time 95 ms"
     );
     Ok(())
 }
@@ -298,6 +298,37 @@ fn lines_begin_with_the_time_when_asked_for() -> Result<(), Failure> {
         };
         // This year is later than 2020.
         assert!(time.is_some_and(|time| time > 1.577e9), "{reply}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_filter_of_one_ethertype_is_reported() -> Result<(), Failure> {
+    let answering = || {
+        Fake::new(100, |_, _, body| {
+            vec![(50, fake::echo(PEER, body.unwrap_or_default()))]
+        })
+    };
+    let silent = || Fake::new(100, |_, _, _| Vec::new());
+    for (mut wire, streams, last, wanted) in [
+        (answering(), Some(true), "rtt min", Verdict::Done),
+        (answering(), None, "rtt min", Verdict::Done),
+        (answering(), Some(false), "0x88b5", Verdict::Partly),
+        (silent(), Some(true), "0x88b6", Verdict::Partly),
+        (
+            silent(),
+            Some(false),
+            "esp doctor --peer peer",
+            Verdict::Partly,
+        ),
+    ] {
+        wire.streams = streams;
+        let (verdict, lines) = ping(&mut wire, &echo(2))?;
+        assert_eq!(verdict, wanted, "{lines:?}");
+        assert!(
+            lines.last().is_some_and(|line| line.contains(last)),
+            "{lines:?}"
+        );
     }
     Ok(())
 }

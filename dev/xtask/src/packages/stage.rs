@@ -49,6 +49,7 @@ pub(super) fn build(workspace: &Workspace, debug: bool) -> Result<Staged, Failur
     programs(&built, &dir.join("esp-daemon"), DAEMON)?;
     programs(&built, &dir.join("esp-tools"), TOOLS)?;
     texts(&dir)?;
+    dissector(&dir.join("esp-tools"))?;
     libesp(&built, &dir)?;
     let provider = dir.join("libfabric-esp/lib/libesp-fi.so");
     copy(&built.join("libesp_fi.so"), &provider)?;
@@ -99,6 +100,28 @@ fn texts(dir: &Path) -> Result<(), Failure> {
     fs::remove_dir_all(&all).map_err(|e| error(&all, &e))
 }
 
+/// The Wireshark dissector: Debian has a folder of plugins for each architecture.
+fn dissector(package: &Path) -> Result<(), Failure> {
+    let from = root().join("cli/wireshark");
+    let plugins = format!("{}/wireshark/plugins/esp", multiarch());
+    let to = package.join("lib").join(plugins);
+    for entry in fs::read_dir(&from).map_err(|e| error(&from, &e))? {
+        let file = entry.map_err(|e| error(&from, &e))?.path();
+        if let Some(name) = file
+            .file_name()
+            .filter(|_| file.extension() == Some("lua".as_ref()))
+        {
+            copy(&file, &to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns Debian's name of this architecture.
+fn multiarch() -> String {
+    format!("{}-linux-gnu", std::env::consts::ARCH)
+}
+
 /// The C library, and what its developers need.
 fn libesp(built: &Path, dir: &Path) -> Result<(), Failure> {
     let library = dir.join("libesp0/lib/libesp.so.0");
@@ -108,7 +131,7 @@ fn libesp(built: &Path, dir: &Path) -> Result<(), Failure> {
     let archive = dev.join("lib/libesp.a");
     copy(&built.join("libesp.a"), &archive)?;
     strip(&archive, "--strip-debug")?;
-    let debian = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
+    let debian = format!("lib/{}", multiarch());
     for (kind, lib) in [("deb", debian.as_str()), ("rpm", "lib64")] {
         let to = dev.join(kind).join("esp.pc");
         make_parent(&to)?;

@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use esp_client::{
-    Client, EspAddr, EspError, EspStream, NodeAddr, NodeInfo, Path, resolve, resolve_udp,
-};
+use esp_client::{Client, NodeAddr, NodeInfo, resolve, resolve_udp};
 
 use crate::esp::doctor::facts::{Daemon, Network, Node, Peer, Route, State};
 use crate::esp::doctor::flags::Flags;
@@ -37,12 +35,6 @@ const TRIES: Tries = Tries {
     tries: 3,
     wait: Duration::from_millis(200),
 };
-/// Port to which a stream is tried: only the superuser's programs can listen there, and one that
-/// does sees a connection that ends at once.
-const PROBED_PORT: u16 = 1;
-/// Wait for the answer to it.
-const ESP_WAIT: Duration = Duration::from_millis(1500);
-
 /// A peer with its addresses.
 #[derive(Clone, Debug, Default)]
 struct Target {
@@ -92,7 +84,7 @@ pub(super) fn read(
         if interrupt.is_set() {
             return Err(Failure::new("interrupted"));
         }
-        let peer = peer(client, &mut wires, &network, target, interrupt)?;
+        let peer = peer(&mut wires, &network, target, interrupt)?;
         network.peers.push(peer);
         bar.inc(1);
     }
@@ -208,7 +200,6 @@ fn named(text: &str, names: &Names, serves_udp: bool) -> Target {
 
 /// Tries all ways to a peer.
 fn peer(
-    client: &Client,
     wires: &mut [Datagrams],
     network: &Network,
     target: Target,
@@ -222,11 +213,11 @@ fn peer(
         ..Peer::default()
     };
     if let Some(mac) = target.mac {
-        for wire in wires {
+        for wire in wires.iter_mut() {
             let addr = address_on(network, mac, wire.interface());
             peer.routes.push(route(wire, addr, interrupt)?);
         }
-        peer.esp = esp(client, &peer);
+        peer.esp = esp(wires, &peer);
     }
     if let Some(addr) = target.udp {
         peer.routes.push(udp(addr, interrupt));
@@ -307,31 +298,13 @@ fn echo(wire: &mut impl Wire, addr: NodeAddr, number: u64) -> io::Result<Option<
     }
 }
 
-/// Tries whether packets of streams pass: the peer refuses a connection to a port on which no
-/// program listens. `None` if that could not be tried.
-fn esp(client: &Client, peer: &Peer) -> Option<bool> {
+/// Tries whether packets of streams pass on the fastest way.
+fn esp(wires: &mut [Datagrams], peer: &Peer) -> Option<bool> {
     let way = peer.fastest().or_else(|| peer.raw().next())?;
-    let attempt = EspStream::builder()
-        .interface(&way.interface)
-        .path(Path::Daemon)
-        .timeout(ESP_WAIT)
-        .connect_at(client, EspAddr::new(way.addr, PROBED_PORT));
-    let error = match attempt {
-        Ok(_) => return Some(true),
-        Err(error) => error,
-    };
-    match EspError::of(&error) {
-        Some(EspError::ConnectTimedOut(_) | EspError::ConnectCallTimedOut(_)) => Some(false),
-        Some(
-            EspError::Refused(_)
-            | EspError::BadKey(_)
-            | EspError::PeerVersion { .. }
-            | EspError::Aborted(_)
-            | EspError::PeerLimit(_)
-            | EspError::ResetOther { .. },
-        ) => Some(true),
-        _ => None,
-    }
+    let mut wires = wires.iter_mut();
+    wires
+        .find(|wire| wire.interface() == way.interface)?
+        .streams(way.addr)
 }
 
 fn nanos(time: Duration) -> u64 {
