@@ -1,5 +1,5 @@
-//! The programs `esp`, `esping`, `espstat` and `esptop`, and modules that `esplab` shares with
-//! them.
+//! The programs `esp`, `esping`, `espstat`, `esptop`, `espcat` and `esperf`, and modules that
+//! `esplab` shares with them.
 //!
 //! Each program has a module per step: *flags* (the command line, by clap), *plan* (the checked
 //! request), *run* (the work) and *report* (text for people or one JSON object per line, from the
@@ -10,7 +10,10 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+pub mod ends;
 pub mod esp;
+pub mod espcat;
+pub mod esperf;
 pub mod esping;
 pub mod espstat;
 pub mod esptop;

@@ -28,6 +28,9 @@ pub enum Failure {
     /// A command that was to be run cannot be: exit code as of a shell, 126 or 127.
     #[error("{1}")]
     Command(u8, String),
+    /// What the program was to do broke off midway: one line, and exit code 1.
+    #[error("{0}")]
+    Broken(String),
     /// Writing the output failed; a closed pipe ends the program cleanly.
     #[error("writing the output: {0}")]
     Output(#[from] io::Error),
@@ -37,6 +40,11 @@ impl Failure {
     /// Creates a failure with this text.
     pub fn new(text: impl Display) -> Failure {
         Failure::Text(text.to_string())
+    }
+
+    /// Creates a failure of what broke off midway.
+    pub fn broken(text: impl Display) -> Failure {
+        Failure::Broken(text.to_string())
     }
 }
 
@@ -64,6 +72,7 @@ pub fn finish(program: &str, result: Result<Verdict, Failure>) -> ExitCode {
             let _ = writeln!(io::stderr(), "{program}: {failure}");
             match failure {
                 Failure::Command(code, _) => ExitCode::from(code),
+                Failure::Broken(_) => ExitCode::from(1),
                 Failure::Text(_) | Failure::Output(_) => ExitCode::from(2),
             }
         }

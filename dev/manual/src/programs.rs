@@ -23,6 +23,8 @@ pub(crate) fn all() -> Vec<Program> {
         program("esping", "1", cli::esping::command()),
         program("espstat", "1", cli::espstat::command()),
         program("esptop", "1", cli::esptop::command()),
+        program("espcat", "1", cli::espcat::command()),
+        program("esperf", "1", cli::esperf::command()),
         program("esplab", "1", esplab::command()),
         program("esp-daemon", "8", esp_daemon::args::Args::command()),
     ]

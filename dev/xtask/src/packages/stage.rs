@@ -13,7 +13,9 @@ use crate::{manual, ompi, open_mpi};
 /// Programs of the package `esp-daemon`.
 const DAEMON: &[&str] = &["esp-daemon"];
 /// Programs of the package `esp-tools`.
-const TOOLS: &[&str] = &["esp", "esping", "esplab", "espstat", "esptop"];
+const TOOLS: &[&str] = &[
+    "esp", "espcat", "esperf", "esping", "esplab", "espstat", "esptop",
+];
 /// Crates to build.
 const CRATES: &[&str] = &["esp-daemon", "cli", "esplab", "capi", "libfabric"];
 

@@ -1,0 +1,5 @@
+//! Streams and datagrams from standard input and to standard output.
+
+fn main() -> std::process::ExitCode {
+    cli::espcat::main()
+}

@@ -1,0 +1,83 @@
+//! The ends of streams: which client a program uses, and the address of a node.
+
+use clap::Args;
+use esp_client::{Client, EspAddr, EspError, NodeAddr, resolve, resolve_udp};
+
+use crate::out::Failure;
+
+/// Carrier of streams and datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Carrier {
+    /// Raw Ethernet, by the node's daemon
+    Raw,
+    /// UDP, by this program
+    Udp,
+}
+
+/// Options about the way between the nodes, of all programs that open streams.
+#[derive(Clone, Debug, Args)]
+pub struct Way {
+    /// Interface to use [default: for a server all, for a client the one that reaches the node]
+    #[arg(short = 'I', long, value_name = "IF")]
+    pub interface: Option<String>,
+    /// Carrier [default: for a server raw, for a client that of the node's address]
+    #[arg(long, value_name = "CARRIER")]
+    pub carrier: Option<Carrier>,
+    /// With --carrier udp, the UDP port of a server; its clients write NODE@PORT for another port
+    /// than 2805
+    #[arg(long, value_name = "PORT", default_value_t = esp_proto::UDP_PORT)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub udp_port: u16,
+}
+
+impl Way {
+    /// Returns the client of a server: that of the daemon, or one that needs none.
+    ///
+    /// # Errors
+    /// There is no daemon, or the UDP port is in use.
+    pub fn serve(&self) -> Result<Client, Failure> {
+        match self.carrier {
+            Some(Carrier::Udp) => Client::udp_at(self.udp_port).map_err(|error| {
+                Failure::new(format_args!(
+                    "UDP port {}: {error}; is esp-daemon or another server there? Choose another \
+                     one by --udp-port",
+                    self.udp_port
+                ))
+            }),
+            Some(Carrier::Raw) | None => Client::shared().map_err(Failure::new),
+        }
+    }
+
+    /// Returns the client that reaches a node, and the address of this port there.
+    ///
+    /// # Errors
+    /// The name is unknown, the carrier does not fit, or there is no daemon.
+    pub fn reach(&self, node: &str, port: u16) -> Result<(Client, EspAddr), Failure> {
+        let addr = self.look_up(node).map_err(Failure::new)?;
+        if self.carrier == Some(Carrier::Raw) && addr.is_udp() {
+            return Err(Failure::new(format_args!(
+                "{node} has no Ethernet address: add it to /etc/ethers, or leave out --carrier raw"
+            )));
+        }
+        if addr.is_group() {
+            return Err(Failure::new(format_args!(
+                "{node} is a group address: write the address of one node"
+            )));
+        }
+        let client = if addr.is_udp() {
+            Client::udp()
+        } else {
+            Client::shared()
+        };
+        let mut addr = EspAddr::new(addr, port);
+        addr.interface.clone_from(&self.interface);
+        Ok((client.map_err(Failure::new)?, addr))
+    }
+
+    fn look_up(&self, node: &str) -> Result<NodeAddr, EspError> {
+        match self.carrier {
+            Some(Carrier::Udp) => resolve_udp(node),
+            Some(Carrier::Raw) | None => resolve(node, self.interface.as_deref()),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A stream from standard input and to standard output.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use esp_client::{EspListener, EspStream};
+
+use super::flags::Flags;
+use super::traffic::Traffic;
+use crate::out::{self, Doing, Failure, Verdict};
+
+/// Bytes that are copied at a time.
+const BLOCK: usize = 64 << 10;
+/// Maximum wait for the acknowledgement of the last bytes, without -w.
+const LAST_BYTES: Duration = Duration::from_secs(60);
+
+/// Accepts one connection and copies.
+pub(super) fn listen(flags: &Flags, port: u16) -> Result<Verdict, Failure> {
+    let client = flags.way.serve()?;
+    let mut builder = EspListener::builder().backlog(1);
+    if let Some(interface) = &flags.way.interface {
+        builder = builder.interface(interface);
+    }
+    let listener = builder.bind_at(&client, port);
+    let listener = listener.doing(format_args!("listening on port {port}"))?;
+    if flags.verbose {
+        out::note(format_args!("listening on port {port}"));
+    }
+    let accepted = match flags.wait {
+        Some(wait) => listener.accept_timeout(wait),
+        None => listener.accept(),
+    };
+    let (stream, peer) = accepted.map_err(Failure::broken)?;
+    // Others are refused from now on.
+    drop(listener);
+    if flags.verbose {
+        out::note(format_args!("connection from {peer}"));
+    }
+    copy(flags, stream)
+}
+
+/// Connects and copies.
+pub(super) fn connect(flags: &Flags, node: &str, port: u16) -> Result<Verdict, Failure> {
+    let (client, addr) = flags.way.reach(node, port)?;
+    let mut builder = EspStream::builder();
+    if let Some(wait) = flags.wait {
+        builder = builder.timeout(wait);
+    }
+    let stream = builder.connect_at(&client, addr).map_err(Failure::broken)?;
+    if flags.verbose {
+        out::note(format_args!("connected to {}", stream.peer_addr()));
+    }
+    copy(flags, stream)
+}
+
+/// Copies in both directions until both have ended.
+fn copy(flags: &Flags, stream: EspStream) -> Result<Verdict, Failure> {
+    let stream = Arc::new(stream);
+    let traffic = Arc::new(Traffic::new(flags.verbose));
+    // A thread that reads a terminal cannot be stopped; it ends with the process.
+    let ended = Arc::new(AtomicBool::new(false));
+    let sender = if flags.detached {
+        stream.shutdown(Shutdown::Write).map_err(Failure::broken)?;
+        None
+    } else {
+        let (stream, traffic) = (Arc::clone(&stream), Arc::clone(&traffic));
+        let ended = Arc::clone(&ended);
+        let run = move || {
+            let sent = send(&stream, &traffic);
+            ended.store(true, Ordering::Release);
+            sent
+        };
+        let name = thread::Builder::new().name("stdin".into());
+        Some(name.spawn(run).doing("starting a thread")?)
+    };
+    receive(&stream, &traffic, flags.wait)?;
+    if let Some(sender) = sender {
+        let idle = |limit| traffic.patience(limit).is_zero();
+        while !ended.load(Ordering::Acquire) {
+            if flags.wait.is_some_and(idle) {
+                return Err(idle_for(flags.wait));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let sent = sender.join().map_err(|_| Failure::new("a thread failed"))?;
+        sent?;
+    }
+    stream
+        .finish(flags.wait.unwrap_or(LAST_BYTES))
+        .map_err(Failure::broken)?;
+    traffic.report();
+    Ok(Verdict::Done)
+}
+
+/// Copies standard input to the stream, and ends the sending direction.
+fn send(mut stream: &EspStream, traffic: &Traffic) -> Result<(), Failure> {
+    let mut input = io::stdin().lock();
+    let mut block = vec![0; BLOCK];
+    loop {
+        let count = match input.read(&mut block) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error).doing("reading standard input"),
+        };
+        let mut rest = block.get(..count).unwrap_or_default();
+        while !rest.is_empty() {
+            let written = stream.write(rest).map_err(Failure::broken)?;
+            traffic.sent(written);
+            rest = rest.get(written..).unwrap_or_default();
+        }
+    }
+    stream.shutdown(Shutdown::Write).map_err(Failure::broken)
+}
+
+/// Copies the stream to standard output until its end.
+fn receive(
+    mut stream: &EspStream,
+    traffic: &Traffic,
+    wait: Option<Duration>,
+) -> Result<(), Failure> {
+    let mut output = io::stdout().lock();
+    let mut block = vec![0; BLOCK];
+    loop {
+        if let Some(wait) = wait {
+            let patience = traffic.patience(wait);
+            if patience.is_zero() {
+                return Err(idle_for(Some(wait)));
+            }
+            // The other direction may have had bytes when this time is over.
+            stream
+                .set_read_timeout(Some(patience))
+                .map_err(Failure::broken)?;
+        }
+        match stream.read(&mut block) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                traffic.received(count);
+                output.write_all(block.get(..count).unwrap_or_default())?;
+                output.flush()?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && wait.is_some() => {}
+            Err(error) => return Err(Failure::broken(error)),
+        }
+    }
+}
+
+fn idle_for(wait: Option<Duration>) -> Failure {
+    Failure::Broken(format!(
+        "no data for {:?}: the time-out of -w is over",
+        wait.unwrap_or_default()
+    ))
+}

@@ -1,0 +1,98 @@
+//! Messages between client and server, each a line of JSON on a stream of its own, and the first
+//! line of the streams that are measured.
+
+use std::io::{ErrorKind, Read, Write};
+use std::time::Duration;
+
+use esp_client::EspStream;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::flags::Plan;
+use crate::out::Failure;
+
+/// Longest message, in bytes.
+const MAX_MESSAGE: usize = 64 << 10;
+/// Maximum wait for a message that the other side sends at once.
+pub(super) const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// First line of a stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Hello {
+    /// The control stream of a test.
+    Test { cookie: String, plan: Plan },
+    /// A stream of the test with this cookie.
+    Data { cookie: String, index: u16 },
+}
+
+/// Answer to [`Hello::Test`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Reply {
+    /// The server waits for the streams.
+    Ready,
+    /// The server refuses the test.
+    Refused(String),
+}
+
+/// Follows once the server has all streams: both sides begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Begin;
+
+/// What a side counted, by stream. The sides exchange it at the end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Results {
+    pub(super) bytes: Vec<u64>,
+    /// `None`: this side does not know.
+    pub(super) retransmits: Vec<Option<u64>>,
+    pub(super) seconds: f64,
+    pub(super) cpu: Cpu,
+}
+
+/// Time of processors, in per cent of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Cpu {
+    pub(super) user: f64,
+    pub(super) system: f64,
+}
+
+/// Sends a message.
+pub(super) fn send(mut stream: &EspStream, message: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(message).map_err(Failure::new)?;
+    let line = format!("{text}\n");
+    stream.write_all(line.as_bytes()).map_err(Failure::broken)
+}
+
+/// Receives a message, within this time.
+pub(super) fn receive<T: DeserializeOwned>(
+    mut stream: &EspStream,
+    patience: Duration,
+) -> Result<T, Failure> {
+    stream
+        .set_read_timeout(Some(patience))
+        .map_err(Failure::broken)?;
+    let mut line = Vec::new();
+    let mut byte = [0];
+    // Byte by byte: what follows the line in a stream of data is not a message.
+    loop {
+        match stream.read(&mut byte) {
+            Ok(0) => {
+                return Err(Failure::Broken(
+                    "the other side ended the test; see its messages".into(),
+                ));
+            }
+            Ok(_) if byte == *b"\n" => break,
+            Ok(_) if line.len() < MAX_MESSAGE => line.extend(byte),
+            Ok(_) => return Err(Failure::Broken("a message of the peer is too long".into())),
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                return Err(Failure::Broken(format!(
+                    "no answer for {} s: is a test of another client running?",
+                    patience.as_secs()
+                )));
+            }
+            Err(error) => return Err(Failure::broken(error)),
+        }
+    }
+    stream.set_read_timeout(None).map_err(Failure::broken)?;
+    serde_json::from_slice(&line)
+        .map_err(|error| Failure::Broken(format!("the peer is no esperf of this version: {error}")))
+}

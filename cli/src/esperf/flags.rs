@@ -1,0 +1,169 @@
+//! Command line of esperf.
+
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::ends::Way;
+use crate::out::Failure;
+use crate::units;
+
+/// Default of `-p`, as of iperf3.
+const DEFAULT_PORT: u16 = 5201;
+/// Most streams of a test.
+pub(super) const MAX_STREAMS: u16 = 128;
+/// Longest write.
+pub(super) const MAX_LENGTH: u64 = 1 << 20;
+
+/// Measure the throughput of streams to another node, as iperf3(1) does over TCP
+///
+/// Exit code: 0 when the test was done, 1 when it broke off, 2 when esperf could not run.
+#[derive(Debug, Parser)]
+#[command(name = "esperf", version)]
+#[command(override_usage = "esperf -s [OPTIONS]\n       esperf -c NODE [OPTIONS]")]
+pub(super) struct Flags {
+    /// Serve tests, one after the other
+    #[arg(
+        short,
+        long,
+        required_unless_present = "client",
+        conflicts_with = "client"
+    )]
+    pub(super) server: bool,
+    /// Run a test with the server at NODE: a MAC address, a name of /etc/ethers, or NAME.esp, over
+    /// raw Ethernet; an IP address or another name, with @PORT behind it for another UDP port than
+    /// 2805, over UDP and without a daemon
+    #[arg(short, long, value_name = "NODE")]
+    pub(super) client: Option<String>,
+    /// Port of the server
+    #[arg(short, long, value_name = "PORT", default_value_t = DEFAULT_PORT)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    pub(super) port: u16,
+    /// Time between two reports
+    #[arg(short, long, value_name = "SECS", value_parser = units::pause, default_value = "1")]
+    pub(super) interval: Duration,
+    /// One JSON object at the end, with the names of iperf3
+    #[arg(short = 'J', long)]
+    pub(super) json: bool,
+    /// Serve one test and exit
+    #[arg(short = '1', long, requires = "server")]
+    pub(super) one_off: bool,
+    /// Time to send
+    #[arg(short, long, value_name = "SECS", value_parser = units::pause, default_value = "10")]
+    #[arg(conflicts_with = "server")]
+    pub(super) time: Duration,
+    /// Bytes to send, over all streams, instead of a time
+    #[arg(short = 'n', long, value_name = "BYTES", value_parser = units::bytes)]
+    #[arg(conflicts_with_all = ["time", "server"])]
+    pub(super) bytes: Option<u64>,
+    /// Number of streams
+    #[arg(short = 'P', long, value_name = "STREAMS", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_STREAMS)))]
+    #[arg(conflicts_with = "server")]
+    pub(super) parallel: u16,
+    /// The server sends
+    #[arg(short = 'R', long, conflicts_with = "server")]
+    pub(super) reverse: bool,
+    /// Bytes of each write and read
+    #[arg(short, long, value_name = "BYTES", value_parser = units::bytes, default_value = "128KiB")]
+    #[arg(conflicts_with = "server")]
+    pub(super) length: u64,
+    #[command(flatten)]
+    pub(super) way: Way,
+}
+
+/// A test, as the client describes it to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Plan {
+    pub(super) streams: u16,
+    pub(super) length: u64,
+    pub(super) reverse: bool,
+    /// Time to send, unless `bytes` says how many.
+    pub(super) time: Duration,
+    pub(super) bytes: Option<u64>,
+}
+
+impl Plan {
+    /// Checks the values, which a peer may have sent.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if !(1..=MAX_LENGTH).contains(&self.length) {
+            return Err(format!(
+                "invalid length {} for -l: write 1 to {MAX_LENGTH} bytes",
+                self.length
+            ));
+        }
+        if !(1..=MAX_STREAMS).contains(&self.streams) {
+            return Err(format!(
+                "invalid number of streams {}: write 1 to {MAX_STREAMS}",
+                self.streams
+            ));
+        }
+        if self.bytes == Some(0) || self.time > Duration::from_secs(86_400) {
+            return Err("the test is empty, or longer than a day".into());
+        }
+        Ok(())
+    }
+}
+
+impl Flags {
+    /// Returns the test of a client.
+    pub(super) fn plan(&self) -> Result<Plan, Failure> {
+        let plan = Plan {
+            streams: self.parallel,
+            length: self.length,
+            reverse: self.reverse,
+            time: self.time,
+            bytes: self.bytes,
+        };
+        plan.check().map_err(Failure::new)?;
+        Ok(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn plan(line: &str) -> Result<Plan, String> {
+        let flags = Flags::try_parse_from(line.split(' ')).map_err(|e| e.to_string())?;
+        flags.plan().map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn flags_are_consistent() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_iperf3() {
+        let expected = Plan {
+            streams: 8,
+            length: 65536,
+            reverse: true,
+            time: Duration::from_secs(5),
+            bytes: None,
+        };
+        let line = "esperf -c node1 -p 7000 -t 5 -P 8 -R -l 64K -i 0.5 --json";
+        assert_eq!(plan(line), Ok(expected));
+        let bytes = plan("esperf -c node1 -n 1M").map(|plan| plan.bytes);
+        assert_eq!(bytes, Ok(Some(1 << 20)));
+    }
+
+    #[test]
+    fn wrong_options_say_why() {
+        for (line, why) in [
+            ("esperf", "required"),
+            ("esperf -s -c node1", "cannot be used"),
+            ("esperf -s -R", "cannot be used"),
+            ("esperf -c node1 -l 2M", "invalid length"),
+            ("esperf -c node1 -P 0", "1..=128"),
+            ("esperf -c node1 -n 0", "empty"),
+            ("esperf -c node1 -t 1 -n 1", "cannot be used"),
+            ("esperf -c node1 -t x", "invalid duration"),
+        ] {
+            let error = plan(line).unwrap_err();
+            assert!(error.contains(why), "{line}: {error}");
+        }
+    }
+}

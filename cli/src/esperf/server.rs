@@ -1,0 +1,132 @@
+//! The server: runs one test after the other.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use esp_client::{Client, EspListener, EspStream};
+
+use super::control::{AT_ONCE, Begin, Hello, Reply, Results, receive, send};
+use super::flags::{Flags, Plan};
+use super::report::{Report, Side};
+use super::streams::measure;
+use crate::out::{self, Doing, Failure, Verdict};
+use crate::signal::Interrupt;
+
+/// Longest wait for a connection between two looks for signals.
+const LOOK: Duration = Duration::from_millis(100);
+/// Maximum wait for the first line of a stream. A silent one holds up the others for this long.
+const FIRST_LINE: Duration = Duration::from_secs(2);
+
+/// Serves tests until a signal, or one test.
+pub(super) fn run(flags: &Flags, interrupt: &Interrupt) -> Result<Verdict, Failure> {
+    let client = flags.way.serve()?;
+    let mut builder = EspListener::builder();
+    if let Some(interface) = &flags.way.interface {
+        builder = builder.interface(interface);
+    }
+    let listener = builder.bind_at(&client, flags.port);
+    let listener = listener.doing(format_args!("listening on port {}", flags.port))?;
+    if !flags.json {
+        out::line(format_args!("Server listening on port {}", flags.port))?;
+    }
+    while !interrupt.is_set() {
+        let Some(control) = accept(&listener)? else {
+            continue;
+        };
+        let ended = match receive(&control, FIRST_LINE) {
+            Ok(Hello::Test { cookie, plan }) => match plan.check() {
+                Ok(()) => serve(
+                    flags,
+                    &plan,
+                    &cookie,
+                    (&client, &listener),
+                    &control,
+                    interrupt,
+                ),
+                Err(why) => send(&control, &Reply::Refused(why)),
+            },
+            // A stream of a test that broke off.
+            Ok(Hello::Data { .. }) => continue,
+            Err(error) => Err(error),
+        };
+        match ended {
+            Err(error @ Failure::Output(_)) => return Err(error),
+            Err(error) if flags.one_off => return Err(error),
+            Err(error) => out::note(format_args!("esperf: {error}")),
+            Ok(()) => {}
+        }
+        if flags.one_off {
+            break;
+        }
+    }
+    Ok(Verdict::Done)
+}
+
+/// Returns a connection, or `None` after a while without any.
+fn accept(listener: &EspListener) -> Result<Option<EspStream>, Failure> {
+    match listener.accept_timeout(LOOK) {
+        Ok((stream, _)) => Ok(Some(stream)),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(None),
+        Err(error) => Err(error).doing("accepting"),
+    }
+}
+
+/// Serves one test.
+fn serve(
+    flags: &Flags,
+    plan: &Plan,
+    cookie: &str,
+    (client, listener): (&Client, &EspListener),
+    control: &EspStream,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
+    send(control, &Reply::Ready)?;
+    let streams = gather(listener, plan.streams, cookie)?;
+    send(control, &Begin)?;
+    let side = Side {
+        plan: *plan,
+        sends: plan.reverse,
+        interval: flags.interval,
+        json: flags.json,
+    };
+    let mut report = Report::start(side, None, cookie, &streams)?;
+    let pace = (flags.interval, interrupt);
+    let own = measure(plan, side.sends, client, &streams, pace, |interval| {
+        report.interval(interval)
+    })?;
+    if interrupt.is_set() {
+        return report.end(&own, None);
+    }
+    let theirs: Results = receive(control, AT_ONCE)?;
+    send(control, &own)?;
+    control.finish(AT_ONCE).map_err(Failure::broken)?;
+    report.end(&own, Some(&theirs))
+}
+
+/// Accepts the streams of a test, in the order of their numbers.
+fn gather(
+    listener: &EspListener,
+    count: u16,
+    cookie: &str,
+) -> Result<Vec<Arc<EspStream>>, Failure> {
+    let deadline = Instant::now() + AT_ONCE;
+    let mut found: Vec<Option<Arc<EspStream>>> = (0..count).map(|_| None).collect();
+    while found.iter().any(Option::is_none) {
+        if Instant::now() >= deadline {
+            return Err(Failure::Broken(
+                "the client did not open its streams".into(),
+            ));
+        }
+        let Some(stream) = accept(listener)? else {
+            continue;
+        };
+        if let Ok(Hello::Data { cookie: of, index }) = receive(&stream, FIRST_LINE)
+            && of == cookie
+            && let Some(place) = found.get_mut(usize::from(index))
+        {
+            *place = Some(Arc::new(stream));
+        }
+    }
+    Ok(found.into_iter().flatten().collect())
+}
