@@ -213,6 +213,10 @@ pub enum ResetReason {
 pub struct Progress {
     /// The connection.
     pub conn: ConnId,
+    /// Epoch of the connection's last move or resumption; the host's image of the connection
+    /// ([`Endpoint::image`](crate::Endpoint::image)) must be of this epoch before the next frame
+    /// is sent. 0 if it has made none.
+    pub epoch: u32,
     /// All bytes below this stream offset are acknowledged: their storage may be reused.
     pub acked: u64,
     /// All bytes below this stream offset have been passed to `Sink::deliver`.

@@ -86,6 +86,7 @@ mod congestion;
 mod connection;
 mod counters;
 mod endpoint;
+mod image;
 pub mod rails;
 mod recovery;
 mod recv;
@@ -105,5 +106,6 @@ pub use addr::{
 pub use api::*;
 pub use counters::Counters;
 pub use endpoint::{Endpoint, ListenerInfo};
+pub use image::{ConnImage, Positions, ResumeError};
 pub use seq::Seq;
 pub use time::{Duration, Instant};

@@ -1,6 +1,7 @@
 //! Receiving half of a connection: next expected sequence, credit given, data that arrived after a
 //! gap.
 
+use crate::image::Positions;
 use crate::seq::Seq;
 use crate::wire::{MAX_SACK, MAX_WINDOW};
 use alloc::collections::VecDeque;
@@ -100,6 +101,18 @@ impl RecvSide {
         }
     }
 
+    /// Creates the receiving half of a connection whose state was lost. `expected` stands for the
+    /// unknown next sequence until the peer names it.
+    pub(crate) fn resumed(expected: Seq, payload: u16, capacity: u32, at: &Positions) -> Self {
+        RecvSide {
+            delivered: at.delivered,
+            consumed: at.consumed,
+            finished: at.peer_finished,
+            fin: at.peer_finished.then(|| expected.plus(u16::MAX)),
+            ..RecvSide::new(expected, 0, payload, capacity)
+        }
+    }
+
     /// Returns the number of bytes delivered and not consumed.
     pub(crate) fn queued(&self) -> u64 {
         self.delivered - self.consumed
@@ -157,9 +170,8 @@ impl RecvSide {
         self.payload = payload;
         self.expected = expected;
         self.edge = expected.plus(self.credit_at(payload));
-        if !self.finished {
-            self.fin = None;
-        }
+        // The FIN, if it has arrived, came just before the expected sequence.
+        self.fin = self.finished.then(|| expected.plus(u16::MAX));
     }
 
     /// Returns true when new credit is worth a frame of its own (W-41): a quarter of the window has

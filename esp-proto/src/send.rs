@@ -72,6 +72,17 @@ impl SendSide {
         }
     }
 
+    /// Creates the sending half of a connection whose state was lost: all that the program wrote may
+    /// have been sent (W-135).
+    pub(crate) fn resumed(first: Seq, acked: u64, written: u64) -> Self {
+        SendSide {
+            written,
+            cut: written,
+            acked,
+            ..SendSide::new(first)
+        }
+    }
+
     /// Returns the next sequence to be used.
     pub(crate) fn next(&self) -> Seq {
         self.una.plus(self.outstanding())

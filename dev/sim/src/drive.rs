@@ -7,8 +7,8 @@ use crate::plan::Side;
 use crate::trace;
 use crate::world::{Action, Todo, World};
 use esp_proto::{
-    CloseReason, ConnId, ConnOptions, Duration, EdpKind, Endpoint, Event, HEAD_LEN, Instant,
-    MacAddr, PREFIX_LEN, Payload, Port, Progress, ResetReason, RxFrame, Transmit,
+    CloseReason, ConnId, ConnOptions, Duration, EdpKind, Endpoint, Event, HEAD_LEN, MacAddr,
+    PREFIX_LEN, Payload, Port, Progress, ResetReason, RxFrame, Transmit,
 };
 
 /// Rounds of draining after which an endpoint and its programs must be idle.
@@ -268,6 +268,7 @@ impl World {
             conn: id,
             acked,
             delivered,
+            epoch: _,
         } = progress;
         let Some(conn) = self.nodes[number].conn(id) else {
             if (acked, delivered) == (0, 0) {
@@ -618,16 +619,15 @@ impl World {
         match action {
             Action::Open(flow) => self.open(flow),
             Action::Abort(flow, side, reason) => {
-                let (node, id) = (
-                    self.flows[flow].node(side),
-                    self.flows[flow].side(side).conn,
-                );
-                if let Some(id) = id {
+                let (node, status) = (self.flows[flow].node(side), self.flows[flow].side(side));
+                if let Some(id) = status.conn.filter(|_| status.closed.is_none()) {
                     self.nodes[node].endpoint.abort(now, id, reason);
                 }
                 self.drain(node);
             }
             Action::Restart(node) => self.restart(node),
+            Action::Lose(node, down) => self.lose(node, down),
+            Action::Adopt(node) => self.adopt(node),
             Action::Inject(node, bytes) => {
                 let frame = Frame {
                     bytes,
@@ -732,7 +732,15 @@ impl World {
     }
 
     fn restart(&mut self, number: usize) {
-        let now: Instant = self.now;
+        self.renew(number);
+        for (_, conn) in std::mem::take(&mut self.nodes[number].conns) {
+            self.end_program(&conn);
+        }
+        self.drain(number);
+    }
+
+    /// Replaces a node's endpoint by a new one with its listeners.
+    pub(crate) fn renew(&mut self, number: usize) {
         let node = &mut self.nodes[number];
         node.incarnation += 1;
         let (config, mtu) = (node.config.endpoint.clone(), node.endpoint.mtu());
@@ -745,16 +753,5 @@ impl World {
         self.checker.forget(node.mac);
         node.ring.clear();
         node.dirty.clear();
-        for (_, conn) in std::mem::take(&mut node.conns) {
-            let Some((flow, side)) = conn.role else {
-                continue;
-            };
-            let status = self.flows[flow].side_mut(side);
-            if status.conn == Some(conn.id) {
-                status.closed = Some(CloseReason::Aborted(ResetReason::ProgramDied));
-                status.closed_at = Some(now);
-            }
-        }
-        self.drain(number);
     }
 }

@@ -23,6 +23,7 @@ pub mod check;
 mod drive;
 pub mod host;
 pub mod link;
+mod lose;
 pub mod net;
 pub mod pattern;
 pub mod plan;

@@ -30,6 +30,8 @@ pub struct Summary {
     pub retransmits: u64,
     /// Congestion marks reported by receivers and accepted by senders.
     pub marks: u64,
+    /// Connections resumed after a loss of state.
+    pub resumptions: u64,
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -70,6 +72,7 @@ pub fn run_one(seed: u64) -> Result<Summary, Failure> {
                 connections: sum.connections + c.connections_opened,
                 retransmits: sum.retransmits + c.tx_retransmits,
                 marks: sum.marks + c.rx_ecn_reported,
+                resumptions: sum.resumptions + c.connections_resumed,
                 ..sum
             },
         )
@@ -104,6 +107,7 @@ pub fn run_all(seeds: std::ops::Range<u64>, package_and_test: &str) -> Summary {
                             result.0.connections += one.connections;
                             result.0.retransmits += one.retransmits;
                             result.0.marks += one.marks;
+                            result.0.resumptions += one.resumptions;
                         }
                         Err(failure) => {
                             result.1.push(failure);

@@ -78,6 +78,7 @@ impl Scenario {
         };
         scenario.add_faults(&mut rng);
         scenario.add_datagrams(&mut rng);
+        scenario.add_losses(&mut Rng::new(mix(mix(seed))));
         scenario
     }
 
@@ -142,6 +143,20 @@ impl Scenario {
             ]);
             self.flows[flow].may_fail = true;
             self.actions.push((at, Action::Abort(flow, side, reason)));
+        }
+    }
+
+    /// Has services end at random times: up to four times, possibly of several nodes at once.
+    fn add_losses(&mut self, rng: &mut Rng) {
+        // Where frames are altered, MOVE frames are, too.
+        if self.hostile || !rng.chance(300_000) {
+            return;
+        }
+        for _ in 0..rng.range(1, 4) {
+            let node = rng.below(self.nodes.len() as u64) as usize;
+            let at = Duration::from_micros(rng.magnitude(1, 300_000));
+            let down = Duration::from_micros(rng.magnitude(1, 1_000_000));
+            self.actions.push((at, Action::Lose(node, down)));
         }
     }
 
@@ -344,5 +359,7 @@ mod tests {
                 .any(|(_, a)| matches!(a, Action::Restart(_))))
                 > 5
         );
+        let losses = |(_, action): &(Duration, Action)| matches!(action, Action::Lose(..));
+        assert!(some(&|s| s.actions.iter().any(losses)) > 50);
     }
 }

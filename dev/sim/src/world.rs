@@ -81,6 +81,10 @@ pub enum Action {
     Abort(usize, Side, ResetReason),
     /// The node loses all memory: a new endpoint replaces its own. Its listeners are opened again.
     Restart(usize),
+    /// The node's service ends, and the next one adopts its connections after this time.
+    Lose(usize, esp_proto::Duration),
+    /// The node's service adopts the connections of an earlier one.
+    Adopt(usize),
     /// A forged frame arrives at the node.
     Inject(usize, Vec<u8>),
     /// The node closes the listener of a port.
@@ -125,6 +129,8 @@ pub(crate) struct Node {
     pub(crate) rng: Rng,
     pub(crate) incarnation: u64,
     pub(crate) conns: BTreeMap<u32, Conn>,
+    /// Connections that wait for the next service.
+    pub(crate) lost: Vec<crate::lose::Lost>,
     pub(crate) listeners: BTreeMap<Port, ListenOptions>,
     pub(crate) ring: VecDeque<(Frame, bool)>,
     pub(crate) wake_at: Option<Instant>,
@@ -290,6 +296,7 @@ impl World {
             rng,
             incarnation: 1,
             conns: BTreeMap::new(),
+            lost: Vec::new(),
             listeners: BTreeMap::new(),
             ring: VecDeque::new(),
             wake_at: None,
@@ -481,10 +488,11 @@ impl World {
     fn is_over(&self) -> bool {
         self.scripts_left == 0
             && self.flows.iter().all(Flow::is_over)
-            && self
-                .nodes
-                .iter()
-                .all(|node| node.conns.is_empty() && node.endpoint.connections().next().is_none())
+            && self.nodes.iter().all(|node| {
+                node.conns.is_empty()
+                    && node.lost.is_empty()
+                    && node.endpoint.connections().next().is_none()
+            })
     }
 
     fn step(&mut self) {

@@ -34,6 +34,14 @@ impl Ecn {
         }
     }
 
+    /// Restarts both counts, because one side has lost them (W-134).
+    pub(super) fn restart(&mut self) {
+        *self = Ecn {
+            in_force: self.in_force,
+            ..Ecn::new(self.offered)
+        };
+    }
+
     /// Counts a packet received with a mark (W-112).
     fn count(&mut self) {
         self.received = self.received.wrapping_add(1);

@@ -1,6 +1,6 @@
 //! One connection. This file holds the state and the dispatch. The rules are in its submodules:
 //! [`open`] (set-up), [`input`] (frames), [`output`] (building frames), [`timeout`] (deadlines);
-//! and in the sibling modules `send`, `recv`, `recovery`, `rtt`, `congestion` and `state`.
+//! [`resume`] (after a loss of state); and in the sibling modules `send`, `recv`, `recovery`, `rtt`, `congestion` and `state`.
 
 mod ack_requests;
 mod ecn;
@@ -8,6 +8,7 @@ mod input;
 mod moves;
 mod open;
 mod output;
+mod resume;
 mod timeout;
 
 pub(crate) use moves::{MoveAction, Question};
@@ -253,7 +254,7 @@ impl Connection {
     }
 
     /// Ends a connection that the peer no longer has: successfully if only the last acknowledgement
-    /// was missing, because the peer has left TIME-WAIT (W-58).
+    /// was missing, because the peer has left TIME-WAIT (W-58, W-138).
     pub(crate) fn lose_peer(&mut self) {
         let complete = matches!(self.state, State::LastAck | State::Closing)
             && self.send.fin == FinState::Sent
@@ -314,6 +315,7 @@ impl Connection {
 
     pub(crate) fn progress(&self) -> Progress {
         Progress {
+            epoch: self.mobility.as_ref().map_or(0, |m| m.epoch),
             conn: self.id,
             acked: self.send.acked,
             delivered: self.recv.delivered,

@@ -8,13 +8,14 @@ use super::{Acks, Connection, Cx};
 use crate::addr::{MacAddr, NodeAddr};
 use crate::congestion::Aimd;
 use crate::counters::DropCounter;
+use crate::image::ConnImage;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::seq::Seq;
 use crate::state::Input;
 use crate::time::Duration;
 use crate::timers::Timer;
-use crate::wire::{MAX_SETUP, MAX_WINDOW, Move, SetUp, Step};
+use crate::wire::{FEATURE_RESUME, MAX_SETUP, MAX_WINDOW, Move, SetUp, Step};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -42,20 +43,26 @@ enum Phase {
     Gone,
 }
 
-/// Move state of a connection that may move.
+/// Move state of a connection that may move or may be resumed.
 #[derive(Debug, Default)]
 pub(crate) struct Mobility {
     /// The other addresses of this node, as announced to the peer.
     pub(super) own: Box<[u8]>,
-    /// The peer's addresses, the one used in the set-up first. Empty until the peer has agreed to
-    /// moves.
-    peer: Vec<NodeAddr>,
+    /// The peer's addresses, the one used in the set-up first; only that one unless both sides
+    /// offered moves. Empty until the set-up.
+    pub(super) peer: Vec<NodeAddr>,
+    /// Both sides offered to move (W-100).
+    pub(super) rails: bool,
+    /// Both sides offered to resume (W-130).
+    pub(super) resume: bool,
+    /// This side has lost its state, and the peer has not confirmed that it knows (W-134).
+    lost: bool,
     /// Largest payload agreed on at set-up.
-    base: u16,
+    pub(super) base: u16,
     /// This side's epochs are odd (W-104).
     odd: bool,
     /// Epoch of the last move.
-    epoch: u32,
+    pub(super) epoch: u32,
     phase: Phase,
     tries: u32,
     /// The interface is known to be dead: frames still in its queue do not prove that the path
@@ -95,39 +102,71 @@ pub(crate) enum MoveAction {
 }
 
 impl Mobility {
-    /// Returns the move state to offer in a set-up block, if the node has other addresses and the
-    /// block has room (W-100).
-    pub(super) fn offer(cx: &Cx, peer: NodeAddr) -> Option<Box<Mobility>> {
+    /// Returns the move state to offer in a set-up block: to resume (W-130), and to move if the node
+    /// has other addresses and the block has room (W-100).
+    pub(super) fn offer(cx: &Cx, peer: NodeAddr) -> Box<Mobility> {
         let remote = peer != cx.own && peer.mac().is_some_and(|mac| !cx.rails.contains(&mac));
-        if cx.rails.is_empty() || !remote || usize::from(cx.max_payload) < MAX_SETUP {
-            return None;
-        }
-        let own = cx.rails.iter().flat_map(|mac| mac.0).collect();
-        Some(Box::new(Mobility {
+        let own = if remote && usize::from(cx.max_payload) >= MAX_SETUP {
+            cx.rails.iter().flat_map(|mac| mac.0).collect()
+        } else {
+            Box::default()
+        };
+        Box::new(Mobility {
             own,
             ..Mobility::default()
-        }))
+        })
+    }
+
+    /// Returns the move state of a connection that was lost after this image: a GO is to be sent
+    /// (W-131).
+    pub(super) fn lost(image: &ConnImage) -> Mobility {
+        let named = image.rails.iter().filter(|mac| mac.0 != [0; 6]);
+        let named = named.map(|mac| NodeAddr::Mac(*mac));
+        let mut mobility = Mobility {
+            peer: core::iter::once(image.peer).chain(named).collect(),
+            resume: true,
+            lost: true,
+            base: image.payload,
+            odd: image.nonce > image.peer_nonce,
+            phase: Phase::Gone,
+            ..Mobility::default()
+        };
+        mobility.rails = mobility.peer.len() > 1;
+        mobility.epoch = mobility.epoch_above(image.epoch);
+        mobility
     }
 
     /// Begins a round of ASK under this side's next epoch above `above` (W-104).
     fn ask(&mut self, above: u32) {
+        self.phase = Phase::Asking(self.epoch_above(above));
+    }
+
+    /// Returns this side's next epoch (W-104).
+    fn epoch_above(&self, above: u32) -> u32 {
         let next = above.saturating_add(1);
         let other = (next % 2 == 1) != self.odd;
-        self.phase = Phase::Asking(next.saturating_add(other.into()));
+        next.saturating_add(other.into())
     }
 }
 
 impl Connection {
-    /// Reads the peer's set-up block, which decides whether moves are enabled (W-100).
+    /// Reads the peer's set-up block, which decides whether moves (W-100) and resumption (W-130)
+    /// are enabled.
     pub(super) fn learn_rails(&mut self, block: &SetUp<'_>) {
-        if block.rails.is_empty() {
-            self.mobility = None;
-        }
         let Some(mobility) = &mut self.mobility else {
             return;
         };
-        let named = block
-            .rails
+        mobility.rails = !mobility.own.is_empty() && !block.rails.is_empty();
+        mobility.resume = block.features & FEATURE_RESUME != 0;
+        if !mobility.rails && !mobility.resume {
+            self.mobility = None;
+            return;
+        }
+        if !mobility.rails {
+            mobility.own = Box::default();
+        }
+        let named = if mobility.rails { block.rails } else { &[] };
+        let named = named
             .as_chunks()
             .0
             .iter()
@@ -168,7 +207,7 @@ impl Connection {
     /// move.
     fn leave_path(&mut self, cx: &Cx) -> bool {
         let may = self.may_move();
-        let Some(mobility) = self.mobility.as_mut().filter(|m| may && !m.peer.is_empty()) else {
+        let Some(mobility) = self.mobility.as_mut().filter(|m| may && m.rails) else {
             return false;
         };
         if mobility.phase == Phase::Settled {
@@ -211,7 +250,7 @@ impl Connection {
                 mobility.ask(epoch);
                 self.notes.ask_paths = true;
             }
-            Phase::Gone if mobility.tries > GO_TRIES => {
+            Phase::Gone if mobility.rails && mobility.tries > GO_TRIES => {
                 mobility.tries = 0;
                 mobility.ask(mobility.epoch);
                 self.notes.ask_paths = true;
@@ -242,6 +281,7 @@ impl Connection {
         Move {
             step,
             finished: self.recv.finished,
+            resumed: false,
             max_payload,
             epoch,
             nonce: self.peer_nonce,
@@ -262,7 +302,11 @@ impl Connection {
         let step = mobility.step.take()?;
         let epoch = mobility.epoch;
         let payload = mobility.base.min(cx.max_payload);
-        let mut block = self.move_block(step, epoch, cx.max_payload);
+        let resumed = mobility.lost;
+        let mut block = Move {
+            resumed, // W-131, W-134
+            ..self.move_block(step, epoch, cx.max_payload)
+        };
         if step == Step::Go {
             block.credit = self.recv.credit_at(payload);
             return Some((self.send.next(), block));
@@ -297,11 +341,17 @@ impl Connection {
         let gone = self.frozen && mobility.epoch == block.epoch;
         let newer = block.epoch > mobility.epoch;
         let repeated = mobility.epoch == block.epoch && here && !self.frozen;
+        // W-133: resumption needs the feature, and stays on the path unless both sides may move.
+        let may_go = if mobility.rails {
+            !block.resumed || mobility.resume
+        } else {
+            here && block.resumed && mobility.resume
+        };
         let action = match block.step {
-            Step::Ask if newer => MoveAction::Answer,
+            Step::Ask if newer && mobility.rails => MoveAction::Answer,
             Step::Answer if asked => MoveAction::Go,
-            Step::Go if newer => MoveAction::Come,
-            Step::Go if repeated => MoveAction::Repeat,
+            Step::Go if newer && may_go => MoveAction::Come,
+            Step::Go if repeated && may_go => MoveAction::Repeat,
             Step::Done if gone && here => MoveAction::Finish,
             Step::Gone if asked || gone => MoveAction::Lost,
             _ => return Err(|c| &mut c.rx_drop_move_stale),
@@ -327,6 +377,7 @@ impl Connection {
         mobility.tries = 0;
         mobility.step = Some(Step::Go);
         self.frozen = true;
+        self.notes.progress = true;
         self.recv.release(&mut cx.pool);
         self.stop_sending();
         self.timers.set(Timer::Move, cx.now + FIRST_INTERVAL);
@@ -359,8 +410,15 @@ impl Connection {
         mobility.phase = Phase::Settled;
         mobility.known_dead = false;
         mobility.step = (block.step == Step::Go).then_some(Step::Done);
-        mobility.moves += 1;
-        cx.counters.connections_moved += 1;
+        if mobility.lost || block.resumed {
+            cx.counters.connections_resumed += 1;
+            self.ecn.restart(); // W-134
+        } else {
+            mobility.moves += 1;
+            cx.counters.connections_moved += 1;
+        }
+        // A GO is confirmed by its DONE; a DONE by the next move of the peer.
+        mobility.lost &= block.step == Step::Go;
         let agreed = mobility.base.min(cx.max_payload).min(block.max_payload);
         self.agree(agreed);
         self.stop_sending();

@@ -14,7 +14,7 @@ use crate::seq::Seq;
 use crate::state::Input;
 use crate::time::{Duration, Instant};
 use crate::timers::{Timer, TimerTable};
-use crate::wire::{EspFrame, FEATURE_ECN, FEATURE_MOVES, MAX_WINDOW, SetUp};
+use crate::wire::{EspFrame, FEATURE_ECN, FEATURE_MOVES, FEATURE_RESUME, MAX_WINDOW, SetUp};
 use alloc::vec::Vec;
 
 /// First interval between SYNs; a LAN answers well within it.
@@ -74,7 +74,7 @@ impl Connection {
         };
         let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynSent);
         conn.ack_requests = AckRequests::new(buffers.tx);
-        conn.mobility = Mobility::offer(cx, key.peer);
+        conn.mobility = Some(Mobility::offer(cx, key.peer));
         conn.visible = true;
         conn.attached = true;
         conn
@@ -97,12 +97,12 @@ impl Connection {
         };
         let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynReceived);
         conn.passive = true;
-        conn.mobility = Mobility::offer(cx, key.peer);
+        conn.mobility = Some(Mobility::offer(cx, key.peer));
         conn.learn_peer(cx, syn.seq, block);
         conn
     }
 
-    fn new(
+    pub(super) fn new(
         cx: &Cx,
         id: ConnId,
         key: Key,
@@ -155,7 +155,8 @@ impl Connection {
         }
     }
 
-    /// Applies the peer's set-up block. Two features are known (W-18, W-100, W-110).
+    /// Applies the peer's set-up block. Three features are known (W-18, W-100, W-110,
+    /// W-130).
     fn learn_peer(&mut self, cx: &Cx, irs: Seq, block: &SetUp<'_>) {
         self.peer_nonce = block.nonce;
         self.agree(self.opening.offered.min(block.max_payload)); // W-19
@@ -176,8 +177,11 @@ impl Connection {
     /// Returns the block for the next SYN or SYN+ACK, with the nonce it answers (W-21).
     pub(super) fn set_up_block(&self, max_ack_delay: Duration) -> SetUp<'_> {
         let mut features = 0;
-        if self.mobility.is_some() {
-            features |= FEATURE_MOVES;
+        if let Some(mobility) = &self.mobility {
+            features |= FEATURE_RESUME; // W-130
+            if !mobility.own.is_empty() {
+                features |= FEATURE_MOVES;
+            }
         }
         if self.ecn.offered {
             features |= FEATURE_ECN; // W-110

@@ -7,6 +7,7 @@ mod held_ports;
 mod listen;
 mod moves;
 mod receive;
+mod resume;
 mod table;
 mod transmit;
 
@@ -78,6 +79,8 @@ pub struct Endpoint {
     /// Connections that have moved to another endpoint, and until when their late frames are
     /// dropped without a reset (W-108). A peer adds at most as many as it has addresses.
     moved_keys: HashMap<Key, Instant, FixedState>,
+    /// Frames of unknown connections are not answered before this (W-136).
+    adopts_until: Instant,
     /// Ports served by another engine of this node.
     held: BTreeSet<Port>,
     edp_sequence: u16,
@@ -146,6 +149,7 @@ impl Endpoint {
             listeners: HashMap::with_hasher(hasher),
             moves: VecDeque::new(),
             edp_ports: BTreeSet::new(),
+            adopts_until: Instant::ZERO,
             held: BTreeSet::new(),
             edp_sequence: 0,
             control: VecDeque::new(),

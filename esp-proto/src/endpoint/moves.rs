@@ -70,11 +70,14 @@ impl Endpoint {
             Ok(block) => block,
             Err(error) => return self.cx.counters.wire(error),
         };
-        if self.cx.rails.is_empty() || self.moves.len() >= MOVES_WAITING {
+        let seq = frame.seq;
+        if self.cx.rails.is_empty() {
+            return self.serve_move(&MoveFrame { key, seq, block });
+        }
+        if self.moves.len() >= MOVES_WAITING {
             self.cx.counters.rx_drop_move_unknown += 1;
             return;
         }
-        let seq = frame.seq;
         self.moves
             .push_back(MoveRequest::Frame(MoveFrame { key, seq, block }));
     }
@@ -184,7 +187,9 @@ impl Endpoint {
     /// Rate-limited as resets for unknown connections are.
     pub(crate) fn deny_move(&mut self, frame: &MoveFrame) {
         if matches!(frame.block.step, Step::Ask | Step::Go) {
-            if self.resets.take(self.cx.now) {
+            if self.is_adopting() {
+                // W-136: its program may bring it.
+            } else if self.resets.take(self.cx.now) {
                 self.reply_move(frame, Step::Gone);
             } else {
                 self.cx.counters.tx_reset_limited += 1;
@@ -199,6 +204,7 @@ impl Endpoint {
             sender_nonce: frame.block.nonce,
             received: 0,
             finished: false,
+            resumed: false,
             ..frame.block
         };
         self.push_move(frame.key, block);

@@ -100,6 +100,10 @@ impl Endpoint {
             self.cx.counters.rx_drop_moved += 1; // W-108
             return;
         }
+        if self.is_adopting() {
+            self.cx.counters.rx_drop_adopting += 1; // W-136
+            return;
+        }
         self.cx.counters.rx_drop_no_connection += 1;
         if frame.kind != FrameType::Rst {
             self.reset_unknown(key, frame);
@@ -160,6 +164,10 @@ impl Endpoint {
     }
 
     fn refuse_syn(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
+        if self.is_adopting() {
+            self.cx.counters.rx_drop_adopting += 1; // W-136: the listener may come back
+            return;
+        }
         self.cx.counters.rx_drop_refused += 1; // W-23
         self.refuse(key, frame, block.nonce, ResetReason::Refused);
     }

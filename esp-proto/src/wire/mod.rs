@@ -22,7 +22,8 @@ pub use move_block::{MOVE_LEN, Move, Step};
 pub use reset::{RESET_LEN, Reset};
 pub(crate) use setup::keys_equal;
 pub use setup::{
-    FEATURE_ECN, FEATURE_MOVES, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp, VERSION,
+    FEATURE_ECN, FEATURE_MOVES, FEATURE_RESUME, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp,
+    VERSION,
 };
 
 use crate::addr::NodeAddr;

@@ -6,6 +6,8 @@ use super::{MIN_MAX_PAYLOAD, Reader, WireError, Writer};
 pub const MOVE_LEN: usize = 34;
 /// The peer's FIN was received in order.
 const FINISHED: u8 = 0x01;
+/// The sender has lost its state (W-131).
+const RESUMED: u8 = 0x02;
 
 /// Step of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +32,8 @@ pub struct Move {
     pub step: Step,
     /// The peer's FIN was received in order.
     pub finished: bool,
+    /// The sender has lost the state of the connection and resumes it (W-131).
+    pub resumed: bool,
     /// Largest payload that the sending interface can receive, at least 64.
     pub max_payload: u16,
     /// Number of the move, never 0.
@@ -64,6 +68,7 @@ impl Move {
         let block = Move {
             step,
             finished: flags & FINISHED != 0,
+            resumed: flags & RESUMED != 0,
             max_payload: fields.u16()?,
             epoch: fields.u32()?,
             nonce: fields.u64()?,
@@ -71,7 +76,7 @@ impl Move {
             received: fields.u64()?,
             credit: fields.u16()?,
         };
-        let sound = flags & !FINISHED == 0
+        let sound = flags & !(FINISHED | RESUMED) == 0
             && block.max_payload >= MIN_MAX_PAYLOAD
             && block.epoch != 0
             && block.nonce != 0
@@ -82,7 +87,8 @@ impl Move {
     /// Writes the block to the front of `out`, which must hold [`MOVE_LEN`] bytes, and returns that
     /// length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let flags = if self.finished { FINISHED } else { 0 };
+        let finished = if self.finished { FINISHED } else { 0 };
+        let flags = finished | if self.resumed { RESUMED } else { 0 };
         let mut block = Writer { out, len: 0 };
         block.put(&[self.step as u8, flags]);
         block.put(&self.max_payload.to_be_bytes());
@@ -100,7 +106,7 @@ mod tests {
     use super::*;
 
     const BYTES: [u8; MOVE_LEN] = [
-        3, 1, 0x05, 0xd1, 0, 0, 0, 2, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16,
+        3, 3, 0x05, 0xd1, 0, 0, 0, 2, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16,
         0x17, 0x18, 0, 0, 0, 1, 0, 0, 0, 9, 0, 176,
     ];
 
@@ -109,6 +115,7 @@ mod tests {
         let value = Move {
             step: Step::Go,
             finished: true,
+            resumed: true,
             max_payload: 1489,
             epoch: 2,
             nonce: 0x0102_0304_0506_0708,
@@ -134,7 +141,7 @@ mod tests {
         for (at, len, value) in [
             (0, 1, 0),
             (0, 1, 6),
-            (1, 1, 2),
+            (1, 1, 4),
             (2, 2, 0),
             (4, 4, 0),
             (8, 8, 0),

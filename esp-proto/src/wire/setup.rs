@@ -15,6 +15,8 @@ pub const MAX_SETUP: usize = SETUP_LEN + MAX_KEY + 1 + 6 * MAX_RAILS;
 pub const FEATURE_MOVES: u32 = 1;
 /// Feature bit: congestion marks are counted and reported (W-110).
 pub const FEATURE_ECN: u32 = 2;
+/// Feature bit: a side that lost its state may resume the connection (W-130).
+pub const FEATURE_RESUME: u32 = 4;
 /// Maximum number of other addresses in a set-up block (W-100).
 pub const MAX_RAILS: usize = 8;
 
@@ -23,7 +25,7 @@ pub const MAX_RAILS: usize = 8;
 pub struct SetUp<'a> {
     /// Largest payload its sender can receive, at least 64.
     pub max_payload: u16,
-    /// Feature bits: [`FEATURE_MOVES`], [`FEATURE_ECN`].
+    /// Feature bits: [`FEATURE_MOVES`], [`FEATURE_ECN`], [`FEATURE_RESUME`].
     pub features: u32,
     /// The sender's nonce of the connection, random, never 0.
     pub nonce: u64,

@@ -18,6 +18,7 @@ mod loss;
 mod operations;
 mod path;
 mod rails;
+mod resume;
 mod stream;
 mod sweep;
 mod vectors;

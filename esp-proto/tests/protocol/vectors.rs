@@ -92,7 +92,12 @@ fn moving() -> Vec<(&'static str, Meaning)> {
         rails: &[2, 0, 0, 0, 1, 0xa],
         ..syn
     };
+    let resume = SetUp {
+        features: FEATURE_RESUME,
+        ..syn
+    };
     let ask = Move {
+        resumed: false,
         step: Step::Ask,
         finished: false,
         max_payload: 1489,
@@ -107,6 +112,11 @@ fn moving() -> Vec<(&'static str, Meaning)> {
         finished: true,
         credit: 176,
         ..ask
+    };
+    let resumed = Move {
+        finished: false,
+        resumed: true,
+        ..go
     };
     let (nonce, sender_nonce) = (syn.nonce, syn_ack.nonce);
     let done = Move {
@@ -139,6 +149,11 @@ fn moving() -> Vec<(&'static str, Meaning)> {
         ("V-42", moving(a, 7, go)),
         ("V-43", moving(b, 4661, done)),
         ("V-44", moving(b, 0, gone)),
+        (
+            "V-48",
+            plain(header(ESP, a, 65535, 0, 34, FLAG_SYN), Body::SetUp(resume)),
+        ),
+        ("V-49", moving(a, 7, resumed)),
     ]
 }
 

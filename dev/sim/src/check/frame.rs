@@ -213,12 +213,12 @@ impl<'a> View<'a> {
         Ok(used)
     }
 
-    /// Checks a MOVE (W-100 to W-106).
+    /// Checks a MOVE (W-100 to W-106, W-131).
     fn check_move(&self) -> Result<(), String> {
         let p = self.payload;
         let sound = p.len() == 34
             && (1..=5).contains(&p[0])
-            && p[1] <= 1
+            && p[1] <= 3
             && be16(p, 2) >= 64
             && p[4..8] != [0; 4]
             && be64(p, 8) != 0
@@ -270,7 +270,7 @@ impl<'a> View<'a> {
         };
         let behind = &p[28 + set_up.key.len()..];
         // W-100: 1 to 8 addresses, if there are any.
-        let rails = match (p[7] & !2, behind) {
+        let rails = match (p[7] & !6, behind) {
             (0, []) => true,
             (1, [count, macs @ ..]) => {
                 (1..=8).contains(count)

@@ -356,6 +356,7 @@ pub(super) fn block(fabric: &Fabric) -> Move {
         SetUp::parse(frame.esp().payload).unwrap().nonce
     };
     Move {
+        resumed: false,
         step: Step::Ask,
         finished: false,
         max_payload: 1489,

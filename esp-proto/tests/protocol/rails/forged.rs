@@ -128,7 +128,7 @@ fn a_node_with_one_interface_drops_moves_silently() {
     let good = block(&fabric);
     let frames = fabric.log.len();
     let counted = fabric.forge(mac(0xa, 1), mac(0xb, 0), (5000, 1000), &bytes(good));
-    assert_eq!(counted, ["rx_drop_move_unknown"]);
+    assert_eq!(counted, ["rx_drop_move_address"]);
     fabric.flush();
     assert_eq!(fabric.log.len(), frames);
 }

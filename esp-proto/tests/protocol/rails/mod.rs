@@ -2,7 +2,7 @@
 //! to W-108).
 
 use crate::common::*;
-use esp_proto::wire::{FEATURE_MOVES, FrameType, Move, SetUp, Step};
+use esp_proto::wire::{FEATURE_MOVES, FEATURE_RESUME, FrameType, Move, SetUp, Step};
 use esp_proto::*;
 
 mod fabric;
@@ -20,11 +20,11 @@ fn set_up_names_the_other_interfaces_and_only_between_such_nodes() {
     };
     assert_eq!(
         set_up(FrameType::Syn),
-        (FEATURE_MOVES, mac(0xa, 1).0.to_vec())
+        (FEATURE_MOVES | FEATURE_RESUME, mac(0xa, 1).0.to_vec())
     );
     assert_eq!(
         set_up(FrameType::SynAck),
-        (FEATURE_MOVES, mac(0xb, 1).0.to_vec())
+        (FEATURE_MOVES | FEATURE_RESUME, mac(0xb, 1).0.to_vec())
     );
 
     let fabric = Fabric::connected_with([&[1500], &[1500, 1500]]);
@@ -33,7 +33,7 @@ fn set_up_names_the_other_interfaces_and_only_between_such_nodes() {
             let block = SetUp::parse(frame.esp().payload).unwrap();
             assert_eq!(
                 (block.features, block.rails.len(), frame.esp().payload.len()),
-                (0, 0, 28),
+                (FEATURE_RESUME, 0, 28),
                 "no byte more than before"
             );
         }
