@@ -67,6 +67,7 @@ counters! {
     rx_drop_duplicate_setup: "Dropped: repeated SYN or SYN+ACK (answered again).",
     rx_drop_unexpected: "Dropped: frame not valid in the connection's state.",
     rx_drop_ack_forged: "Dropped: acknowledgement of data never sent.",
+    rx_drop_sequence_forged: "Dropped: sequence far from the expected one.",
     rx_drop_sack_forged: "Dropped: selective acknowledgement of data never sent.",
     rx_drop_duplicate: "Dropped: duplicate data.",
     rx_drop_beyond_credit: "Dropped: data at or beyond the credit edge.",

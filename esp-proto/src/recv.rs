@@ -123,6 +123,12 @@ impl RecvSide {
         self.edge.ahead_of(self.expected)
     }
 
+    /// Returns true if the peer may have sent a frame with this sequence not long ago (W-33): data
+    /// again, as far back as its window may reach, or what follows its data.
+    pub(crate) fn is_plausible(&self, seq: Seq) -> bool {
+        seq.ahead_of(self.expected) <= self.credit() || self.expected.ahead_of(seq) <= MAX_WINDOW
+    }
+
     pub(crate) fn has_gap(&self) -> bool {
         !self.kept.is_empty()
     }

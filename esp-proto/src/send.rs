@@ -60,6 +60,8 @@ pub(crate) struct SendSide {
     pub(crate) acked: u64,
     /// See [`FinState`].
     pub(crate) fin: FinState,
+    /// Largest number of sequences that were outstanding at once.
+    most: u16,
 }
 
 impl SendSide {
@@ -93,6 +95,12 @@ impl SendSide {
     pub(crate) fn outstanding(&self) -> u16 {
         // At most 4096 (W-31).
         self.segments.len() as u16
+    }
+
+    /// Returns true if a frame that is still on its way may have this sequence, older than `una`, as
+    /// its acknowledgement (W-33).
+    pub(crate) fn may_be_old_ack(&self, ack: Seq) -> bool {
+        self.una.ahead_of(ack) <= self.most
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -152,6 +160,7 @@ impl SendSide {
         let seq = self.next();
         self.cut += u64::from(len);
         self.segments.push_back(segment);
+        self.most = self.most.max(self.outstanding());
         Some((seq, segment))
     }
 

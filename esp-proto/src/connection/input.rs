@@ -118,11 +118,15 @@ impl Connection {
             cx.counters.rx_drop_extension += 1; // W-114
             return false;
         }
+        if !self.recv.is_plausible(frame.seq) {
+            cx.counters.rx_drop_sequence_forged += 1; // W-33
+            return false;
+        }
         let una = self.send.una;
         let outstanding = self.send.outstanding();
         let ahead = frame.ack.ahead_of(una);
         if ahead > outstanding {
-            if frame.ack.is_before(una) {
+            if self.send.may_be_old_ack(frame.ack) {
                 cx.counters.rx_old_acks += 1; // W-33: the rest of the frame counts
                 self.heard(cx);
                 return true;
@@ -317,7 +321,7 @@ impl Connection {
         } else {
             self.recv.expected
         };
-        let exact = reset.nonce == 0 && frame.seq == expected;
+        let exact = reset.nonce == 0 && self.blind_resets.take(cx.now) && frame.seq == expected;
         if reset.nonce == self.nonce || exact {
             cx.counters.rx_resets += 1;
             match reset.reason {

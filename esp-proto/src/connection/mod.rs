@@ -208,6 +208,8 @@ pub(crate) struct Connection {
     mobility: Option<Box<Mobility>>,
     /// Doublings of the credit probe's interval.
     persist_tries: u32,
+    /// Limits resets without a nonce (W-58).
+    blind_resets: TokenBucket,
     stats: Stats,
 }
 

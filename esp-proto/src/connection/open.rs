@@ -14,6 +14,7 @@ use crate::seq::Seq;
 use crate::state::Input;
 use crate::time::{Duration, Instant};
 use crate::timers::{Timer, TimerTable};
+use crate::token_bucket::TokenBucket;
 use crate::wire::{EspFrame, FEATURE_ECN, FEATURE_MOVES, FEATURE_RESUME, MAX_WINDOW, SetUp};
 use alloc::vec::Vec;
 
@@ -51,6 +52,10 @@ pub(crate) enum SynVerdict {
     /// Refused: the job keys differ.
     BadKey,
 }
+
+/// Average rate per second and burst of resets without a nonce that a connection considers (W-58).
+/// The first one of a peer that lost the connection ends it.
+const BLIND_RESETS: (u32, u32) = (1, 16);
 
 impl Connection {
     /// Creates a connection for `connect`, which sends a SYN. The receive buffer has at least 64
@@ -151,6 +156,7 @@ impl Connection {
             path_tries: 0,
             probe: false,
             persist_tries: 0,
+            blind_resets: TokenBucket::new(BLIND_RESETS.0, BLIND_RESETS.1),
             stats: Stats::default(),
         }
     }

@@ -30,6 +30,76 @@ fn an_older_acknowledgement_does_not_hide_the_data() {
 }
 
 #[test]
+fn an_acknowledgement_older_than_any_window_takes_the_data_with_it() {
+    let (mut pair, _, b) = Pair::connected();
+    pair.b.write(pair.now, b, 10);
+    pair.run(Duration::from_millis(5));
+    let n = pair.numbers();
+    // One packet was outstanding at once.
+    for back in [2u16, 100, 0x7fff] {
+        let old = n.b_next.plus(0u16.wrapping_sub(back));
+        let forged = Forge::ack(n.a_next, old).payload(b"evil");
+        pair.inject(MAC_A, MAC_B, forged.build());
+    }
+    assert_eq!(pair.b.ep.counters().rx_drop_ack_forged, 3);
+    assert_eq!(pair.b.app(b).received, 0);
+}
+
+#[test]
+fn a_frame_with_a_far_sequence_acknowledges_nothing() {
+    let (mut pair, _, b) = Pair::connected();
+    pair.filter = Box::new(|f| {
+        if f.src == MAC_B {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
+    pair.b.write(pair.now, b, 1489 * 4);
+    pair.flush();
+    let n = pair.numbers();
+    let credit = u16::try_from(pair.b.ep.info(b).unwrap().rx_credit).unwrap();
+    let from = pair.log.len();
+    for far in [credit + 1, 0x7fff, 0x8000, 4097u16.wrapping_neg()] {
+        let bare = Forge::ack(n.a_next.plus(far), n.b_next);
+        pair.inject(MAC_A, MAC_B, bare.build());
+        let data = Forge::ack(n.a_next.plus(far), n.b_next).payload(b"evil");
+        pair.inject(MAC_A, MAC_B, data.build());
+    }
+    assert_eq!(pair.b.ep.counters().rx_drop_sequence_forged, 8);
+    assert_eq!(pair.b.ep.info(b).unwrap().in_flight, 4);
+    assert_eq!(pair.log.len(), from, "not answered");
+    for near in [4096u16.wrapping_neg(), 0, credit] {
+        pair.inject(
+            MAC_A,
+            MAC_B,
+            Forge::ack(n.a_next.plus(near), n.b_next).build(),
+        );
+    }
+    assert_eq!(pair.b.ep.counters().rx_drop_sequence_forged, 8);
+    assert_eq!(pair.b.ep.info(b).unwrap().in_flight, 0);
+}
+
+#[test]
+fn resets_without_a_nonce_are_limited() {
+    let (mut pair, _, b) = Pair::connected();
+    let n = pair.numbers();
+    let reset = |seq: Seq| {
+        Forge::ack(seq, Seq(0))
+            .reset(ResetReason::Unknown, 0)
+            .build()
+    };
+    for wrong in 1..=1000 {
+        pair.inject(MAC_A, MAC_B, reset(n.a_next.plus(wrong)));
+    }
+    pair.inject(MAC_A, MAC_B, reset(n.a_next));
+    assert_eq!(pair.b.state(b), State::Established, "beyond the limit");
+    pair.run(Duration::from_secs(1));
+    pair.inject(MAC_A, MAC_B, reset(n.a_next));
+    assert!(pair.b.app(b).closed.is_some(), "the limit is a rate");
+}
+
+#[test]
 fn selective_acknowledgements_beyond_what_was_sent_are_dropped() {
     let (mut pair, _, b) = Pair::connected();
     pair.filter = Box::new(|f| {

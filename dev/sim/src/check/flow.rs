@@ -43,6 +43,8 @@ pub struct Side {
     sent: VecDeque<u64>,
     /// Position that the peer has acknowledged in frames delivered to this side.
     acked: u64,
+    /// Largest number of positions that were outstanding at once.
+    most: u64,
     edge: u64,
     /// Largest payload whose probe was answered.
     verified: u16,
@@ -90,6 +92,7 @@ impl Side {
             fin: None,
             sent: VecDeque::from([0]),
             acked: 0,
+            most: 0,
             edge: 1,
             verified: SAFE_PAYLOAD,
             received: 1,
@@ -212,6 +215,7 @@ impl Side {
             self.fin = Some(position);
         }
         self.next += 1;
+        self.most = self.most.max(self.next - self.acked.max(1));
         self.sent.push_back(print);
         if self.sent.len() > KEPT {
             self.sent.pop_front();
@@ -328,6 +332,10 @@ impl Side {
 
     /// Records a delivered frame of the peer's incarnation.
     pub fn receives(&mut self, view: &View<'_>, peer_isn: u16, ce: bool) {
+        let ack = unwrap(view.ack, self.isn, self.acked.max(1));
+        if ack + (self.most as i64) < self.acked as i64 {
+            return; // W-33
+        }
         if view.is_data() || view.is_fin() {
             // W-112: not in TIME-WAIT.
             self.marks += u64::from(ce && !self.has_ended());
@@ -342,7 +350,6 @@ impl Side {
                 self.received += 1;
             }
         }
-        let ack = unwrap(view.ack, self.isn, self.acked.max(1));
         if ack > self.acked as i64 && ack <= self.next as i64 {
             self.acked = ack as u64;
         }
