@@ -66,6 +66,10 @@ impl Mapping {
             }
             at = at.wrapping_add(*len);
         }
+        let start = map.base.as_ptr().cast::<c_void>();
+        // A core dump would hold the data of other users' processes.
+        // SAFETY: the advice concerns the mapping above, and changes no content.
+        unsafe { rustix::mm::madvise(start, map.len, Advice::LinuxDontDump)? };
         Ok(map)
     }
 

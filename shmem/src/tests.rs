@@ -170,3 +170,15 @@ fn sources() -> Vec<(String, String)> {
         })
         .collect()
 }
+
+#[test]
+fn shared_memory_is_not_in_core_dumps() {
+    let file = SharedFile::create("not-in-core", 8192).unwrap();
+    let _map = file.map(0, 8192, Access::Write).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut ours = maps
+        .lines()
+        .skip_while(|line| !line.contains("not-in-core"));
+    let flags = ours.find(|line| line.starts_with("VmFlags:")).unwrap();
+    assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
+}
