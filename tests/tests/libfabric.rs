@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use esp_tests::links::set;
 use esp_tests::process::programs;
 use esp_tests::{lab_or_skip, wait_until};
 use job::endpoint::{OpenEndpoint, parse};
@@ -59,7 +60,11 @@ fn pingpong(lab: &Lab, dir: &Path, (server, client): (usize, usize)) -> Output {
         let list = std::fs::read_to_string(&sockets).expect("the sockets of the node");
         list.contains(LISTENS)
     });
-    let address = format!("10.99.0.{}", server + 1);
+    let address = if server == client {
+        "127.0.0.1".to_owned()
+    } else {
+        format!("10.99.0.{}", server + 1)
+    };
     let other = start(client, &[&args[..], &[&address]].concat());
     let output = other.wait_with_output().expect("wait for the client");
     let served = running.wait_with_output().expect("wait for the server");
@@ -77,13 +82,17 @@ fn check(test: &str, options: &LabOptions, nodes: (usize, usize)) {
     let Some(lab) = lab_or_skip(test, options) else {
         return;
     };
-    let output = pingpong(&lab, &dir, nodes);
+    check_pingpong(&lab, &dir, nodes);
+    std::fs::remove_dir_all(dir).expect("remove the folder");
+}
+
+fn check_pingpong(lab: &Lab, dir: &Path, nodes: (usize, usize)) {
+    let output = pingpong(lab, dir, nodes);
     let said = text(&output);
     assert!(output.status.success(), "{said}");
     for size in ["64 ", "256 ", "1k ", "4k ", "64k ", "1m "] {
         assert!(said.lines().any(|line| line.starts_with(size)), "{said}");
     }
-    std::fs::remove_dir_all(dir).expect("remove the folder");
 }
 
 #[test]
@@ -98,6 +107,30 @@ fn pingpong_within_a_node() {
     let mut options = LabOptions::new(1);
     options.daemon = false;
     check("pingpong_within_a_node", &options, (0, 0));
+}
+
+#[test]
+fn a_node_without_an_interface_reaches_itself() {
+    let test = "a_node_without_an_interface_reaches_itself";
+    let Some(dir) = provider(test) else { return };
+    let mut options = LabOptions::new(1);
+    options.daemon = false;
+    let Some(lab) = lab_or_skip(test, &options) else {
+        return;
+    };
+    set(&lab, 0, "eth0", "down");
+    let offered = |caps: &str| {
+        let mut fi_info = command("fi_info", &dir, &["-p", "esp", "-c", caps]);
+        fi_info.env("FI_LOG_LEVEL", "warn");
+        let output = lab.run_in(0, move || fi_info.output());
+        text(&output.expect("enter the node").expect("run fi_info"))
+    };
+    let (local, remote) = (offered("FI_LOCAL_COMM"), offered("FI_REMOTE_COMM"));
+    assert!(local.contains("provider: esp"), "{local}");
+    assert!(local.contains("only peers of this node"), "{local}");
+    assert!(!remote.contains("provider: esp"), "{remote}");
+    check_pingpong(&lab, &dir, (0, 0));
+    std::fs::remove_dir_all(dir).expect("remove the folder");
 }
 
 #[test]
