@@ -19,8 +19,8 @@ use super::objects::{Own, call};
 use crate::ffi::*;
 use crate::vector::padded;
 
-const ROUNDS: usize = 21;
-const EXCHANGES: u32 = 20_000;
+const ROUNDS: usize = 11;
+const EXCHANGES: u32 = 5_000;
 
 fn layer(regions: Arc<p2p::Regions>) -> OpenEndpoint {
     let options = job::Options {
