@@ -50,20 +50,40 @@ pub struct OpenEndpoint {
     pub name: Vec<u8>,
 }
 
-/// Returns why no endpoint can be opened on this node; `Ok` if one probably can.
+/// The peers that endpoints of this node can have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Those of this node and of other ones.
+    Network,
+    /// Those of this node, through shared memory; with the reason of each other transport.
+    Node(String),
+}
+
+/// Returns what an endpoint that is opened on this node can probably reach. Shared memory alone is
+/// sufficient unless the options name interfaces.
 ///
 /// # Errors
-/// The reason of each transport.
-pub fn check(options: &Options) -> Result<(), String> {
+/// The reason of each transport if no endpoint can be opened.
+pub fn check(options: &Options) -> Result<Reach, String> {
     let mut reasons = String::new();
     for (carrier, name) in carriers(options) {
         match config(0, carrier, options).interfaces() {
-            Ok(names) if !names.is_empty() => return Ok(()),
+            Ok(names) if !names.is_empty() => return Ok(Reach::Network),
             Ok(_) => push(&mut reasons, name, "no interface is up and has an address"),
             Err(error) => push(&mut reasons, name, &error.to_string()),
         }
     }
+    if options.transports.contains(&Transport::Shm) && options.interfaces.is_empty() {
+        return Ok(Reach::Node(reasons));
+    }
     Err(reasons)
+}
+
+/// Returns the name of an endpoint before it is opened, which has no identity and no addresses. No
+/// peer can be reached by it.
+#[must_use]
+pub fn unopened() -> Vec<u8> {
+    encode(0, &[])
 }
 
 /// Opens an endpoint over all transports of the options that can be open and work here. Its peers
@@ -335,6 +355,26 @@ mod tests {
         let (_, found) = parse(&name).unwrap();
         let found = EthAddress::decode(&found[0].address).unwrap();
         assert_eq!((found.interfaces.len(), name.len()), (5, 59));
+    }
+
+    #[test]
+    fn shared_memory_is_sufficient_unless_interfaces_are_named() {
+        let mut options = Options {
+            transports: vec![Transport::Shm],
+            ..Options::default()
+        };
+        assert_eq!(check(&options), Ok(Reach::Node(String::new())));
+        options.interfaces = vec!["none0".to_owned()];
+        assert_eq!(check(&options), Err(String::new()));
+        options.transports = Vec::new();
+        options.interfaces.clear();
+        assert_eq!(check(&options), Err(String::new()));
+    }
+
+    #[test]
+    fn nothing_is_reached_by_a_name_before_the_endpoint_is_open() {
+        assert_eq!(parse(&unopened()), None);
+        assert_eq!(from_text(&to_text(&unopened())), Some(unopened()));
     }
 
     proptest! {

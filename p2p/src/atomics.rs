@@ -88,6 +88,15 @@ impl AtomicOp {
         use AtomicOp::{BitAnd, BitOr, BitXor, SwapMasked};
         matches!(self, BitAnd | BitOr | BitXor | SwapMasked)
     }
+
+    /// Returns true if it asks which value is greater.
+    fn is_ordering(self) -> bool {
+        use AtomicOp::{Max, Min, SwapGreater, SwapGreaterEqual, SwapLess, SwapLessEqual};
+        matches!(
+            self,
+            Min | Max | SwapLess | SwapLessEqual | SwapGreater | SwapGreaterEqual
+        )
+    }
 }
 
 /// Type of the values. The number on the wire is the place in [`ALL`](AtomicType::ALL).
@@ -113,11 +122,25 @@ pub enum AtomicType {
     F32,
     /// Floating point, 64 bits.
     F64,
+    /// Complex number: real and imaginary part of 32 bits each.
+    Complex32,
+    /// Complex number: real and imaginary part of 64 bits each.
+    Complex64,
+    /// Signed, 128 bits.
+    I128,
+    /// Unsigned, 128 bits.
+    U128,
 }
+
+/// Size of the longest value, in bytes.
+pub(crate) const LONGEST: usize = 16;
+
+/// The first bytes are a value, in the byte order of the machine.
+pub(crate) type Bytes = [u8; LONGEST];
 
 impl AtomicType {
     /// All types, by number.
-    pub const ALL: [AtomicType; 10] = [
+    pub const ALL: [AtomicType; 14] = [
         AtomicType::I8,
         AtomicType::U8,
         AtomicType::I16,
@@ -128,6 +151,10 @@ impl AtomicType {
         AtomicType::U64,
         AtomicType::F32,
         AtomicType::F64,
+        AtomicType::Complex32,
+        AtomicType::Complex64,
+        AtomicType::I128,
+        AtomicType::U128,
     ];
 
     /// Returns the size of a value, in bytes.
@@ -137,21 +164,27 @@ impl AtomicType {
             AtomicType::I8 | AtomicType::U8 => 1,
             AtomicType::I16 | AtomicType::U16 => 2,
             AtomicType::I32 | AtomicType::U32 | AtomicType::F32 => 4,
-            AtomicType::I64 | AtomicType::U64 | AtomicType::F64 => 8,
+            AtomicType::I64 | AtomicType::U64 | AtomicType::F64 | AtomicType::Complex32 => 8,
+            AtomicType::I128 | AtomicType::U128 | AtomicType::Complex64 => 16,
         }
     }
 
-    /// Returns true if values of this type have the operation: bitwise ones need integers.
+    /// Returns true if values of this type have the operation: bitwise ones need integers, and
+    /// complex numbers have no order.
     #[must_use]
     pub fn supports(self, op: AtomicOp) -> bool {
-        !op.is_bitwise() || !matches!(self, AtomicType::F32 | AtomicType::F64)
+        match self {
+            AtomicType::F32 | AtomicType::F64 => !op.is_bitwise(),
+            AtomicType::Complex32 | AtomicType::Complex64 => !op.is_bitwise() && !op.is_ordering(),
+            _ => true,
+        }
     }
 }
 
 /// A value, with its operations.
 trait Value: Copy + PartialOrd {
-    fn of(bytes: [u8; 8]) -> Self;
-    fn bytes(self) -> [u8; 8];
+    fn of(bytes: Bytes) -> Self;
+    fn bytes(self) -> Bytes;
     fn truth(self) -> bool;
     fn from_truth(truth: bool) -> Self;
     fn add(self, other: Self) -> Self;
@@ -160,13 +193,13 @@ trait Value: Copy + PartialOrd {
 
 macro_rules! common {
     ($t:ty, $zero:expr, $one:expr) => {
-        fn of(bytes: [u8; 8]) -> Self {
+        fn of(bytes: Bytes) -> Self {
             let mut own = [0; size_of::<$t>()];
             own.copy_from_slice(&bytes[..size_of::<$t>()]);
             <$t>::from_ne_bytes(own)
         }
-        fn bytes(self) -> [u8; 8] {
-            let mut bytes = [0; 8];
+        fn bytes(self) -> Bytes {
+            let mut bytes = [0; LONGEST];
             bytes[..size_of::<$t>()].copy_from_slice(&self.to_ne_bytes());
             bytes
         }
@@ -192,7 +225,7 @@ macro_rules! integer {
         }
     )*};
 }
-integer!(i8, u8, i16, u16, i32, u32, i64, u64);
+integer!(i8, u8, i16, u16, i32, u32, i64, u64, i128, u128);
 
 macro_rules! float {
     ($($t:ty),*) => {$(
@@ -209,14 +242,52 @@ macro_rules! float {
 }
 float!(f32, f64);
 
-/// Returns what replaces `value`, or `None` if it stays. Numbers are the first bytes of each
-/// array, in the byte order of the machine.
+/// A complex number. It has no order: the derived one is not used, see [`AtomicType::supports`].
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+struct Complex<T>(T, T);
+
+macro_rules! complex {
+    ($($t:ty),*) => {$(
+        impl Value for Complex<$t> {
+            fn of(bytes: Bytes) -> Self {
+                let mut second = [0; LONGEST];
+                let size = size_of::<$t>();
+                second[..size].copy_from_slice(&bytes[size..2 * size]);
+                Complex(<$t>::of(bytes), <$t>::of(second))
+            }
+            fn bytes(self) -> Bytes {
+                let mut bytes = self.0.bytes();
+                let size = size_of::<$t>();
+                bytes[size..2 * size].copy_from_slice(&self.1.bytes()[..size]);
+                bytes
+            }
+            fn truth(self) -> bool {
+                self.0.truth() || self.1.truth()
+            }
+            fn from_truth(truth: bool) -> Self {
+                Complex(<$t>::from_truth(truth), 0.0)
+            }
+            fn add(self, other: Self) -> Self {
+                Complex(self.0 + other.0, self.1 + other.1)
+            }
+            fn multiply(self, other: Self) -> Self {
+                Complex(
+                    self.0 * other.0 - self.1 * other.1,
+                    self.0 * other.1 + self.1 * other.0,
+                )
+            }
+        }
+    )*};
+}
+complex!(f32, f64);
+
+/// Returns what replaces `value`, or `None` if it stays.
 pub(crate) fn replacement(
     op: AtomicOp,
     number: AtomicType,
-    value: [u8; 8],
-    operands: [[u8; 8]; 2],
-) -> Option<[u8; 8]> {
+    value: Bytes,
+    operands: [Bytes; 2],
+) -> Option<Bytes> {
     if op.is_bitwise() {
         return Some(combine(op, value, operands));
     }
@@ -231,12 +302,16 @@ pub(crate) fn replacement(
         AtomicType::U64 => compute::<u64>(op, value, operands),
         AtomicType::F32 => compute::<f32>(op, value, operands),
         AtomicType::F64 => compute::<f64>(op, value, operands),
+        AtomicType::Complex32 => compute::<Complex<f32>>(op, value, operands),
+        AtomicType::Complex64 => compute::<Complex<f64>>(op, value, operands),
+        AtomicType::I128 => compute::<i128>(op, value, operands),
+        AtomicType::U128 => compute::<u128>(op, value, operands),
     }
 }
 
 /// Computes a bitwise operation, for which types make no difference.
-fn combine(op: AtomicOp, value: [u8; 8], operands: [[u8; 8]; 2]) -> [u8; 8] {
-    let [value, operand, mask] = [value, operands[0], operands[1]].map(u64::from_ne_bytes);
+fn combine(op: AtomicOp, value: Bytes, operands: [Bytes; 2]) -> Bytes {
+    let [value, operand, mask] = [value, operands[0], operands[1]].map(u128::from_ne_bytes);
     let new = match op {
         AtomicOp::BitOr => value | operand,
         AtomicOp::BitAnd => value & operand,
@@ -246,7 +321,7 @@ fn combine(op: AtomicOp, value: [u8; 8], operands: [[u8; 8]; 2]) -> [u8; 8] {
     new.to_ne_bytes()
 }
 
-fn compute<T: Value>(op: AtomicOp, value: [u8; 8], operands: [[u8; 8]; 2]) -> Option<[u8; 8]> {
+fn compute<T: Value>(op: AtomicOp, value: Bytes, operands: [Bytes; 2]) -> Option<Bytes> {
     let [value, operand, comparand] = [value, operands[0], operands[1]].map(T::of);
     let when = |condition: bool| condition.then_some(operand);
     let truth = |truth: bool| Some(T::from_truth(truth));
@@ -343,7 +418,14 @@ mod tests {
             200u8.bytes(),
             [100u8.bytes(); 2],
         );
-        assert_eq!(sum, Some([44, 0, 0, 0, 0, 0, 0, 0]));
+        assert_eq!(sum.map(|sum| sum[..2] == [44, 0]), Some(true));
+        let sum = replacement(
+            AtomicOp::Sum,
+            AtomicType::U128,
+            u128::from(u64::MAX).bytes(),
+            [1u128.bytes(); 2],
+        );
+        assert_eq!(sum.map(u128::of), Some(1 << 64));
         assert!(!AtomicType::F32.supports(AtomicOp::BitOr));
         assert!(AtomicType::F32.supports(AtomicOp::SwapLess));
         for (place, op) in AtomicOp::ALL.iter().enumerate() {
@@ -352,5 +434,34 @@ mod tests {
         for (place, number) in AtomicType::ALL.iter().enumerate() {
             assert_eq!(*number as usize, place);
         }
+    }
+
+    #[test]
+    fn complex_numbers_have_two_parts_and_no_order() {
+        fn check<T: Copy>(number: AtomicType, of: impl Fn(f32, f32) -> Complex<T>)
+        where
+            Complex<T>: Value,
+        {
+            let one = |op, operand: Complex<T>, comparand: Complex<T>| {
+                let operands = [operand.bytes(), comparand.bytes()];
+                replacement(op, number, of(1.0, 2.0).bytes(), operands).map(Complex::<T>::of)
+            };
+            let (second, zero) = (of(3.0, -1.0), of(0.0, 0.0));
+            assert!(one(AtomicOp::Sum, second, zero) == Some(of(4.0, 1.0)));
+            assert!(one(AtomicOp::Prod, second, zero) == Some(of(5.0, 5.0)));
+            assert!(one(AtomicOp::LogicalAnd, of(0.0, 1.0), zero) == Some(of(1.0, 0.0)));
+            assert!(one(AtomicOp::LogicalAnd, zero, zero) == Some(zero));
+            assert!(one(AtomicOp::SwapEqual, second, of(1.0, 2.0)) == Some(second));
+            assert!(one(AtomicOp::SwapEqual, second, of(1.0, 3.0)).is_none());
+            assert!(one(AtomicOp::SwapNotEqual, second, of(1.0, 3.0)) == Some(second));
+            let refused = AtomicOp::ALL.iter().filter(|op| !number.supports(**op));
+            assert_eq!(refused.count(), 10);
+        }
+        check(AtomicType::Complex32, |real, imaginary| {
+            Complex(real, imaginary)
+        });
+        check(AtomicType::Complex64, |real, imaginary| {
+            Complex(f64::from(real), f64::from(imaginary))
+        });
     }
 }

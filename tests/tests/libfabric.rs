@@ -6,11 +6,15 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use esp_tests::links::set;
 use esp_tests::process::programs;
 use esp_tests::{lab_or_skip, wait_until};
 use job::endpoint::{OpenEndpoint, parse};
 use lab::{Lab, LabOptions};
-use p2p::{Atomic, AtomicOp, AtomicType, Completion, Error, Exposure, Refusal, Regions, Remote};
+use p2p::{
+    Atomic, AtomicOp, AtomicType, Completion, Context, Error, Exposure, Pattern, Refusal, Regions,
+    Remote, Target,
+};
 
 /// Limit of one program.
 const LIMIT: &str = "60";
@@ -98,6 +102,59 @@ fn pingpong_within_a_node() {
     let mut options = LabOptions::new(1);
     options.daemon = false;
     check("pingpong_within_a_node", &options, (0, 0));
+}
+
+#[test]
+fn a_node_without_an_interface_reaches_itself() {
+    let test = "a_node_without_an_interface_reaches_itself";
+    let Some(dir) = provider(test) else { return };
+    let mut options = LabOptions::new(1);
+    options.daemon = false;
+    let Some(lab) = lab_or_skip(test, &options) else {
+        return;
+    };
+    set(&lab, 0, "eth0", "down");
+    set(&lab, 0, "lo", "down");
+    let offered = |caps: &str| {
+        let mut fi_info = command("fi_info", &dir, &["-p", "esp", "-c", caps]);
+        fi_info.env("FI_LOG_LEVEL", "warn");
+        let output = lab.run_in(0, move || fi_info.output());
+        text(&output.expect("enter the node").expect("run fi_info"))
+    };
+    let (local, remote) = (offered("FI_LOCAL_COMM"), offered("FI_REMOTE_COMM"));
+    assert!(local.contains("provider: esp"), "{local}");
+    assert!(local.contains("only peers of this node"), "{local}");
+    assert!(!remote.contains("provider: esp"), "{remote}");
+    let any = || {
+        let open = || job::endpoint::open(&job::Options::default(), Arc::default());
+        lab.run_in(0, open).expect("enter the node")
+    };
+    let (sender, receiver) = (any().expect("open one"), any().expect("open another"));
+    let (identity, addresses) = parse(&receiver.name).expect("its name");
+    let (mut room, body) = ([0u8; 4], *b"body");
+    let from = Pattern {
+        peer: None,
+        context: Context::ALL[0],
+        tag: 7,
+        ignore: 0,
+    };
+    let target = Target {
+        peer: sender.endpoint.add_peer(identity, addresses).expect("add"),
+        context: Context::ALL[0],
+        tag: 7,
+        data: None,
+        sync: false,
+    };
+    // SAFETY: both are there until the end of the test.
+    unsafe {
+        let received = receiver.endpoint.recv(room.as_mut_ptr(), 4, &from, 1);
+        received.expect("start to receive");
+        let sent = sender.endpoint.send(body.as_ptr(), 4, &target, 2);
+        sent.expect("start to send");
+    }
+    let received = report(&receiver, &sender);
+    assert_eq!((received.result, room), (Ok(()), body));
+    std::fs::remove_dir_all(dir).expect("remove the folder");
 }
 
 #[test]

@@ -39,7 +39,13 @@ enum Family {
 /// Returns the operation and type of C's numbers, if the calls of this family have them.
 fn known(family: Family, datatype: c_int, op: c_int) -> Option<(AtomicOp, AtomicType)> {
     let op = *AtomicOp::ALL.get(usize::try_from(op).ok()?)?;
-    let number = *AtomicType::ALL.get(usize::try_from(datatype).ok()?)?;
+    let place = match datatype {
+        FI_INT8..=FI_DOUBLE_COMPLEX => datatype,
+        // Between them are numbers of a length that depends on the machine.
+        FI_INT128 | FI_UINT128 => datatype - FI_INT128 + FI_DOUBLE_COMPLEX + 1,
+        _ => return None,
+    };
+    let number = *AtomicType::ALL.get(usize::try_from(place).ok()?)?;
     let fits = match family {
         Family::Compare => op.compares(),
         Family::Fetch => !op.compares(),
@@ -54,6 +60,14 @@ enum Values {
     None,
     One(*const c_void, usize),
     Many(*const Ioc, usize),
+}
+
+/// What a call passes beside its operands: comparands, and memory for the old values.
+#[derive(Clone, Copy)]
+enum Kind {
+    Plain,
+    Fetch(Values),
+    Compare(Values, Values),
 }
 
 /// Parts in bytes, of which the first are used.
@@ -131,17 +145,14 @@ impl Call {
         }
     }
 
-    fn fetching(self, results: Values) -> Call {
+    fn of_kind(self, kind: Kind) -> Call {
+        let (family, comparands, results) = match kind {
+            Kind::Plain => (Family::Plain, Values::None, Values::None),
+            Kind::Fetch(results) => (Family::Fetch, Values::None, results),
+            Kind::Compare(comparands, results) => (Family::Compare, comparands, results),
+        };
         Call {
-            family: Family::Fetch,
-            results,
-            ..self
-        }
-    }
-
-    fn comparing(self, comparands: Values, results: Values) -> Call {
-        Call {
-            family: Family::Compare,
+            family,
             comparands,
             results,
             ..self
@@ -219,59 +230,75 @@ unsafe fn start(ep: *mut c_void, call: &Call) -> isize {
     }))
 }
 
-unsafe extern "C" fn write(
-    ep: *mut c_void,
-    at: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    ctx: *mut c_void,
-) -> isize {
-    let to = (to, address, key);
-    // SAFETY: what the program passes.
-    unsafe {
-        start(
-            ep,
-            &Call::new(Values::One(at, count), to, (datatype, op), ctx),
-        )
-    }
-}
-
-unsafe extern "C" fn writev(
-    ep: *mut c_void,
-    list: *const Ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    ctx: *mut c_void,
-) -> isize {
-    let to = (to, address, key);
-    // SAFETY: what the program passes.
-    unsafe {
-        start(
-            ep,
-            &Call::new(Values::Many(list, count), to, (datatype, op), ctx),
-        )
-    }
-}
-
-unsafe extern "C" fn writemsg(ep: *mut c_void, msg: *const MsgAtomic, flags: u64) -> isize {
-    // SAFETY: what the program passes.
-    unsafe {
-        match Call::of_message(msg, flags) {
-            Ok(call) => start(ep, &call),
-            Err(code) => code as isize,
+/// Defines a call: its name, its arguments before those of the remote memory, what they are, and
+/// which values it returns.
+macro_rules! call {
+    ($name:ident, ($($argument:ident: $type:ty),*), $operands:expr, $kind:expr) => {
+        unsafe extern "C" fn $name(
+            ep: *mut c_void,
+            $($argument: $type,)*
+            to: u64,
+            address: u64,
+            key: u64,
+            datatype: c_int,
+            op: c_int,
+            ctx: *mut c_void,
+        ) -> isize {
+            let call = Call::new($operands, (to, address, key), (datatype, op), ctx);
+            // SAFETY: what the program passes.
+            unsafe { start(ep, &call.of_kind($kind)) }
         }
-    }
+    };
 }
+
+/// Defines a call with a message of C: its name, its other arguments, and which values it returns.
+macro_rules! message_call {
+    ($name:ident, ($($argument:ident: $type:ty),*), $kind:expr) => {
+        unsafe extern "C" fn $name(
+            ep: *mut c_void,
+            msg: *const MsgAtomic,
+            $($argument: $type,)*
+            flags: u64,
+        ) -> isize {
+            // SAFETY: what the program passes.
+            unsafe {
+                match Call::of_message(msg, flags) {
+                    Ok(call) => start(ep, &call.of_kind($kind)),
+                    Err(code) => code as isize,
+                }
+            }
+        }
+    };
+}
+
+/// Defines a call that asks for the maximum number of values.
+macro_rules! valid_call {
+    ($name:ident, $family:expr) => {
+        unsafe extern "C" fn $name(
+            ep: *mut c_void,
+            datatype: c_int,
+            op: c_int,
+            count: *mut usize,
+        ) -> c_int {
+            // SAFETY: what the program passes.
+            unsafe { valid(ep, $family, (datatype, op), count) }
+        }
+    };
+}
+
+call!(
+    write,
+    (at: *const c_void, count: usize, _desc: *mut c_void),
+    Values::One(at, count),
+    Kind::Plain
+);
+call!(
+    writev,
+    (list: *const Ioc, _desc: *mut *mut c_void, count: usize),
+    Values::Many(list, count),
+    Kind::Plain
+);
+message_call!(writemsg, (), Kind::Plain);
 
 unsafe extern "C" fn inject(
     ep: *mut c_void,
@@ -294,135 +321,85 @@ unsafe extern "C" fn inject(
     unsafe { start(ep, &call) }
 }
 
-unsafe extern "C" fn readwrite(
-    ep: *mut c_void,
-    at: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    ctx: *mut c_void,
-) -> isize {
-    let to = (to, address, key);
-    let call = Call::new(Values::One(at, count), to, (datatype, op), ctx);
-    // SAFETY: what the program passes.
-    unsafe { start(ep, &call.fetching(Values::One(result, count))) }
-}
+call!(
+    readwrite,
+    (
+        at: *const c_void,
+        count: usize,
+        _desc: *mut c_void,
+        result: *mut c_void,
+        _result_desc: *mut c_void
+    ),
+    Values::One(at, count),
+    Kind::Fetch(Values::One(result, count))
+);
+call!(
+    readwritev,
+    (
+        list: *const Ioc,
+        _desc: *mut *mut c_void,
+        count: usize,
+        results: *const Ioc,
+        _result_desc: *mut *mut c_void,
+        result_count: usize
+    ),
+    Values::Many(list, count),
+    Kind::Fetch(Values::Many(results, result_count))
+);
+message_call!(
+    readwritemsg,
+    (results: *const Ioc, _result_desc: *mut *mut c_void, result_count: usize),
+    Kind::Fetch(Values::Many(results, result_count))
+);
 
-unsafe extern "C" fn readwritev(
-    ep: *mut c_void,
-    list: *const Ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    results: *const Ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    ctx: *mut c_void,
-) -> isize {
-    let to = (to, address, key);
-    let call = Call::new(Values::Many(list, count), to, (datatype, op), ctx);
-    // SAFETY: what the program passes.
-    unsafe { start(ep, &call.fetching(Values::Many(results, result_count))) }
-}
-
-unsafe extern "C" fn readwritemsg(
-    ep: *mut c_void,
-    msg: *const MsgAtomic,
-    results: *const Ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    flags: u64,
-) -> isize {
-    let results = Values::Many(results, result_count);
-    // SAFETY: what the program passes.
-    unsafe {
-        match Call::of_message(msg, flags) {
-            Ok(call) => start(ep, &call.fetching(results)),
-            Err(code) => code as isize,
-        }
-    }
-}
-
-unsafe extern "C" fn compwrite(
-    ep: *mut c_void,
-    at: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    comparand: *const c_void,
-    _compare_desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    ctx: *mut c_void,
-) -> isize {
-    let to = (to, address, key);
-    let call = Call::new(Values::One(at, count), to, (datatype, op), ctx);
-    let call = call.comparing(Values::One(comparand, count), Values::One(result, count));
-    // SAFETY: what the program passes.
-    unsafe { start(ep, &call) }
-}
-
-unsafe extern "C" fn compwritev(
-    ep: *mut c_void,
-    list: *const Ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    comparands: *const Ioc,
-    _compare_desc: *mut *mut c_void,
-    compare_count: usize,
-    results: *const Ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    datatype: c_int,
-    op: c_int,
-    ctx: *mut c_void,
-) -> isize {
-    let to = (to, address, key);
-    let call = Call::new(Values::Many(list, count), to, (datatype, op), ctx);
-    let comparands = Values::Many(comparands, compare_count);
-    let call = call.comparing(comparands, Values::Many(results, result_count));
-    // SAFETY: what the program passes.
-    unsafe { start(ep, &call) }
-}
-
-unsafe extern "C" fn compwritemsg(
-    ep: *mut c_void,
-    msg: *const MsgAtomic,
-    comparands: *const Ioc,
-    _compare_desc: *mut *mut c_void,
-    compare_count: usize,
-    results: *const Ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    flags: u64,
-) -> isize {
-    let comparands = Values::Many(comparands, compare_count);
-    let results = Values::Many(results, result_count);
-    // SAFETY: what the program passes.
-    unsafe {
-        match Call::of_message(msg, flags) {
-            Ok(call) => start(ep, &call.comparing(comparands, results)),
-            Err(code) => code as isize,
-        }
-    }
-}
+call!(
+    compwrite,
+    (
+        at: *const c_void,
+        count: usize,
+        _desc: *mut c_void,
+        comparand: *const c_void,
+        _compare_desc: *mut c_void,
+        result: *mut c_void,
+        _result_desc: *mut c_void
+    ),
+    Values::One(at, count),
+    Kind::Compare(Values::One(comparand, count), Values::One(result, count))
+);
+call!(
+    compwritev,
+    (
+        list: *const Ioc,
+        _desc: *mut *mut c_void,
+        count: usize,
+        comparands: *const Ioc,
+        _compare_desc: *mut *mut c_void,
+        compare_count: usize,
+        results: *const Ioc,
+        _result_desc: *mut *mut c_void,
+        result_count: usize
+    ),
+    Values::Many(list, count),
+    Kind::Compare(
+        Values::Many(comparands, compare_count),
+        Values::Many(results, result_count)
+    )
+);
+message_call!(
+    compwritemsg,
+    (
+        comparands: *const Ioc,
+        _compare_desc: *mut *mut c_void,
+        compare_count: usize,
+        results: *const Ioc,
+        _result_desc: *mut *mut c_void,
+        result_count: usize
+    ),
+    Kind::Compare(
+        Values::Many(comparands, compare_count),
+        Values::Many(results, result_count)
+    )
+);
 
 /// # Safety
 /// `ep` is as `object::body` says; `count` is null or writable.
@@ -445,35 +422,9 @@ unsafe fn valid(
     }))
 }
 
-unsafe extern "C" fn writevalid(
-    ep: *mut c_void,
-    datatype: c_int,
-    op: c_int,
-    count: *mut usize,
-) -> c_int {
-    // SAFETY: what the program passes.
-    unsafe { valid(ep, Family::Plain, (datatype, op), count) }
-}
-
-unsafe extern "C" fn readwritevalid(
-    ep: *mut c_void,
-    datatype: c_int,
-    op: c_int,
-    count: *mut usize,
-) -> c_int {
-    // SAFETY: what the program passes.
-    unsafe { valid(ep, Family::Fetch, (datatype, op), count) }
-}
-
-unsafe extern "C" fn compwritevalid(
-    ep: *mut c_void,
-    datatype: c_int,
-    op: c_int,
-    count: *mut usize,
-) -> c_int {
-    // SAFETY: what the program passes.
-    unsafe { valid(ep, Family::Compare, (datatype, op), count) }
-}
+valid_call!(writevalid, Family::Plain);
+valid_call!(readwritevalid, Family::Fetch);
+valid_call!(compwritevalid, Family::Compare);
 
 /// `fi_query_atomic`, a call of domains.
 pub(crate) unsafe extern "C" fn query(

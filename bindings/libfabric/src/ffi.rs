@@ -67,6 +67,11 @@ pub(crate) const FI_MR_PROV_KEY: c_int = 1 << 6;
 /// Tag format in which every bit may be a field of its own.
 pub(crate) const FI_TAG_GENERIC: u64 = 0xAAAA_AAAA_AAAA_AAAA;
 
+pub(crate) const FI_INT8: c_int = 0;
+pub(crate) const FI_DOUBLE_COMPLEX: c_int = 11;
+pub(crate) const FI_INT128: c_int = 14;
+pub(crate) const FI_UINT128: c_int = 15;
+
 pub(crate) const FI_CLASS_FABRIC: usize = 1;
 pub(crate) const FI_CLASS_DOMAIN: usize = 2;
 pub(crate) const FI_CLASS_EP: usize = 3;

@@ -1,211 +1,19 @@
-//! `fi_getinfo`: what the provider offers, and whether it is what a program asks for.
+//! `fi_getinfo`: what the provider offers.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
+use job::endpoint::{Reach, unopened};
 use p2p::MAX_ATOMIC;
 
 use crate::ffi::*;
+use crate::hints::{ALWAYS, Asked, ORDER, RX, TX, check, some};
 use crate::memory::MAX_REGIONS;
 use crate::transfer::{INJECT, LONGEST, PARTS};
-use crate::vector::{NAME as NAME_LENGTH, named};
+use crate::vector::{NAME as NAME_LENGTH, Name, named, padded};
 use crate::{NAME, host};
 
-/// Directions of messages, and of accesses to remote memory.
-const DIRECTIONS: u64 = FI_SEND | FI_RECV;
-const ACCESSES: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// Capabilities of an endpoint of which nothing was asked.
-const PRIMARY: u64 = FI_MSG
-    | FI_TAGGED
-    | FI_RMA
-    | FI_ATOMIC
-    | DIRECTIONS
-    | ACCESSES
-    | FI_MULTI_RECV
-    | FI_DIRECTED_RECV
-    | FI_SOURCE;
-/// Capabilities that a program may ask for: reports of accesses cost something.
-const OFFERED: u64 = PRIMARY | ALWAYS | FI_RMA_EVENT;
-/// Capabilities that are there without being asked for.
-const ALWAYS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SOURCE | FI_MULTI_RECV;
-/// Those of either direction.
-const TX: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_SEND | FI_READ | FI_WRITE;
-const RX: u64 = FI_MSG
-    | FI_TAGGED
-    | FI_RMA
-    | FI_ATOMIC
-    | FI_RECV
-    | FI_REMOTE_READ
-    | FI_REMOTE_WRITE
-    | FI_MULTI_RECV
-    | FI_DIRECTED_RECV
-    | FI_RMA_EVENT
-    | FI_SOURCE;
-/// Flags that an endpoint may have for all its operations.
-const TX_FLAGS: u64 = FI_INJECT
-    | FI_COMPLETION
-    | FI_DELIVERY_COMPLETE
-    | FI_MATCH_COMPLETE
-    // Injected and transmitted in the sense of libfabric are sends that are over.
-    | 1 << 26
-    | 1 << 27;
-const RX_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
-/// Ordered are messages, and accesses, of one peer to another; not one kind against the other.
-const ORDER: u64 = FI_ORDER_SAS | FI_ORDER_ACCESSES;
 /// Operations under way of one direction, at least.
 const DEPTH: usize = 1024;
-
-/// Returns the reference of a pointer of C that may be null.
-///
-/// # Safety
-/// A pointer that is not null is valid during the call of C.
-unsafe fn some<'a, T>(at: *const T) -> Option<&'a T> {
-    // SAFETY: the caller promises it.
-    unsafe { at.as_ref() }
-}
-
-/// Returns true if a text of C is null, or is this name.
-///
-/// # Safety
-/// A text that is not null ends with NUL.
-unsafe fn is_ours(text: *const c_char) -> bool {
-    // SAFETY: the caller promises it.
-    text.is_null() || unsafe { CStr::from_ptr(text) } == NAME
-}
-
-/// Checked hints of a program.
-struct Asked {
-    caps: u64,
-    mr_mode: c_int,
-    av_type: c_int,
-    threading: c_int,
-    progress: c_int,
-    tx_flags: u64,
-    rx_flags: u64,
-}
-
-/// Checks hints. The error says what is not offered.
-///
-/// # Safety
-/// The parts of the hints are null or valid.
-unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'static str> {
-    let mut asked = Asked {
-        caps: PRIMARY,
-        // Before version 1.5 the mode was one of two.
-        mr_mode: if api < version(1, 5) {
-            FI_MR_SCALABLE
-        } else {
-            0
-        },
-        av_type: FI_AV_TABLE,
-        threading: FI_THREAD_SAFE,
-        progress: FI_PROGRESS_MANUAL,
-        tx_flags: 0,
-        rx_flags: 0,
-    };
-    let Some(hints) = hints else {
-        return Ok(asked);
-    };
-    if hints.caps & !OFFERED != 0 {
-        return Err("capabilities");
-    }
-    if hints.caps != 0 {
-        asked.caps = hints.caps;
-        let kinds = hints.caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC);
-        if kinds == 0 {
-            asked.caps |= FI_MSG | FI_TAGGED;
-        }
-        if asked.caps & (FI_MSG | FI_TAGGED) != 0 && hints.caps & DIRECTIONS == 0 {
-            asked.caps |= DIRECTIONS;
-        }
-        if asked.caps & (FI_RMA | FI_ATOMIC) != 0 && hints.caps & ACCESSES == 0 {
-            asked.caps |= ACCESSES;
-        }
-    }
-    if hints.addr_format != 0 && hints.addr_format != PROV_SPECIFIC {
-        return Err("an address format");
-    }
-    // SAFETY: the parts are valid or null, as the caller promises.
-    if let Some(ep) = unsafe { some(hints.ep_attr) } {
-        if ep.kind != FI_EP_UNSPEC && ep.kind != FI_EP_RDM {
-            return Err("an endpoint type other than FI_EP_RDM");
-        }
-        let foreign = ep.protocol != 0 && ep.protocol != PROV_SPECIFIC;
-        if foreign || ep.max_msg_size > LONGEST || ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1 {
-            return Err("a protocol, a length of messages, or several contexts");
-        }
-    }
-    // SAFETY: see above.
-    if let Some(tx) = unsafe { some(hints.tx_attr) } {
-        if tx.caps & !OFFERED != 0
-            || tx.op_flags & !TX_FLAGS != 0
-            || tx.msg_order & !ORDER != 0
-            || tx.comp_order != 0
-            || tx.inject_size > INJECT
-            || tx.iov_limit > PARTS
-            || tx.rma_iov_limit > 1
-        {
-            let TxAttr {
-                caps,
-                op_flags,
-                msg_order,
-                comp_order,
-                ..
-            } = tx;
-            host::inform(&format!(
-                "asked of transmission: caps {caps:#x}, flags {op_flags:#x}, order {msg_order:#x}, \
-                 order of completions {comp_order:#x}, inject {}, parts {} and {}",
-                tx.inject_size, tx.iov_limit, tx.rma_iov_limit
-            ));
-            return Err("attributes of transmission");
-        }
-        asked.tx_flags = tx.op_flags;
-    }
-    // SAFETY: see above.
-    if let Some(rx) = unsafe { some(hints.rx_attr) } {
-        if rx.caps & !OFFERED != 0
-            || rx.op_flags & !RX_FLAGS != 0
-            || rx.msg_order & !ORDER != 0
-            || rx.comp_order != 0
-            || rx.iov_limit > PARTS
-        {
-            return Err("attributes of reception");
-        }
-        asked.rx_flags = rx.op_flags;
-    }
-    // SAFETY: see above.
-    if let Some(domain) = unsafe { some(hints.domain_attr) } {
-        // SAFETY: a text of C.
-        if !unsafe { is_ours(domain.name) } {
-            return Err("another domain");
-        }
-        if domain.data_progress == FI_PROGRESS_AUTO || domain.control_progress == FI_PROGRESS_AUTO {
-            asked.progress = FI_PROGRESS_AUTO;
-        }
-        if domain.cq_data_size > 8 || domain.mr_key_size > 8 || domain.caps & !ALWAYS != 0 {
-            return Err("attributes of the domain");
-        }
-        asked.mr_mode = match domain.mr_mode {
-            FI_MR_BASIC => FI_MR_BASIC,
-            FI_MR_SCALABLE => FI_MR_SCALABLE,
-            _ => asked.mr_mode,
-        };
-        // A weaker model is part of the strongest one, and users want theirs back.
-        if domain.threading != 0 {
-            asked.threading = domain.threading;
-        }
-        if domain.av_type != 0 {
-            asked.av_type = domain.av_type;
-        }
-    }
-    // SAFETY: see above.
-    if let Some(fabric) = unsafe { some(hints.fabric_attr) } {
-        // SAFETY: a text of C.
-        if !unsafe { is_ours(fabric.name) } {
-            return Err("another fabric");
-        }
-    }
-    Ok(asked)
-}
 
 /// `fi_getinfo` of the provider.
 pub(crate) unsafe extern "C" fn getinfo(
@@ -219,52 +27,129 @@ pub(crate) unsafe extern "C" fn getinfo(
     if place.is_null() {
         return -EINVAL;
     }
-    // SAFETY: null or the program's hints.
-    let hints = unsafe { some(hints) };
-    // SAFETY: their parts are valid or null.
-    let asked = match unsafe { check(version, hints) } {
-        Ok(asked) => asked,
-        Err(what) => {
-            let caps = hints.map_or(0, |hints| hints.caps);
-            host::inform(&format!("not offered: {what} (caps {caps:#x})"));
-            return -ENODATA;
-        }
+    // SAFETY: null or the program's hints, and null or a text of C.
+    let offer = match unsafe { offer(version, (node, flags), some(hints)) } {
+        Ok(offer) => offer,
+        Err(code) => return code,
     };
-    let mut destination = None;
-    if !node.is_null() && flags & FI_SOURCE == 0 {
-        // SAFETY: a text of C.
-        let text = unsafe { CStr::from_ptr(node) };
-        destination = text.to_str().ok().and_then(named);
-        if destination.is_none() {
-            // Hosts have no endpoint of a known address.
-            return -ENODATA;
-        }
-    }
-    if let Err(why) = options().and_then(|options| job::endpoint::check(&options)) {
-        host::warn(&format!("no endpoint is possible: {why}"));
-        return -ENODATA;
-    }
-    if let Some(hints) = hints
-        && destination.is_none()
-        && hints.dest_addrlen == NAME_LENGTH
-        && !hints.dest_addr.is_null()
-    {
-        // SAFETY: the program passes as many bytes.
-        destination = Some(unsafe { hints.dest_addr.cast::<[u8; NAME_LENGTH]>().read_unaligned() });
-    }
     let info = host::allocate_info();
     // SAFETY: the host's allocation has all parts, or is null.
     let Some(filled) = (unsafe { info.as_mut() }) else {
         return -ENOMEM;
     };
     // SAFETY: as above.
-    if !unsafe { fill(filled, &asked, destination.as_ref()) } {
+    if !unsafe { fill(filled, &offer) } {
         host::free_info(info);
         return -ENODATA;
     }
     // SAFETY: not null.
     unsafe { *place = info };
     0
+}
+
+/// What is offered to a program.
+struct Offer {
+    asked: Asked,
+    destination: Option<Name>,
+    /// Endpoints of other nodes can be reached.
+    remote: bool,
+}
+
+/// Returns what is offered, or -FI_ENODATA.
+///
+/// # Safety
+/// The node is null or a text of C; the parts of the hints are null or valid.
+unsafe fn offer(
+    version: u32,
+    (node, flags): (*const c_char, u64),
+    hints: Option<&Info>,
+) -> Result<Offer, c_int> {
+    // SAFETY: the caller promises it.
+    let asked = unsafe { check(version, hints) }.map_err(|what| {
+        let caps = hints.map_or(0, |hints| hints.caps);
+        host::inform(&format!("not offered: {what} (caps {caps:#x})"));
+        -ENODATA
+    })?;
+    // SAFETY: as above.
+    let destination = unsafe { destination((node, flags), hints)? };
+    let remote = is_remote_possible()?;
+    if asked.remote && !remote {
+        return Err(-ENODATA);
+    }
+    Ok(Offer {
+        asked,
+        destination,
+        remote,
+    })
+}
+
+/// Returns whether endpoints can reach those of other nodes; an error if there can be none.
+fn is_remote_possible() -> Result<bool, c_int> {
+    match options().and_then(|options| job::endpoint::check(&options)) {
+        Ok(Reach::Network) => Ok(true),
+        Ok(Reach::Node(why)) => {
+            host::warn(&format!("only peers of this node can be reached: {why}"));
+            Ok(false)
+        }
+        Err(why) => {
+            host::warn(&format!("no endpoint is possible: {why}"));
+            Err(-ENODATA)
+        }
+    }
+}
+
+/// Returns the name of the peer that a program asks for.
+///
+/// # Safety
+/// As [`offer`].
+unsafe fn destination(
+    (node, flags): (*const c_char, u64),
+    hints: Option<&Info>,
+) -> Result<Option<Name>, c_int> {
+    let of_source = flags & FI_SOURCE != 0;
+    // SAFETY: the program passes as many bytes as it says.
+    let (from, to) = hints.map_or((None, None), |hints| unsafe {
+        (
+            hinted(hints.src_addr, hints.src_addrlen),
+            hinted(hints.dest_addr, hints.dest_addrlen),
+        )
+    });
+    if !of_source && from.is_some_and(|name| name != padded(&unopened())) {
+        host::inform("not offered: a source address");
+        return Err(-ENODATA);
+    }
+    if node.is_null() || of_source {
+        return Ok(to);
+    }
+    // SAFETY: the caller promises it.
+    let text = unsafe { CStr::from_ptr(node) };
+    // Hosts have no endpoint of a known address.
+    let found = text.to_str().ok().and_then(named).ok_or(-ENODATA)?;
+    Ok(Some(found))
+}
+
+/// Returns an address of hints, if it is as long as a name.
+///
+/// # Safety
+/// `length` bytes at `at` are readable, unless it is null.
+unsafe fn hinted(at: *const c_void, length: usize) -> Option<Name> {
+    if at.is_null() || length != NAME_LENGTH {
+        return None;
+    }
+    // SAFETY: the caller promises it.
+    Some(unsafe { at.cast::<Name>().read_unaligned() })
+}
+
+/// Copies an address for the host, which frees it. Null if there is no memory.
+fn address(name: &Name) -> (*mut c_void, usize) {
+    // SAFETY: no conditions.
+    let copy = unsafe { libc::malloc(NAME_LENGTH) };
+    if copy.is_null() {
+        return (copy, 0);
+    }
+    // SAFETY: as long as the name.
+    unsafe { copy.cast::<u8>().copy_from(name.as_ptr(), NAME_LENGTH) };
+    (copy, NAME_LENGTH)
 }
 
 /// Returns the options of the environment.
@@ -282,7 +167,8 @@ fn text(text: &CStr) -> *mut c_char {
 ///
 /// # Safety
 /// The parts are null or valid.
-unsafe fn fill(info: &mut Info, asked: &Asked, destination: Option<&[u8; NAME_LENGTH]>) -> bool {
+unsafe fn fill(info: &mut Info, offer: &Offer) -> bool {
+    let asked = &offer.asked;
     // SAFETY: the caller promises it.
     let parts = unsafe {
         (
@@ -296,16 +182,13 @@ unsafe fn fill(info: &mut Info, asked: &Asked, destination: Option<&[u8; NAME_LE
     let (Some(tx), Some(rx), Some(ep), Some(domain), Some(fabric)) = parts else {
         return false;
     };
-    info.caps = asked.caps | ALWAYS;
+    let unreached = if offer.remote { 0 } else { FI_REMOTE_COMM };
+    info.caps = (asked.caps | ALWAYS) & !unreached;
     (info.mode, info.addr_format) = (0, PROV_SPECIFIC);
-    if let Some(name) = destination {
-        // SAFETY: allocated for the host, which frees it.
-        let copy = unsafe { libc::malloc(NAME_LENGTH) };
-        if !copy.is_null() {
-            // SAFETY: as long as the name.
-            unsafe { copy.cast::<u8>().copy_from(name.as_ptr(), NAME_LENGTH) };
-            (info.dest_addr, info.dest_addrlen) = (copy.cast::<c_void>(), NAME_LENGTH);
-        }
+    // An endpoint gets its identity when it is enabled, as one of IP its port.
+    (info.src_addr, info.src_addrlen) = address(&padded(&unopened()));
+    if let Some(name) = &offer.destination {
+        (info.dest_addr, info.dest_addrlen) = address(name);
     }
     tx.caps = info.caps & TX;
     (tx.op_flags, tx.msg_order) = (asked.tx_flags, ORDER);
@@ -330,7 +213,7 @@ unsafe fn fill(info: &mut Info, asked: &Asked, destination: Option<&[u8; NAME_LE
     (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (256, 256);
     (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx) = (1, 1);
     (domain.mr_iov_limit, domain.mr_cnt) = (1, MAX_REGIONS);
-    domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM;
+    domain.caps = (FI_LOCAL_COMM | FI_REMOTE_COMM) & !unreached;
     fabric.name = text(NAME);
     fabric.prov_version = version(0, 1);
     fabric.api_version = host::host_version();

@@ -18,7 +18,7 @@
 //!   by a thread of the endpoint when they do not (`AUTO`). A thread in `fi_cq_sread`, and the
 //!   program with a queue's descriptor, sleep on the descriptors of the transports.
 //! - *Completions*: the layer reports ended requests in their order, with its lock held.
-//!   `core` passes them on to the queues.
+//!   `completions` passes them on to the queues.
 //!
 //! # Host
 //! The library that calls the entry point is found at load time (`host`): this one is not linked to
@@ -31,16 +31,21 @@
 )]
 
 mod atomic;
+mod completions;
 mod core;
 mod domain;
 mod endpoint;
 mod fabric;
 mod ffi;
+mod hints;
 mod host;
 mod info;
 mod memory;
 mod messages;
 mod object;
+mod operations;
+mod peers;
+mod posting;
 mod progress;
 mod queue;
 mod queues;

@@ -1,34 +1,11 @@
 //! `fi_send`, `fi_recv` and their tagged kind, as C sees them.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
 use crate::endpoint::endpoint;
 use crate::ffi::*;
 use crate::object::{Table, long};
 use crate::transfer::{Incoming, Outgoing, TAGGED, UNTAGGED, parts};
-
-pub(crate) static MSG_OPS: Table<9> = Table::new([
-    recv as _,
-    recvv as _,
-    recvmsg as _,
-    send as _,
-    sendv as _,
-    sendmsg as _,
-    inject as _,
-    senddata as _,
-    injectdata as _,
-]);
-pub(crate) static TAGGED_OPS: Table<9> = Table::new([
-    trecv as _,
-    trecvv as _,
-    trecvmsg as _,
-    tsend as _,
-    tsendv as _,
-    tsendmsg as _,
-    tinject as _,
-    tsenddata as _,
-    tinjectdata as _,
-]);
 
 pub(crate) fn one(at: *const c_void, length: usize) -> libc::iovec {
     libc::iovec {
@@ -41,8 +18,34 @@ pub(crate) fn context(at: *mut c_void) -> usize {
     at.expose_provenance()
 }
 
+/// Local memory, as the calls pass it.
+#[derive(Clone, Copy)]
+pub(crate) enum Local {
+    One(*const c_void, usize),
+    Many(*const libc::iovec, usize),
+}
+
+impl Local {
+    /// Passes the parts to `f`.
+    ///
+    /// # Safety
+    /// A list has as many valid parts as it says.
+    #[inline]
+    pub(crate) unsafe fn with<R>(
+        self,
+        f: impl FnOnce(&[libc::iovec]) -> Result<R, c_int>,
+    ) -> Result<R, c_int> {
+        match self {
+            Local::One(at, length) => f(&[one(at, length)]),
+            // SAFETY: the caller promises it.
+            Local::Many(at, count) => f(unsafe { parts(at, count)? }),
+        }
+    }
+}
+
 /// How the arguments of a send differ between the calls.
 struct Send {
+    local: Local,
     to: u64,
     tag: Option<u64>,
     data: Option<u64>,
@@ -53,14 +56,25 @@ struct Send {
 }
 
 impl Send {
-    fn new(to: u64, tag: Option<u64>, ctx: *mut c_void) -> Send {
+    fn new(local: Local, to: u64, tag: Option<u64>, ctx: *mut c_void) -> Send {
         Send {
+            local,
             to,
             tag,
             data: None,
             context: context(ctx),
             flags: None,
             silent: false,
+        }
+    }
+
+    /// Returns a send without a completion: the memory is the program's again at once.
+    fn injected(local: Local, to: u64, tag: Option<u64>, data: Option<u64>) -> Send {
+        Send {
+            data,
+            flags: Some(0),
+            silent: true,
+            ..Send::new(local, to, tag, std::ptr::null_mut())
         }
     }
 
@@ -75,65 +89,35 @@ impl Send {
 }
 
 /// # Safety
-/// `ep` is as `object::body` says; the parts are readable.
+/// `ep` is as `object::body` says; the memory is readable.
 #[inline]
-unsafe fn start_send(ep: *mut c_void, parts: &[libc::iovec], send: &Send) -> isize {
+unsafe fn start_send(ep: *mut c_void, send: &Send) -> isize {
     // SAFETY: the caller promises it.
     let found = unsafe { endpoint(ep) };
     long(found.and_then(|found| {
-        let flags = send.flags.unwrap_or(found.tx_flags);
-        found.core.send(&Outgoing {
-            parts,
-            to: send.to,
-            space: if send.tag.is_some() { TAGGED } else { UNTAGGED },
-            tag: send.tag.unwrap_or(0),
-            data: send.data,
-            context: send.context,
-            flags,
-            silent: send.silent,
-        })
+        let start = |parts: &[libc::iovec]| {
+            found.core.send(&Outgoing {
+                parts,
+                to: send.to,
+                space: if send.tag.is_some() { TAGGED } else { UNTAGGED },
+                tag: send.tag.unwrap_or(0),
+                data: send.data,
+                context: send.context,
+                flags: send.flags.unwrap_or(found.tx_flags),
+                silent: send.silent,
+            })
+        };
+        // SAFETY: the caller promises it.
+        unsafe { send.local.with(start) }
     }))
 }
 
 /// # Safety
-/// As [`start_send`]; `count` parts at `at` are valid.
-unsafe fn start_send_of(
-    ep: *mut c_void,
-    (at, count): (*const libc::iovec, usize),
-    send: &Send,
-) -> isize {
-    // SAFETY: the caller promises it.
-    unsafe {
-        match parts(at, count) {
-            Ok(parts) => start_send(ep, parts, send),
-            Err(code) => code as isize,
-        }
-    }
-}
-
-/// # Safety
-/// As [`start_receive`]; `count` parts at `at` are valid.
-unsafe fn start_receive_of(
-    ep: *mut c_void,
-    (at, count): (*const libc::iovec, usize),
-    what: (u64, Option<(u64, u64)>),
-    how: (usize, Option<u64>),
-) -> isize {
-    // SAFETY: the caller promises it.
-    unsafe {
-        match parts(at, count) {
-            Ok(parts) => start_receive(ep, parts, what, how),
-            Err(code) => code as isize,
-        }
-    }
-}
-
-/// # Safety
-/// `ep` is as `object::body` says; the parts are lent until the completion.
+/// `ep` is as `object::body` says; the memory is lent until the completion.
 #[inline]
 unsafe fn start_receive(
     ep: *mut c_void,
-    parts: &[libc::iovec],
+    local: Local,
     (from, tag): (u64, Option<(u64, u64)>),
     (context, flags): (usize, Option<u64>),
 ) -> isize {
@@ -144,253 +128,170 @@ unsafe fn start_receive(
         // The flag of endpoints means only messages without tags.
         let not_tagged = if tag.is_some() { FI_MULTI_RECV } else { 0 };
         let own_flags = found.rx_flags & !not_tagged;
-        found.core.receive(&Incoming {
-            parts,
-            from,
-            space: if tag.is_some() { TAGGED } else { UNTAGGED },
-            tag: tag_bits,
-            ignore,
-            context,
-            flags: flags.unwrap_or(own_flags),
-        })
+        let start = |parts: &[libc::iovec]| {
+            found.core.receive(&Incoming {
+                parts,
+                from,
+                space: if tag.is_some() { TAGGED } else { UNTAGGED },
+                tag: tag_bits,
+                ignore,
+                context,
+                flags: flags.unwrap_or(own_flags),
+            })
+        };
+        // SAFETY: the caller promises it.
+        unsafe { local.with(start) }
     }))
 }
 
-unsafe extern "C" fn recv(
-    ep: *mut c_void,
-    at: *mut c_void,
-    length: usize,
-    _desc: *mut c_void,
-    from: u64,
-    ctx: *mut c_void,
-) -> isize {
-    // SAFETY: what the program passes.
-    unsafe { start_receive(ep, &[one(at, length)], (from, None), (context(ctx), None)) }
-}
+/// Defines a table of calls, which have the arguments `tag` and `ignore` or not.
+macro_rules! table {
+    ($table:ident, $message:ty $(, $tag:ident, $ignore:ident)?) => {
+        pub(crate) static $table: Table<9> = {
+            // SAFETY, of all calls: they pass on what the program passes.
+            unsafe extern "C" fn recv(
+                ep: *mut c_void,
+                at: *mut c_void,
+                length: usize,
+                _desc: *mut c_void,
+                from: u64,
+                $($tag: u64, $ignore: u64,)?
+                ctx: *mut c_void,
+            ) -> isize {
+                let what = (from, None $(.or(Some(($tag, $ignore))))?);
+                let local = Local::One(at, length);
+                // SAFETY: see above.
+                unsafe { start_receive(ep, local, what, (context(ctx), None)) }
+            }
 
-unsafe extern "C" fn recvv(
-    ep: *mut c_void,
-    at: *const libc::iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    from: u64,
-    ctx: *mut c_void,
-) -> isize {
-    // SAFETY: what the program passes.
-    unsafe { start_receive_of(ep, (at, count), (from, None), (context(ctx), None)) }
-}
+            unsafe extern "C" fn recvv(
+                ep: *mut c_void,
+                at: *const libc::iovec,
+                _desc: *mut *mut c_void,
+                count: usize,
+                from: u64,
+                $($tag: u64, $ignore: u64,)?
+                ctx: *mut c_void,
+            ) -> isize {
+                let what = (from, None $(.or(Some(($tag, $ignore))))?);
+                let local = Local::Many(at, count);
+                // SAFETY: see above.
+                unsafe { start_receive(ep, local, what, (context(ctx), None)) }
+            }
 
-unsafe extern "C" fn recvmsg(ep: *mut c_void, msg: *const Msg, flags: u64) -> isize {
-    // SAFETY: null, or the program's message.
-    let Some(msg) = (unsafe { msg.as_ref() }) else {
-        return -(EINVAL as isize);
+            unsafe extern "C" fn recvmsg(
+                ep: *mut c_void,
+                msg: *const $message,
+                flags: u64,
+            ) -> isize {
+                // SAFETY: null, or the program's message.
+                let Some(msg) = (unsafe { msg.as_ref() }) else {
+                    return -(EINVAL as isize);
+                };
+                let what = (msg.addr, None $(.or(Some((msg.$tag, msg.$ignore))))?);
+                let local = Local::Many(msg.iov, msg.iov_count);
+                // SAFETY: see above.
+                unsafe { start_receive(ep, local, what, (context(msg.context), Some(flags))) }
+            }
+
+            unsafe extern "C" fn send(
+                ep: *mut c_void,
+                at: *const c_void,
+                length: usize,
+                _desc: *mut c_void,
+                to: u64,
+                $($tag: u64,)?
+                ctx: *mut c_void,
+            ) -> isize {
+                let send = Send::new(Local::One(at, length), to, None $(.or(Some($tag)))?, ctx);
+                // SAFETY: see above.
+                unsafe { start_send(ep, &send) }
+            }
+
+            unsafe extern "C" fn sendv(
+                ep: *mut c_void,
+                at: *const libc::iovec,
+                _desc: *mut *mut c_void,
+                count: usize,
+                to: u64,
+                $($tag: u64,)?
+                ctx: *mut c_void,
+            ) -> isize {
+                let send = Send::new(Local::Many(at, count), to, None $(.or(Some($tag)))?, ctx);
+                // SAFETY: see above.
+                unsafe { start_send(ep, &send) }
+            }
+
+            unsafe extern "C" fn sendmsg(
+                ep: *mut c_void,
+                msg: *const $message,
+                flags: u64,
+            ) -> isize {
+                // SAFETY: null, or the program's message.
+                let Some(msg) = (unsafe { msg.as_ref() }) else {
+                    return -(EINVAL as isize);
+                };
+                let local = Local::Many(msg.iov, msg.iov_count);
+                let send = Send::new(local, msg.addr, None $(.or(Some(msg.$tag)))?, msg.context);
+                // SAFETY: see above.
+                unsafe { start_send(ep, &send.with(flags, msg.data)) }
+            }
+
+            unsafe extern "C" fn inject(
+                ep: *mut c_void,
+                at: *const c_void,
+                length: usize,
+                to: u64,
+                $($tag: u64,)?
+            ) -> isize {
+                let tag = None $(.or(Some($tag)))?;
+                // SAFETY: see above.
+                unsafe { start_send(ep, &Send::injected(Local::One(at, length), to, tag, None)) }
+            }
+
+            unsafe extern "C" fn senddata(
+                ep: *mut c_void,
+                at: *const c_void,
+                length: usize,
+                _desc: *mut c_void,
+                data: u64,
+                to: u64,
+                $($tag: u64,)?
+                ctx: *mut c_void,
+            ) -> isize {
+                let send = Send::new(Local::One(at, length), to, None $(.or(Some($tag)))?, ctx);
+                let data = Some(data);
+                // SAFETY: see above.
+                unsafe { start_send(ep, &Send { data, ..send }) }
+            }
+
+            unsafe extern "C" fn injectdata(
+                ep: *mut c_void,
+                at: *const c_void,
+                length: usize,
+                data: u64,
+                to: u64,
+                $($tag: u64,)?
+            ) -> isize {
+                let (tag, data) = (None $(.or(Some($tag)))?, Some(data));
+                // SAFETY: see above.
+                unsafe { start_send(ep, &Send::injected(Local::One(at, length), to, tag, data)) }
+            }
+
+            Table::new([
+                recv as _,
+                recvv as _,
+                recvmsg as _,
+                send as _,
+                sendv as _,
+                sendmsg as _,
+                inject as _,
+                senddata as _,
+                injectdata as _,
+            ])
+        };
     };
-    let how = (context(msg.context), Some(flags));
-    // SAFETY: what the program passes.
-    unsafe { start_receive_of(ep, (msg.iov, msg.iov_count), (msg.addr, None), how) }
 }
 
-unsafe extern "C" fn send(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    _desc: *mut c_void,
-    to: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let send = Send::new(to, None, ctx);
-    // SAFETY: what the program passes.
-    unsafe { start_send(ep, &[one(at, length)], &send) }
-}
-
-unsafe extern "C" fn sendv(
-    ep: *mut c_void,
-    at: *const libc::iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let send = Send::new(to, None, ctx);
-    // SAFETY: what the program passes.
-    unsafe { start_send_of(ep, (at, count), &send) }
-}
-
-unsafe extern "C" fn sendmsg(ep: *mut c_void, msg: *const Msg, flags: u64) -> isize {
-    // SAFETY: null, or the program's message.
-    let Some(msg) = (unsafe { msg.as_ref() }) else {
-        return -(EINVAL as isize);
-    };
-    let send = Send::new(msg.addr, None, msg.context).with(flags, msg.data);
-    // SAFETY: what the program passes.
-    unsafe { start_send_of(ep, (msg.iov, msg.iov_count), &send) }
-}
-
-/// Sends without a completion; the memory is the program's again at once.
-unsafe fn start_inject(
-    ep: *mut c_void,
-    (at, length): (*const c_void, usize),
-    (to, tag, data): (u64, Option<u64>, Option<u64>),
-) -> isize {
-    let send = Send {
-        data,
-        flags: Some(0),
-        silent: true,
-        ..Send::new(to, tag, std::ptr::null_mut())
-    };
-    // SAFETY: what the program passes.
-    unsafe { start_send(ep, &[one(at, length)], &send) }
-}
-
-unsafe extern "C" fn inject(ep: *mut c_void, at: *const c_void, length: usize, to: u64) -> isize {
-    // SAFETY: what the program passes.
-    unsafe { start_inject(ep, (at, length), (to, None, None)) }
-}
-
-unsafe extern "C" fn senddata(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    _desc: *mut c_void,
-    data: u64,
-    to: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let send = Send {
-        data: Some(data),
-        ..Send::new(to, None, ctx)
-    };
-    // SAFETY: what the program passes.
-    unsafe { start_send(ep, &[one(at, length)], &send) }
-}
-
-unsafe extern "C" fn injectdata(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    data: u64,
-    to: u64,
-) -> isize {
-    // SAFETY: what the program passes.
-    unsafe { start_inject(ep, (at, length), (to, None, Some(data))) }
-}
-
-unsafe extern "C" fn trecv(
-    ep: *mut c_void,
-    at: *mut c_void,
-    length: usize,
-    _desc: *mut c_void,
-    from: u64,
-    tag: u64,
-    ignore: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let what = (from, Some((tag, ignore)));
-    // SAFETY: what the program passes.
-    unsafe { start_receive(ep, &[one(at, length)], what, (context(ctx), None)) }
-}
-
-unsafe extern "C" fn trecvv(
-    ep: *mut c_void,
-    at: *const libc::iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    from: u64,
-    tag: u64,
-    ignore: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let what = (from, Some((tag, ignore)));
-    // SAFETY: what the program passes.
-    unsafe { start_receive_of(ep, (at, count), what, (context(ctx), None)) }
-}
-
-unsafe extern "C" fn trecvmsg(ep: *mut c_void, msg: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: null, or the program's message.
-    let Some(msg) = (unsafe { msg.as_ref() }) else {
-        return -(EINVAL as isize);
-    };
-    let what = (msg.addr, Some((msg.tag, msg.ignore)));
-    let how = (context(msg.context), Some(flags));
-    // SAFETY: what the program passes.
-    unsafe { start_receive_of(ep, (msg.iov, msg.iov_count), what, how) }
-}
-
-unsafe extern "C" fn tsend(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    _desc: *mut c_void,
-    to: u64,
-    tag: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let send = Send::new(to, Some(tag), ctx);
-    // SAFETY: what the program passes.
-    unsafe { start_send(ep, &[one(at, length)], &send) }
-}
-
-unsafe extern "C" fn tsendv(
-    ep: *mut c_void,
-    at: *const libc::iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    tag: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let send = Send::new(to, Some(tag), ctx);
-    // SAFETY: what the program passes.
-    unsafe { start_send_of(ep, (at, count), &send) }
-}
-
-unsafe extern "C" fn tsendmsg(ep: *mut c_void, msg: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: null, or the program's message.
-    let Some(msg) = (unsafe { msg.as_ref() }) else {
-        return -(EINVAL as isize);
-    };
-    let send = Send::new(msg.addr, Some(msg.tag), msg.context).with(flags, msg.data);
-    // SAFETY: what the program passes.
-    unsafe { start_send_of(ep, (msg.iov, msg.iov_count), &send) }
-}
-
-unsafe extern "C" fn tinject(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    to: u64,
-    tag: u64,
-) -> isize {
-    // SAFETY: what the program passes.
-    unsafe { start_inject(ep, (at, length), (to, Some(tag), None)) }
-}
-
-unsafe extern "C" fn tsenddata(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    _desc: *mut c_void,
-    data: u64,
-    to: u64,
-    tag: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let send = Send {
-        data: Some(data),
-        ..Send::new(to, Some(tag), ctx)
-    };
-    // SAFETY: what the program passes.
-    unsafe { start_send(ep, &[one(at, length)], &send) }
-}
-
-unsafe extern "C" fn tinjectdata(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    data: u64,
-    to: u64,
-    tag: u64,
-) -> isize {
-    // SAFETY: what the program passes.
-    unsafe { start_inject(ep, (at, length), (to, Some(tag), Some(data))) }
-}
+table!(MSG_OPS, Msg);
+table!(TAGGED_OPS, MsgTagged, tag, ignore);

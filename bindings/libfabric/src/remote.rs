@@ -4,8 +4,9 @@ use std::ffi::c_int;
 
 use p2p::{Atomic, AtomicOp, AtomicType, Completion, Ended, MAX_ATOMIC, Remote, RequestId};
 
-use crate::core::{Bound, Core, Operation};
+use crate::core::{Bound, Core};
 use crate::ffi::*;
+use crate::operations::Operation;
 use crate::queue::Entry;
 use crate::transfer::{INJECT, gather, total, with_parts};
 
@@ -41,10 +42,6 @@ impl Core {
     /// Checks what all accesses have in common.
     fn remote(&self, access: &Access<'_>) -> Result<(Remote, &Bound), c_int> {
         let bound = self.bound.get().ok_or(-FI_EOPBADSTATE)?;
-        // Operations before it may still be under way.
-        if access.flags & FI_FENCE != 0 {
-            return Err(-EINVAL);
-        }
         if bound.tx.as_ref().is_some_and(|queue| queue.is_full()) {
             return Err(-EAGAIN);
         }
@@ -53,6 +50,7 @@ impl Core {
             key: access.key,
             address: access.address,
         };
+        self.pass_fence(access.flags, remote.peer)?;
         Ok((remote, bound))
     }
 
@@ -65,7 +63,7 @@ impl Core {
         let (layer, length) = (self.layer()?, total(access.parts)?);
         let (remote, bound) = self.remote(access)?;
         let wanted = Core::is_wanted(access, bound);
-        let operation = Operation::new(access.context, FI_RMA | FI_READ, wanted);
+        let operation = Operation::to(remote.peer, access.context, FI_RMA | FI_READ, wanted);
         let (operation, at) = with_parts(operation, access.parts, length)?;
         let at = std::ptr::with_exposed_provenance_mut(at);
         let number = self.begin(operation)?;
@@ -79,7 +77,7 @@ impl Core {
         let (layer, length) = (self.layer()?, total(access.parts)?);
         let (remote, bound) = self.remote(access)?;
         let wanted = Core::is_wanted(access, bound);
-        let mut operation = Operation::new(access.context, FI_RMA | FI_WRITE, wanted);
+        let mut operation = Operation::to(remote.peer, access.context, FI_RMA | FI_WRITE, wanted);
         let inject = access.silent || access.flags & FI_INJECT != 0;
         if inject && length > INJECT {
             return Err(-EMSGSIZE);
@@ -118,7 +116,8 @@ impl Core {
             Some(_) => FI_READ,
             None => FI_WRITE,
         };
-        let mut operation = Operation::new(atomic.access.context, FI_ATOMIC | kind, wanted);
+        let mut operation =
+            Operation::to(remote.peer, atomic.access.context, FI_ATOMIC | kind, wanted);
         let mut result = 0;
         if let Some(results) = atomic.results {
             if total(results)? != length {

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::endpoint::{EndpointObject, endpoint};
 use crate::ffi::*;
-use crate::messages::{context, one};
+use crate::messages::{Local, context};
 use crate::object::{Table, long};
 use crate::remote::Access;
 use crate::transfer::{parts, total};
@@ -20,13 +20,6 @@ pub(crate) static RMA_OPS: Table<9> = Table::new([
     writedata as _,
     injectdata as _,
 ]);
-
-/// Local memory, as the calls pass it.
-#[derive(Clone, Copy)]
-enum Local {
-    One(*const c_void, usize),
-    Many(*const libc::iovec, usize),
-}
 
 /// Arguments of a call.
 struct Call {
@@ -73,26 +66,21 @@ unsafe fn start(
     // SAFETY: the caller promises it.
     let found = unsafe { endpoint(ep) };
     long(found.and_then(|found| {
-        let single;
-        let parts = match call.local {
-            Local::One(at, length) => {
-                single = [one(at, length)];
-                &single[..]
-            }
-            // SAFETY: the caller promises it.
-            Local::Many(at, count) => unsafe { parts(at, count)? },
+        let start = |parts: &[libc::iovec]| {
+            let access = Access {
+                parts,
+                to: call.to.0,
+                address: call.to.1,
+                key: call.to.2,
+                data: call.data,
+                context: call.context,
+                flags: call.flags.unwrap_or(found.tx_flags),
+                silent: call.silent,
+            };
+            run(found, &access)
         };
-        let access = Access {
-            parts,
-            to: call.to.0,
-            address: call.to.1,
-            key: call.to.2,
-            data: call.data,
-            context: call.context,
-            flags: call.flags.unwrap_or(found.tx_flags),
-            silent: call.silent,
-        };
-        run(found, &access)
+        // SAFETY: the caller promises it.
+        unsafe { call.local.with(start) }
     }))
 }
 
@@ -137,35 +125,60 @@ unsafe fn of_message(msg: *const MsgRma, flags: u64) -> Result<Call, c_int> {
     })
 }
 
-unsafe extern "C" fn read(
-    ep: *mut c_void,
-    at: *mut c_void,
-    length: usize,
-    _desc: *mut c_void,
-    from: u64,
-    address: u64,
-    key: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let call = Call::new(Local::One(at, length), (from, address, key), ctx);
-    // SAFETY: what the program passes.
-    unsafe { start_read(ep, &call) }
+/// Defines a call: its name, its arguments before those of the remote memory, local memory and
+/// number, and how it starts.
+macro_rules! call {
+    ($name:ident, ($($argument:ident: $type:ty),*), $local:expr, $data:expr, $start:ident) => {
+        unsafe extern "C" fn $name(
+            ep: *mut c_void,
+            $($argument: $type,)*
+            to: u64,
+            address: u64,
+            key: u64,
+            ctx: *mut c_void,
+        ) -> isize {
+            let call = Call::new($local, (to, address, key), ctx);
+            // SAFETY: what the program passes.
+            unsafe { $start(ep, &Call { data: $data, ..call }) }
+        }
+    };
 }
 
-unsafe extern "C" fn readv(
-    ep: *mut c_void,
-    at: *const libc::iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    from: u64,
-    address: u64,
-    key: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let call = Call::new(Local::Many(at, count), (from, address, key), ctx);
-    // SAFETY: what the program passes.
-    unsafe { start_read(ep, &call) }
-}
+call!(
+    read,
+    (at: *mut c_void, length: usize, _desc: *mut c_void),
+    Local::One(at, length),
+    None,
+    start_read
+);
+call!(
+    readv,
+    (at: *const libc::iovec, _desc: *mut *mut c_void, count: usize),
+    Local::Many(at, count),
+    None,
+    start_read
+);
+call!(
+    write,
+    (at: *const c_void, length: usize, _desc: *mut c_void),
+    Local::One(at, length),
+    None,
+    start_write
+);
+call!(
+    writev,
+    (at: *const libc::iovec, _desc: *mut *mut c_void, count: usize),
+    Local::Many(at, count),
+    None,
+    start_write
+);
+call!(
+    writedata,
+    (at: *const c_void, length: usize, _desc: *mut c_void, data: u64),
+    Local::One(at, length),
+    Some(data),
+    start_write
+);
 
 unsafe extern "C" fn readmsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) -> isize {
     // SAFETY: what the program passes.
@@ -175,36 +188,6 @@ unsafe extern "C" fn readmsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) ->
             Err(code) => code as isize,
         }
     }
-}
-
-unsafe extern "C" fn write(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    _desc: *mut c_void,
-    to: u64,
-    address: u64,
-    key: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let call = Call::new(Local::One(at, length), (to, address, key), ctx);
-    // SAFETY: what the program passes.
-    unsafe { start_write(ep, &call) }
-}
-
-unsafe extern "C" fn writev(
-    ep: *mut c_void,
-    at: *const libc::iovec,
-    _desc: *mut *mut c_void,
-    count: usize,
-    to: u64,
-    address: u64,
-    key: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let call = Call::new(Local::Many(at, count), (to, address, key), ctx);
-    // SAFETY: what the program passes.
-    unsafe { start_write(ep, &call) }
 }
 
 unsafe extern "C" fn writemsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) -> isize {
@@ -226,25 +209,6 @@ unsafe extern "C" fn inject(
     key: u64,
 ) -> isize {
     let call = Call::injected(Local::One(at, length), (to, address, key), None);
-    // SAFETY: what the program passes.
-    unsafe { start_write(ep, &call) }
-}
-
-unsafe extern "C" fn writedata(
-    ep: *mut c_void,
-    at: *const c_void,
-    length: usize,
-    _desc: *mut c_void,
-    data: u64,
-    to: u64,
-    address: u64,
-    key: u64,
-    ctx: *mut c_void,
-) -> isize {
-    let call = Call {
-        data: Some(data),
-        ..Call::new(Local::One(at, length), (to, address, key), ctx)
-    };
     // SAFETY: what the program passes.
     unsafe { start_write(ep, &call) }
 }

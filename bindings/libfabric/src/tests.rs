@@ -1,17 +1,22 @@
 //! What C code may pass: null pointers, objects of another class, numbers that do not exist.
 
+mod accesses;
+mod cost;
+mod objects;
+
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use crate::core::{Bound, Core, Operation, Operations};
+use crate::core::{Bound, Core};
 use crate::ffi::*;
 use crate::object::{Head, Object};
+use crate::operations::{Operation, Operations};
 use crate::progress::ProgressThread;
 use crate::queue::{Counter, Entry, Queue, deadline};
 use crate::transfer::{Incoming, UNTAGGED};
 use crate::wakeups::Wakeups;
-use crate::{domain, endpoint, fabric, info, memory, provider, queues, vector};
+use crate::{domain, endpoint, fabric, info, provider, queues, vector};
 
 /// The table of an object's first set of calls, as C reads it: the size, then the functions.
 fn call(object: *mut c_void, place: usize) -> *const c_void {
@@ -252,207 +257,6 @@ fn own_name() -> vector::Name {
     name.extend(7u64.to_le_bytes());
     name.extend([16 | 1, 1, 0, 255, 0, 4, 127, 0, 0, 1, 1, 0, 0, 2]);
     vector::padded(&name)
-}
-
-/// An object of an endpoint that reaches only itself, by address 0, with a queue, and its domain.
-struct Own {
-    endpoint: *mut c_void,
-    queue: *mut c_void,
-    domain: *mut c_void,
-    fabric: *mut c_void,
-}
-
-/// A call of an object's table of calls, as C makes it.
-macro_rules! call {
-    ($object:expr, $table:expr, $place:expr, ($($t:ty),*) -> $r:ty, $($argument:expr),*) => {{
-        let object = $object.cast::<Object<7, ()>>();
-        // SAFETY: the object has this table, and the call these arguments.
-        unsafe {
-            let table: *const *const c_void = (*object).head.tables[$table].cast();
-            let at = *table.add(1 + $place);
-            let f: unsafe extern "C" fn(*mut c_void, $($t),*) -> $r = std::mem::transmute(at);
-            f($object, $($argument),*)
-        }
-    }};
-}
-
-impl Own {
-    fn open(mode: i32) -> Own {
-        let (mut fabric, mut domain, mut queue, mut endpoint) =
-            (null_mut(), null_mut(), null_mut(), null_mut());
-        let none = null_mut();
-        // SAFETY: zeros are valid for all fields, and the objects are open.
-        unsafe {
-            let mut info: Info = std::mem::zeroed();
-            let mut attr: DomainAttr = std::mem::zeroed();
-            attr.mr_mode = mode;
-            info.domain_attr = &raw mut attr;
-            let info = &raw mut info;
-            let mut cq: CqAttr = std::mem::zeroed();
-            cq.format = 4;
-            assert_eq!(fabric::open(null_mut(), &raw mut fabric, none), 0);
-            assert_eq!(domain::open(fabric, info, &raw mut domain, none), 0);
-            assert_eq!(
-                queues::open_queue(domain, &raw mut cq, &raw mut queue, none),
-                0
-            );
-            assert_eq!(endpoint::open(domain, info, &raw mut endpoint, none), 0);
-            let found = endpoint::endpoint(endpoint).unwrap();
-            let own = queues::queue(queue).unwrap();
-            own.queue.sources.add(&found.core);
-            let exposed = Arc::clone(&found.core.regions.exposed);
-            let config = p2p::Config::default();
-            let layer = p2p::Endpoint::open(Vec::new(), 7, exposed, &config).unwrap();
-            let open = job::endpoint::OpenEndpoint {
-                endpoint: layer,
-                name: Vec::new(),
-            };
-            let bound = Bound {
-                tx: Some(Arc::clone(&own.queue)),
-                rx: Some(Arc::clone(&own.queue)),
-                ..Bound::default()
-            };
-            found.core.enable(open, bound).unwrap();
-            found.core.learn(0, &own_name());
-            assert_eq!(found.core.peer(0), Ok(0));
-        }
-        Own {
-            endpoint,
-            queue,
-            domain,
-            fabric,
-        }
-    }
-
-    /// Registers memory. Returns the object and its key.
-    fn register(&self, memory: &mut [u64], access: u64, key: u64) -> (*mut c_void, u64) {
-        let mut place = null_mut();
-        let at = memory.as_mut_ptr().cast();
-        let length = size_of_val(memory);
-        // SAFETY: the tests keep the memory until they close the object.
-        unsafe {
-            let domain = self.domain;
-            let none = null_mut();
-            let done =
-                memory::register(domain, at, length, access, 0, key, 0, &raw mut place, none);
-            assert_eq!(done, 0);
-            // struct fid_mr: fid, descriptor, key.
-            (place, *place.cast::<u64>().add(4))
-        }
-    }
-
-    fn write(&self, from: &[u64], address: u64, key: u64) -> isize {
-        let (at, length) = (from.as_ptr().cast::<c_void>(), size_of_val(from));
-        let none = null_mut::<c_void>();
-        call!(self.endpoint, 3, 3,
-            (*const c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize,
-            at, length, none, 0, address, key, none)
-    }
-
-    fn read(&self, into: &mut [u64], address: u64, key: u64) -> isize {
-        let (at, length) = (into.as_mut_ptr().cast::<c_void>(), size_of_val(into));
-        let none = null_mut::<c_void>();
-        call!(self.endpoint, 3, 0,
-            (*mut c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize,
-            at, length, none, 0, address, key, none)
-    }
-
-    /// Returns the flags of the next completion, or its error.
-    fn completion(&self) -> Result<u64, i32> {
-        // SAFETY: an open queue.
-        let queue = unsafe { queues::queue(self.queue) }.unwrap();
-        assert!(queue.queue.wait(deadline(10_000)));
-        let mut flags = 0;
-        match queue.queue.read(1, |_, entry| flags = entry.flags) {
-            Some(_) => Ok(flags),
-            None => Err(queue.queue.read_error().unwrap().error),
-        }
-    }
-
-    fn close(self) {
-        for object in [self.endpoint, self.queue, self.domain, self.fabric] {
-            assert_eq!(close(object), 0);
-        }
-    }
-}
-
-#[test]
-fn registrations_are_checked_at_every_access() {
-    for mode in [FI_MR_SCALABLE, FI_MR_BASIC] {
-        let own = Own::open(mode);
-        let mut memory = [1u64, 2, 3, 4];
-        let both = FI_REMOTE_READ | FI_REMOTE_WRITE;
-        let (region, key) = own.register(&mut memory, both, 77);
-        assert_eq!(key == 77, mode == FI_MR_SCALABLE);
-        let base = if mode == FI_MR_BASIC {
-            memory.as_ptr() as u64
-        } else {
-            0
-        };
-        assert_eq!(own.write(&[9, 8], base + 8, key), 0);
-        assert_eq!(own.completion(), Ok(FI_RMA | FI_WRITE));
-        let mut got = [0; 4];
-        assert_eq!(own.read(&mut got, base, key), 0);
-        assert_eq!(own.completion(), Ok(FI_RMA | FI_READ));
-        assert_eq!(got, [1, 9, 8, 4]);
-        for (address, key, error) in [
-            (base + 24, key, EINVAL),
-            (base.wrapping_sub(8), key, EINVAL),
-            (base, key + 1, EACCES),
-        ] {
-            assert_eq!(own.write(&[5, 5], address, key), 0);
-            assert_eq!(own.completion(), Err(error));
-            assert_eq!(own.read(&mut got, address, key), 0);
-            assert_eq!(own.completion(), Err(error));
-        }
-        assert_eq!(close(region), 0);
-        assert_eq!(own.write(&[5, 5], base, key), 0);
-        assert_eq!(own.completion(), Err(EACCES));
-        let (region, key) = own.register(&mut memory, FI_REMOTE_READ, 78);
-        assert_eq!(own.write(&[5], base, key), 0);
-        assert_eq!(own.completion(), Err(EACCES));
-        assert_eq!(close(region), 0);
-        assert_eq!((memory, got), ([1, 9, 8, 4], [1, 9, 8, 4]));
-        own.close();
-    }
-}
-
-#[test]
-fn atomic_calls_return_the_old_values() {
-    let own = Own::open(0);
-    let mut memory = [40u64, 50];
-    let both = FI_REMOTE_READ | FI_REMOTE_WRITE;
-    let (region, key) = own.register(&mut memory, both, 5);
-    let (sum, swap, u64s, none) = (2, 12, 7, null_mut::<c_void>());
-    let (operands, comparands, mut old) = ([2u64, 3], [42u64, 0], [0u64; 2]);
-    let at = |values: &[u64]| values.as_ptr().cast::<c_void>();
-    let old_at = old.as_mut_ptr().cast::<c_void>();
-    let done = call!(own.endpoint, 5, 4,
-        (*const c_void, usize, *mut c_void, *mut c_void, *mut c_void, u64, u64, u64, i32, i32,
-            *mut c_void) -> isize,
-        at(&operands), 2, none, old_at, none, 0, 0, key, u64s, sum, none);
-    assert_eq!((done, own.completion()), (0, Ok(FI_ATOMIC | FI_READ)));
-    assert_eq!((memory, old), ([42, 53], [40, 50]));
-    let old_at = old.as_mut_ptr().cast::<c_void>();
-    let done = call!(own.endpoint, 5, 7,
-        (*const c_void, usize, *mut c_void, *const c_void, *mut c_void, *mut c_void, *mut c_void,
-            u64, u64, u64, i32, i32, *mut c_void) -> isize,
-        at(&operands), 2, none, at(&comparands), none, old_at, none, 0, 0, key, u64s, swap, none);
-    assert_eq!((done, own.completion()), (0, Ok(FI_ATOMIC | FI_READ)));
-    assert_eq!((memory, old), ([2, 53], [42, 53]));
-    // A plain call has no comparing operation, and no type has this number.
-    for (datatype, op) in [(u64s, swap), (99, sum), (u64s, -1)] {
-        let done = call!(own.endpoint, 5, 0,
-            (*const c_void, usize, *mut c_void, u64, u64, u64, i32, i32, *mut c_void) -> isize,
-            at(&operands), 1, none, 0, 0, key, datatype, op, none);
-        assert_eq!(done, -(EOPNOTSUPP as isize));
-    }
-    let mut count = 0;
-    let valid =
-        call!(own.endpoint, 5, 10, (i32, i32, *mut usize) -> i32, u64s, sum, &raw mut count);
-    assert_eq!((valid, count), (0, p2p::MAX_ATOMIC / 8));
-    assert_eq!(close(region), 0);
-    own.close();
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use p2p::{Context, Pattern, Sent, Target};
 
-use crate::core::{Core, Kind, Multi, Operation, lock};
+use crate::core::{Core, lock};
 use crate::ffi::*;
+use crate::operations::{Kind, Multi, Operation};
 use crate::queue::Entry;
 
 /// Maximum length of an injected message, in bytes.
@@ -122,6 +123,7 @@ impl Core {
             data: send.data,
             sync: send.flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) != 0,
         };
+        self.pass_fence(send.flags, target.peer)?;
         let flags = FI_SEND | of_space(send.space);
         if let [part] = send.parts
             && part.iov_len != 0
@@ -136,7 +138,7 @@ impl Core {
             self.sent(send.context, flags, wanted);
             return Ok(0);
         }
-        let mut operation = Operation::new(send.context, flags, wanted);
+        let mut operation = Operation::to(target.peer, send.context, flags, wanted);
         let inject = send.silent || send.flags & FI_INJECT != 0;
         if inject && length > INJECT {
             return Err(-EMSGSIZE);

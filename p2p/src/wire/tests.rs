@@ -78,7 +78,7 @@ fn numbers_and_offsets_come_with_writes_only() {
             );
         }
     }
-    for (operation, number) in [(2, 0), (35, 0), (16, 10), (0, 1), (1, 1)] {
+    for (operation, number) in [(2, 0), (35, 0), (16, 14), (0, 1), (1, 1)] {
         let mut bytes = access(SWAP, 0, None).encode().bytes().to_vec();
         (bytes[1], bytes[2], bytes[3]) = (0, operation, number);
         let unknown = Err(Malformed::Operation(operation, number));

@@ -4,9 +4,10 @@ use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
 use crate::common::{HANG, config, each, loopbacks, pattern, run, start};
+use crate::passed_on::passed_on;
 use btl::{
-    Btl, Capabilities, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives,
-    Rank, Region, RegisterError, SendError, Started, Tx, Unreachable,
+    Btl, Events, HeldSends, NoticedPuts, PeerInfo, PendingPeers, PostedReceives, Rank, Region,
+    RegisterError, SendError, Started, Tx, Unreachable,
 };
 use btl_conformance::loopback::{self, Limits};
 use p2p::{
@@ -240,15 +241,8 @@ impl NoticedPuts for Refusing {}
 impl PendingPeers for Refusing {}
 
 impl Btl for Refusing {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-    fn address(&self) -> Vec<u8> {
-        self.inner.address()
-    }
+    passed_on!();
+
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         self.inner.add_peer(peer, address)
     }
@@ -261,15 +255,6 @@ impl Btl for Refusing {
         }
         // SAFETY: guaranteed by the caller.
         unsafe { self.inner.register(memory, length) }
-    }
-    fn deregister(&mut self, handle: u64) {
-        self.inner.deregister(handle);
-    }
-    fn flush(&mut self) -> bool {
-        self.inner.flush()
-    }
-    fn close(&mut self) {
-        self.inner.close();
     }
 }
 

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use crate::common::{HANG, config, loopbacks, pattern};
+use crate::passed_on::passed_on;
 use btl::{
-    Btl, Capabilities, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers,
-    PostId, PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError,
-    Started, Tx, Unreachable, Withdrawn,
+    Btl, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, PostId,
+    PostedDelivery, PostedReceive, PostedReceives, Rank, Region, RegisterError, SendError, Started,
+    Tx, Unreachable, Withdrawn,
 };
 use btl_conformance::loopback::{self, Limits};
 use p2p::wire::{Header, Sequenced};
@@ -112,15 +113,8 @@ impl NoticedPuts for Odd {}
 impl PendingPeers for Odd {}
 
 impl Btl for Odd {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-    fn address(&self) -> Vec<u8> {
-        self.inner.address()
-    }
+    passed_on!();
+
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         if self.unreachable {
             return Err(Unreachable {
@@ -136,19 +130,10 @@ impl Btl for Odd {
         // SAFETY: guaranteed by the caller.
         unsafe { self.inner.register(memory, length) }
     }
-    fn deregister(&mut self, handle: u64) {
-        self.inner.deregister(handle);
-    }
 
     fn drop_peer(&mut self, peer: Rank) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.quiet.load(Ordering::Relaxed) && self.inner.drop_peer(peer)
-    }
-    fn flush(&mut self) -> bool {
-        self.inner.flush()
-    }
-    fn close(&mut self) {
-        self.inner.close();
     }
 }
 

@@ -9,5 +9,6 @@ mod distrust;
 mod endpoints;
 mod failures;
 mod messages;
+mod passed_on;
 mod rails;
 mod random;

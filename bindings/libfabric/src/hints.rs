@@ -1,0 +1,215 @@
+//! Hints of `fi_getinfo`: what a program asks for, and whether it is offered.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use p2p::MAX_ATOMIC;
+
+use crate::ffi::*;
+use crate::transfer::{INJECT, LONGEST, PARTS};
+use crate::{NAME, host};
+
+/// Directions of messages, and of accesses to remote memory.
+const DIRECTIONS: u64 = FI_SEND | FI_RECV;
+const ACCESSES: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+/// Capabilities of an endpoint of which nothing was asked.
+const PRIMARY: u64 = FI_MSG
+    | FI_TAGGED
+    | FI_RMA
+    | FI_ATOMIC
+    | DIRECTIONS
+    | ACCESSES
+    | FI_MULTI_RECV
+    | FI_DIRECTED_RECV
+    | FI_SOURCE;
+/// Capabilities that a program may ask for: reports of accesses cost something, and so does order.
+const OFFERED: u64 = PRIMARY | ALWAYS | FI_RMA_EVENT | FI_FENCE;
+/// Capabilities that are there without being asked for.
+pub(crate) const ALWAYS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM | FI_SOURCE | FI_MULTI_RECV;
+/// Those of either direction.
+pub(crate) const TX: u64 =
+    FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_SEND | FI_READ | FI_WRITE | FI_FENCE;
+pub(crate) const RX: u64 = FI_MSG
+    | FI_TAGGED
+    | FI_RMA
+    | FI_ATOMIC
+    | FI_RECV
+    | FI_REMOTE_READ
+    | FI_REMOTE_WRITE
+    | FI_MULTI_RECV
+    | FI_DIRECTED_RECV
+    | FI_RMA_EVENT
+    | FI_SOURCE;
+/// Flags that an endpoint may have for all its operations.
+const TX_FLAGS: u64 = FI_INJECT
+    | FI_COMPLETION
+    | FI_DELIVERY_COMPLETE
+    | FI_MATCH_COMPLETE
+    // Injected and transmitted in the sense of libfabric are sends that are over.
+    | 1 << 26
+    | 1 << 27;
+const RX_FLAGS: u64 = FI_MULTI_RECV | FI_COMPLETION;
+/// Ordered are messages, and accesses, of one peer to another; not one kind against the other.
+pub(crate) const ORDER: u64 = FI_ORDER_SAS | FI_ORDER_ACCESSES;
+/// Returns the reference of a pointer of C that may be null.
+///
+/// # Safety
+/// A pointer that is not null is valid during the call of C.
+pub(crate) unsafe fn some<'a, T>(at: *const T) -> Option<&'a T> {
+    // SAFETY: the caller promises it.
+    unsafe { at.as_ref() }
+}
+
+/// Returns true if a text of C is null, or is this name.
+///
+/// # Safety
+/// A text that is not null ends with NUL.
+unsafe fn is_ours(text: *const c_char) -> bool {
+    // SAFETY: the caller promises it.
+    text.is_null() || unsafe { CStr::from_ptr(text) } == NAME
+}
+
+/// Checked hints of a program.
+pub(crate) struct Asked {
+    pub(crate) caps: u64,
+    pub(crate) mr_mode: c_int,
+    pub(crate) av_type: c_int,
+    pub(crate) threading: c_int,
+    pub(crate) progress: c_int,
+    pub(crate) tx_flags: u64,
+    pub(crate) rx_flags: u64,
+    /// Endpoints of other nodes are asked for.
+    pub(crate) remote: bool,
+}
+
+/// Checks hints. The error says what is not offered.
+///
+/// # Safety
+/// The parts of the hints are null or valid.
+pub(crate) unsafe fn check(api: u32, hints: Option<&Info>) -> Result<Asked, &'static str> {
+    let mut asked = Asked {
+        caps: PRIMARY,
+        // Before version 1.5 the mode was one of two.
+        mr_mode: if api < version(1, 5) {
+            FI_MR_SCALABLE
+        } else {
+            0
+        },
+        av_type: FI_AV_TABLE,
+        threading: FI_THREAD_SAFE,
+        progress: FI_PROGRESS_MANUAL,
+        tx_flags: 0,
+        rx_flags: 0,
+        remote: false,
+    };
+    let Some(hints) = hints else {
+        return Ok(asked);
+    };
+    if hints.caps & !OFFERED != 0 {
+        return Err("capabilities");
+    }
+    if hints.caps != 0 {
+        asked.caps = hints.caps;
+        let kinds = hints.caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC);
+        if kinds == 0 {
+            asked.caps |= FI_MSG | FI_TAGGED;
+        }
+        if asked.caps & (FI_MSG | FI_TAGGED) != 0 && hints.caps & DIRECTIONS == 0 {
+            asked.caps |= DIRECTIONS;
+        }
+        if asked.caps & (FI_RMA | FI_ATOMIC) != 0 && hints.caps & ACCESSES == 0 {
+            asked.caps |= ACCESSES;
+        }
+    }
+    if hints.addr_format != 0 && hints.addr_format != PROV_SPECIFIC {
+        return Err("an address format");
+    }
+    // SAFETY: the parts are valid or null, as the caller promises.
+    if let Some(ep) = unsafe { some(hints.ep_attr) } {
+        if ep.kind != FI_EP_UNSPEC && ep.kind != FI_EP_RDM {
+            return Err("an endpoint type other than FI_EP_RDM");
+        }
+        let foreign = ep.protocol != 0 && ep.protocol != PROV_SPECIFIC;
+        if foreign || ep.max_msg_size > LONGEST || ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1 {
+            return Err("a protocol, a length of messages, or several contexts");
+        }
+        if ep.max_order_raw_size > LONGEST
+            || ep.max_order_waw_size > LONGEST
+            || ep.max_order_war_size > MAX_ATOMIC
+        {
+            return Err("order of longer accesses");
+        }
+    }
+    // SAFETY: see above.
+    if let Some(tx) = unsafe { some(hints.tx_attr) } {
+        if tx.caps & !OFFERED != 0
+            || tx.op_flags & !TX_FLAGS != 0
+            || tx.msg_order & !ORDER != 0
+            || tx.comp_order != 0
+            || tx.inject_size > INJECT
+            || tx.iov_limit > PARTS
+            || tx.rma_iov_limit > 1
+        {
+            let TxAttr {
+                caps,
+                op_flags,
+                msg_order,
+                comp_order,
+                ..
+            } = tx;
+            host::inform(&format!(
+                "asked of transmission: caps {caps:#x}, flags {op_flags:#x}, order {msg_order:#x}, \
+                 order of completions {comp_order:#x}, inject {}, parts {} and {}",
+                tx.inject_size, tx.iov_limit, tx.rma_iov_limit
+            ));
+            return Err("attributes of transmission");
+        }
+        asked.tx_flags = tx.op_flags;
+    }
+    // SAFETY: see above.
+    if let Some(rx) = unsafe { some(hints.rx_attr) } {
+        if rx.caps & !OFFERED != 0
+            || rx.op_flags & !RX_FLAGS != 0
+            || rx.msg_order & !ORDER != 0
+            || rx.comp_order != 0
+            || rx.iov_limit > PARTS
+        {
+            return Err("attributes of reception");
+        }
+        asked.rx_flags = rx.op_flags;
+    }
+    // SAFETY: see above.
+    if let Some(domain) = unsafe { some(hints.domain_attr) } {
+        // SAFETY: a text of C.
+        if !unsafe { is_ours(domain.name) } {
+            return Err("another domain");
+        }
+        if domain.data_progress == FI_PROGRESS_AUTO || domain.control_progress == FI_PROGRESS_AUTO {
+            asked.progress = FI_PROGRESS_AUTO;
+        }
+        if domain.cq_data_size > 8 || domain.mr_key_size > 8 || domain.caps & !ALWAYS != 0 {
+            return Err("attributes of the domain");
+        }
+        asked.remote = domain.caps & FI_REMOTE_COMM != 0;
+        asked.mr_mode = match domain.mr_mode {
+            FI_MR_BASIC => FI_MR_BASIC,
+            FI_MR_SCALABLE => FI_MR_SCALABLE,
+            _ => asked.mr_mode,
+        };
+        // A weaker model is part of the strongest one, and users want theirs back.
+        if domain.threading != 0 {
+            asked.threading = domain.threading;
+        }
+        if domain.av_type != 0 {
+            asked.av_type = domain.av_type;
+        }
+    }
+    // SAFETY: see above.
+    if let Some(fabric) = unsafe { some(hints.fabric_attr) } {
+        // SAFETY: a text of C.
+        if !unsafe { is_ours(fabric.name) } {
+            return Err("another fabric");
+        }
+    }
+    asked.remote |= hints.caps & FI_REMOTE_COMM != 0;
+    Ok(asked)
+}

@@ -1,0 +1,167 @@
+//! Measures what the provider adds to the point-to-point layer:
+//!
+//! ```sh
+//! cargo test --release -p libfabric -- --ignored --nocapture cost
+//! ```
+//!
+//! Two threads, which need a core each, exchange messages of one byte through shared memory: by the
+//! layer, and by the calls of libfabric, in alternating rounds.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use job::endpoint::{OpenEndpoint, open, parse};
+use p2p::{Context, Pattern, Target};
+
+use super::objects::{Own, call};
+use crate::ffi::*;
+use crate::vector::padded;
+
+const ROUNDS: usize = 11;
+const EXCHANGES: u32 = 5_000;
+
+fn layer(regions: Arc<p2p::Regions>) -> OpenEndpoint {
+    let options = job::Options {
+        transports: vec![job::Transport::Shm],
+        ..job::Options::default()
+    };
+    open(&options, regions).unwrap()
+}
+
+/// Sends one byte and receives one, or the reverse.
+fn exchange(first: bool, send: impl Fn(), receive: impl Fn()) {
+    if first {
+        send();
+        receive();
+    } else {
+        receive();
+        send();
+    }
+}
+
+fn by_the_layer(own: &p2p::Endpoint, peer: p2p::Rank, first: bool) {
+    let target = Target {
+        peer,
+        context: Context::ALL[0],
+        tag: 1,
+        data: None,
+        sync: false,
+    };
+    let pattern = Pattern {
+        peer: None,
+        context: Context::ALL[0],
+        tag: 1,
+        ignore: 0,
+    };
+    let receive = || {
+        let mut room = [0u8; 1];
+        let mut over = false;
+        // SAFETY: the room is there until the end of the receive, which the loop waits for.
+        unsafe { own.recv(room.as_mut_ptr(), 1, &pattern, 7) }.unwrap();
+        while !over {
+            own.poll(|completion| over |= completion.cookie == 7);
+        }
+    };
+    let send = || {
+        while !own.try_send(&[1], &target) {
+            own.poll(|_| ());
+        }
+    };
+    for _ in 0..EXCHANGES {
+        exchange(first, send, receive);
+    }
+}
+
+/// Reads completions until there is one with these flags.
+fn completed(own: &Own, flags: u64) {
+    let mut entry = [0u64; 6];
+    loop {
+        let at = entry.as_mut_ptr().cast::<c_void>();
+        let read = call!(own.queue, 0, 0, (*mut c_void, usize) -> isize, at, 1);
+        if read == 1 && entry[1] & flags != 0 {
+            return;
+        }
+        assert!(read == 1 || read == -(EAGAIN as isize));
+    }
+}
+
+fn by_the_provider(own: &Own, first: bool) {
+    let none = null_mut::<c_void>();
+    let receive = || {
+        let mut room = [0u8; 1];
+        let at = room.as_mut_ptr().cast::<c_void>();
+        let done = call!(own.endpoint, 4, 0,
+            (*mut c_void, usize, *mut c_void, u64, u64, u64, *mut c_void) -> isize,
+            at, 1, none, FI_ADDR_UNSPEC, 1, 0, none);
+        assert_eq!(done, 0);
+        completed(own, FI_RECV);
+    };
+    let send = || {
+        let at = [1u8].as_ptr().cast::<c_void>();
+        let done = call!(own.endpoint, 4, 3,
+            (*const c_void, usize, *mut c_void, u64, u64, *mut c_void) -> isize,
+            at, 1, none, 0, 1, none);
+        assert_eq!(done, 0);
+        completed(own, FI_SEND);
+    };
+    for _ in 0..EXCHANGES {
+        exchange(first, send, receive);
+    }
+}
+
+/// Returns the median of times, for one message in nanoseconds.
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e9 / f64::from(2 * EXCHANGES)
+}
+
+/// The objects are used by one thread.
+struct Sent(Own);
+// SAFETY: see above.
+unsafe impl Send for Sent {}
+
+#[test]
+#[ignore = "a benchmark"]
+fn cost() {
+    let layers = [layer(Arc::default()), layer(Arc::default())];
+    let own = [(); 2].map(|()| Sent(Own::open_with(0, layer)));
+    for (place, side) in own.iter().enumerate() {
+        let name = own[1 - place].0.core().name().unwrap();
+        side.0.core().learn(0, &padded(&name));
+    }
+    let names = [1, 0].map(|other: usize| layers[other].name.clone());
+    let barrier = Arc::new(Barrier::new(2));
+    let threads = layers.into_iter().zip(own).zip(names).enumerate();
+    let threads = threads.map(|(place, ((layer, side), name))| {
+        let barrier = Arc::clone(&barrier);
+        std::thread::spawn(move || {
+            // The whole, not its field alone, moves into the thread.
+            let side: Sent = side;
+            let (identity, addresses) = parse(&name).unwrap();
+            let peer = layer.endpoint.add_peer(identity, addresses).unwrap();
+            let (mut plain, mut provider) = (Vec::new(), Vec::new());
+            for _ in 0..ROUNDS {
+                barrier.wait();
+                let begun = Instant::now();
+                by_the_layer(&layer.endpoint, peer, place == 0);
+                plain.push(begun.elapsed());
+                barrier.wait();
+                let begun = Instant::now();
+                by_the_provider(&side.0, place == 0);
+                provider.push(begun.elapsed());
+            }
+            barrier.wait();
+            side.0.close();
+            (median(plain), median(provider))
+        })
+    });
+    let threads: Vec<_> = threads.collect();
+    let times = threads.into_iter().map(|thread| thread.join().unwrap());
+    let (plain, provider) = times.last().unwrap();
+    println!(
+        "layer {plain:.0} ns, provider {provider:.0} ns, cost {:.0} ns",
+        provider - plain
+    );
+}
