@@ -101,6 +101,7 @@ mod tests {
             "man1/esptop.1",
             "man1/espcat.1",
             "man1/esperf.1",
+            "man1/esprun.1",
             "man1/esplab-mpirun.1",
             "man5/esp-daemon.toml.5",
             "man8/esp-daemon.8",

@@ -25,6 +25,7 @@ pub(crate) fn all() -> Vec<Program> {
         program("esptop", "1", cli::esptop::command()),
         program("espcat", "1", cli::espcat::command()),
         program("esperf", "1", cli::esperf::command()),
+        program("esprun", "1", esprun::command()),
         program("esplab", "1", esplab::command()),
         program("esp-daemon", "8", esp_daemon::args::Args::command()),
     ]

@@ -26,6 +26,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "bindings/libfabric/src",
         "functions that libfabric calls, and the pointers that it passes",
     ),
+    (
+        "bindings/preload/src",
+        "functions that programs call, their memory, calls of the kernel",
+    ),
     ("netif/tests", "gives buffers of the test to send batches"),
     ("esp-engine/src/shm", "memory shared with programs"),
     (

@@ -1,0 +1,5 @@
+//! Runs a program whose sockets use ESP.
+
+fn main() -> std::process::ExitCode {
+    esprun::main()
+}

@@ -1,0 +1,92 @@
+//! Listeners of `AF_ENET`.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use esp_client::{Client, EspListener, EspStream, Path};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect};
+
+use super::pump::Local;
+use super::streams::{interface, serve};
+use super::table::{Entry, enet};
+use super::{Node, SLEEP};
+
+/// Longest wait for a connection between two looks whether the program still listens.
+const LOOK: Duration = Duration::from_millis(200);
+/// Most connections that wait, as ESP limits it.
+const MAX_BACKLOG: u16 = 1024;
+
+/// Listens at the address that the socket is bound to.
+pub(super) fn listen(node: &Arc<Node>, name: &str, backlog: u16) -> io::Result<()> {
+    let entry = node.table.entry(name)?;
+    let local = entry.state().local;
+    let client = Client::shared()?;
+    let mut builder = EspListener::builder()
+        .backlog(backlog.clamp(1, MAX_BACKLOG))
+        .path(Path::Daemon)
+        .spin(SLEEP);
+    if let Some(interface) = interface(&client, local)? {
+        builder = builder.interface(interface);
+    }
+    let listener = builder.bind_at(&client, local.port)?;
+    entry.set(|state| state.local.port = listener.port());
+    let (listening, name) = (Arc::clone(node), name.to_owned());
+    node.busy("listener", move |_| {
+        accept(&listening, &name, &entry, &listener);
+    });
+    Ok(())
+}
+
+fn accept(node: &Arc<Node>, name: &str, entry: &Entry, listener: &EspListener) {
+    while !entry.is_gone() {
+        let stream = match listener.accept_timeout(LOOK) {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => continue,
+            // The daemon is gone.
+            Err(_) => return,
+        };
+        // A program that does not accept holds up the connections of this listener alone.
+        if hand_over(node, name, stream).is_err() {
+            return;
+        }
+    }
+}
+
+/// Connects to the program's listener, which is when the program can accept.
+fn hand_over(node: &Arc<Node>, name: &str, stream: EspStream) -> io::Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let peer = enet(&stream.peer_addr());
+    let own = format!("{}p.{number}.{}", node.broker.prefix(), peer.digits());
+    let entry = node.table.entry(&own)?;
+    entry.set_stream(&stream);
+    let socket = connected(&own, name).inspect_err(|_| node.table.remove(&own))?;
+    node.busy("accepted", move |node| {
+        serve(&entry, &Local::Unix(socket), stream);
+        node.table.remove(&own);
+    });
+    Ok(())
+}
+
+/// Returns a socket of this name, connected to another one.
+fn connected(own: &str, to: &str) -> io::Result<UnixStream> {
+    let socket: OwnedFd = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    bind(
+        socket.as_fd(),
+        &SocketAddrUnix::new_abstract_name(own.as_bytes())?,
+    )?;
+    connect(
+        socket.as_fd(),
+        &SocketAddrUnix::new_abstract_name(to.as_bytes())?,
+    )?;
+    Ok(socket.into())
+}

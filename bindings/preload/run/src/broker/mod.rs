@@ -1,0 +1,179 @@
+//! The broker: holds the other ends of the sockets of one program and of those that it starts.
+//!
+//! `control` answers requests; `table` has the sockets of `AF_ENET`, `streams`, `listeners` and
+//! `datagrams` serve them; `tcp` and `rules` serve TCP; `pump` copies; `system` reads `/proc`.
+//! Every connection has two threads that block, because those drive an embedded engine themselves,
+//! which saves a wake-up.
+
+mod control;
+mod datagrams;
+mod listeners;
+mod pump;
+pub(crate) mod rules;
+mod streams;
+mod system;
+mod table;
+mod tcp;
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cli::out::{Doing, Failure, Verdict};
+use esp_client::Spin;
+use preload_wire::{Broker, VARIABLE, abstract_addr};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, setsid};
+
+use table::Table;
+use tcp::Tcp;
+
+/// What the broker prints once it serves.
+pub(crate) const READY: &str = "ready";
+/// Period of looks at programs and sockets.
+const LOOK: Duration = Duration::from_millis(500);
+/// Time for which connections may go on after the last program.
+const LAST_BYTES: Duration = Duration::from_secs(60);
+/// Waits sleep at once: what a thread waits for needs another one of this process, and the program,
+/// to run.
+const SLEEP: Spin = Spin {
+    spins: 0,
+    yields: 0,
+};
+/// Most connections and sockets at a time.
+const MAX_SOCKETS: usize = 8192;
+
+/// State of the broker, shared by its threads.
+struct Node {
+    broker: Broker,
+    table: Table,
+    tcp: Tcp,
+    /// Number of connections that are copied.
+    busy: AtomicUsize,
+}
+
+impl Node {
+    /// Runs `serve` in a thread that counts as a connection.
+    fn busy(self: &Arc<Node>, name: &str, serve: impl FnOnce(&Node) + Send + 'static) {
+        let node = Arc::clone(self);
+        self.busy.fetch_add(1, Ordering::SeqCst);
+        let thread = thread::Builder::new().name(name.into());
+        let spawned = thread.spawn(move || {
+            serve(&node);
+            node.busy.fetch_sub(1, Ordering::SeqCst);
+        });
+        if spawned.is_err() {
+            // The sockets that `serve` owned are closed.
+            self.busy.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Serves the process `program` and those that it starts, until they have ended.
+pub(crate) fn run(program: u32, rules: Option<&Path>) -> Result<Verdict, Failure> {
+    match prepare(program, rules) {
+        Ok((node, program)) => {
+            println!("{READY}");
+            // The program's output must not wait for the end of the broker.
+            let silent = io::stdout().flush().and_then(|()| silence());
+            silent.doing("closing the output")?;
+            watch(&node, &program);
+            Ok(Verdict::Done)
+        }
+        Err(failure) => {
+            println!("{failure}");
+            Ok(Verdict::Partly)
+        }
+    }
+}
+
+/// Opens the sockets and starts the threads.
+fn prepare(
+    program: u32,
+    rules: Option<&Path>,
+) -> Result<(Arc<Node>, std::os::fd::OwnedFd), Failure> {
+    let value = std::env::var(VARIABLE).unwrap_or_default();
+    let broker = Broker::parse(&value).ok_or_else(|| Failure::new("started without esprun"))?;
+    let pid = i32::try_from(program).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| Failure::new("invalid process id"))?;
+    let program = pidfd_open(pid, PidfdFlags::empty()).doing("finding the program")?;
+    // Signals of the terminal are for the program.
+    setsid().doing("leaving the session")?;
+    let bind = |name: &str| UnixListener::bind_addr(&abstract_addr(name)?);
+    let control = bind(&broker.control()).doing("listening")?;
+    let streams = bind(&broker.streams()).doing("listening")?;
+    let tcp = Tcp::new(broker.tcp, rules::load(rules)?).doing("listening on loopback")?;
+    let node = Arc::new(Node {
+        broker,
+        table: Table::default(),
+        tcp,
+        busy: AtomicUsize::new(0),
+    });
+    let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name(name.into());
+        thread.spawn(run).map(drop).doing("starting a thread")
+    };
+    let one = Arc::clone(&node);
+    start("control", Box::new(move || control::serve(&one, &control)))?;
+    let one = Arc::clone(&node);
+    start("streams", Box::new(move || streams::accept(&one, &streams)))?;
+    if node.broker.tcp {
+        let one = Arc::clone(&node);
+        start("tcp", Box::new(move || tcp::accept(&one)))?;
+    }
+    Ok((node, program))
+}
+
+/// Points standard output and error at /dev/null.
+fn silence() -> io::Result<()> {
+    let null = std::fs::File::options().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// Waits until the programs have ended, and closes what they have closed.
+fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
+    let pause = Timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(LOOK.subsec_nanos()),
+    };
+    let variable = format!("{VARIABLE}={}", node.broker.value());
+    let mut last: Option<Instant> = None;
+    let mut has_ended = false;
+    loop {
+        if has_ended {
+            thread::sleep(LOOK);
+        } else {
+            let mut waits = [PollFd::new(program, PollFlags::IN)];
+            has_ended = poll(&mut waits, Some(&pause)).is_ok_and(|ready| ready > 0);
+        }
+        let names = system::names();
+        node.table.sweep(&names);
+        node.tcp.sweep();
+        let prefix = node.broker.prefix();
+        let holds = || {
+            let is_program = |name: &String| {
+                name.strip_prefix(&prefix)
+                    .is_some_and(|rest| rest.starts_with("s.") || rest.starts_with("d."))
+            };
+            names
+                .iter()
+                .any(|name| is_program(name) && !name.ends_with(".tx"))
+        };
+        let in_use =
+            !has_ended || node.tcp.is_listening() || holds() || system::any_program_with(&variable);
+        if in_use {
+            last = None;
+            continue;
+        }
+        let since = *last.get_or_insert_with(Instant::now);
+        if node.busy.load(Ordering::SeqCst) == 0 || since.elapsed() > LAST_BYTES {
+            return;
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What the kernel knows of sockets, programs and interfaces.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+
+use nix::errno::Errno;
+use rustix::net::netdevice::{index_to_name_inlined, name_to_index};
+use rustix::net::{AddressFamily, SocketType, socket};
+
+/// Returns the names of all Unix sockets in the abstract namespace.
+pub(super) fn names() -> HashSet<String> {
+    let text = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let name = |line: &str| Some(line.rsplit_once(" @")?.1.to_owned());
+    text.lines().filter_map(name).collect()
+}
+
+/// Returns the ports that sockets of TCP listen on.
+pub(super) fn tcp_listeners() -> HashSet<u16> {
+    let files = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
+    let files = files.into_iter().flatten();
+    files.flat_map(|text| listening(&text)).collect()
+}
+
+fn listening(text: &str) -> Vec<u16> {
+    let port = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let (local, state) = (words.next()?, words.nth(1)?);
+        let port = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
+        (state == "0A").then_some(port)
+    };
+    text.lines().filter_map(port).collect()
+}
+
+/// Returns true if a process has this variable in the environment it began with.
+pub(super) fn any_program_with(variable: &str) -> bool {
+    let own = std::process::id().to_string();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut processes = processes.filter(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name.bytes().all(|byte| byte.is_ascii_digit()) && name != own.as_str()
+    });
+    processes.any(|entry| {
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        variables.any(|one| one == variable.as_bytes())
+    })
+}
+
+/// Returns the name of an interface.
+pub(super) fn interface_name(index: u32) -> io::Result<String> {
+    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+    Ok(index_to_name_inlined(any, index)?.as_str().to_owned())
+}
+
+/// Returns the index of an interface; 0 if there is none.
+pub(super) fn interface_index(name: &str) -> u32 {
+    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None);
+    any.and_then(|any| name_to_index(any, name)).unwrap_or(0)
+}
+
+/// Returns the number of the error that a call on a socket fails with.
+pub(super) fn errno(error: &io::Error) -> i32 {
+    if let Some(errno) = error.raw_os_error() {
+        return errno;
+    }
+    let errno = match error.kind() {
+        io::ErrorKind::ConnectionRefused => Errno::ECONNREFUSED,
+        io::ErrorKind::ConnectionReset => Errno::ECONNRESET,
+        io::ErrorKind::ConnectionAborted => Errno::ECONNABORTED,
+        io::ErrorKind::TimedOut => Errno::ETIMEDOUT,
+        io::ErrorKind::HostUnreachable => Errno::EHOSTUNREACH,
+        io::ErrorKind::NetworkUnreachable => Errno::ENETUNREACH,
+        io::ErrorKind::AddrInUse => Errno::EADDRINUSE,
+        io::ErrorKind::AddrNotAvailable | io::ErrorKind::NotFound => Errno::EADDRNOTAVAIL,
+        io::ErrorKind::PermissionDenied => Errno::EACCES,
+        io::ErrorKind::InvalidInput => Errno::EINVAL,
+        io::ErrorKind::QuotaExceeded => Errno::ENOBUFS,
+        io::ErrorKind::BrokenPipe => Errno::EPIPE,
+        _ => Errno::ENETDOWN,
+    };
+    errno as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listening_ports_are_those_in_state_0a() {
+        let text = "  sl  local_address rem_address   st\n\
+             0: 0100007F:18EB 00000000:0000 0A 0\n\
+             1: 0100007F:0016 0100007F:9999 01 0\nrubbish\n";
+        assert_eq!(listening(text), [6379]);
+    }
+
+    #[test]
+    fn errors_have_the_numbers_of_sockets() {
+        for (kind, number) in [
+            (io::ErrorKind::ConnectionRefused, 111),
+            (io::ErrorKind::TimedOut, 110),
+            (io::ErrorKind::AddrInUse, 98),
+            (io::ErrorKind::Other, 100),
+        ] {
+            assert_eq!(errno(&kind.into()), number);
+        }
+        assert_eq!(errno(&io::Error::from_raw_os_error(13)), 13);
+    }
+}

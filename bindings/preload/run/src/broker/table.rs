@@ -1,0 +1,197 @@
+//! The sockets of `AF_ENET` of all programs, by name.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use esp_client::control::ConnectionStatus;
+use esp_client::{Client, EdpSocket, EspAddr, EspStream, NodeAddr};
+use nix::errno::Errno;
+use preload_wire::{Enet, State};
+
+use super::{MAX_SOCKETS, system};
+
+/// Number of streams that have ended by an error and are remembered.
+const REMEMBERED: usize = 1024;
+
+/// A socket.
+#[derive(Default)]
+pub(super) struct Entry {
+    state: Mutex<State>,
+    /// The program has closed it.
+    gone: AtomicBool,
+    pub(super) datagrams: Datagrams,
+}
+
+/// Counters of a datagram socket.
+#[derive(Default)]
+pub(super) struct Datagrams {
+    pub(super) sent: AtomicU32,
+    pub(super) send_errors: AtomicU32,
+    pub(super) received: AtomicU32,
+    pub(super) dropped: AtomicU32,
+    /// The address whose datagrams alone are delivered.
+    pub(super) only: Mutex<Option<Enet>>,
+    pub(super) socket: Mutex<Option<Arc<EdpSocket>>>,
+    /// The broker's end towards a connected socket, and the address it is connected to.
+    pub(super) direct: Mutex<Option<(Enet, UnixDatagram)>>,
+}
+
+impl Entry {
+    /// Returns a copy of the state.
+    pub(super) fn state(&self) -> State {
+        lock(&self.state).clone()
+    }
+
+    /// Changes the state.
+    pub(super) fn set(&self, change: impl FnOnce(&mut State)) {
+        change(&mut lock(&self.state));
+    }
+
+    /// Sets addresses and MTU to those of a stream.
+    pub(super) fn set_stream(&self, stream: &EspStream) {
+        let (local, peer) = (stream.local_addr(), stream.peer_addr());
+        let payload = mtu(stream.client(), local.interface.as_deref());
+        self.set(|state| {
+            state.local = enet(&local);
+            state.peer = Some(enet(&peer));
+            state.connecting = false;
+            state.mtu = payload;
+        });
+    }
+
+    /// Returns true once the program has closed the socket.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+}
+
+/// All sockets.
+#[derive(Default)]
+pub(super) struct Table {
+    entries: Mutex<HashMap<String, Arc<Entry>>>,
+    /// Those that ended by an error, oldest first.
+    ended: Mutex<VecDeque<(String, State)>>,
+}
+
+impl Table {
+    /// Returns the socket of this name, which is made if it is new.
+    pub(super) fn entry(&self, name: &str) -> io::Result<Arc<Entry>> {
+        self.check_room()?;
+        Ok(Arc::clone(
+            lock(&self.entries).entry(name.to_owned()).or_default(),
+        ))
+    }
+
+    /// Fails with ENOBUFS if there are too many sockets.
+    pub(super) fn check_room(&self) -> io::Result<()> {
+        if lock(&self.entries).len() >= MAX_SOCKETS {
+            return Err(Errno::ENOBUFS.into());
+        }
+        Ok(())
+    }
+
+    /// Ends a socket. What ended it by an error is remembered.
+    pub(super) fn remove(&self, name: &str) {
+        let Some(entry) = lock(&self.entries).remove(name) else {
+            return;
+        };
+        entry.gone.store(true, Ordering::Relaxed);
+        let state = entry.state();
+        if state.errno != 0 {
+            let mut ended = lock(&self.ended);
+            ended.push_back((name.to_owned(), state));
+            if ended.len() > REMEMBERED {
+                ended.pop_front();
+            }
+        }
+    }
+
+    /// Ends the sockets of programs whose names are gone.
+    pub(super) fn sweep(&self, names: &HashSet<String>) {
+        let all: Vec<String> = lock(&self.entries).keys().cloned().collect();
+        // An accepted stream has a name of the broker, and ends by itself.
+        for name in all.iter().filter(|name| !names.contains(*name)) {
+            self.remove(name);
+        }
+    }
+
+    /// Returns the state of a socket; the default for one that has not been used.
+    pub(super) fn state(&self, name: &str) -> State {
+        if let Some(entry) = lock(&self.entries).get(name) {
+            return entry.state();
+        }
+        let ended = lock(&self.ended);
+        let found = ended.iter().rev().find(|(other, _)| other == name);
+        found.map(|(_, state)| state.clone()).unwrap_or_default()
+    }
+
+    /// Returns the statistics of a socket, in the order of the C structure.
+    pub(super) fn statistics(&self, name: &str) -> io::Result<Vec<u32>> {
+        let entry = lock(&self.entries).get(name).cloned().unwrap_or_default();
+        let state = entry.state();
+        let Some(peer) = state.peer.filter(|_| !name.contains(".d.")) else {
+            let counts = &entry.datagrams;
+            let counts = [
+                &counts.sent,
+                &counts.send_errors,
+                &counts.received,
+                &counts.dropped,
+            ];
+            let mut counts: Vec<u32> = counts.map(|n| n.load(Ordering::Relaxed)).into();
+            if !name.contains(".d.") {
+                counts = vec![0; 8];
+            }
+            return Ok(counts);
+        };
+        let status = Client::shared()?.status()?;
+        let addr = NodeAddr::from(esp_client::MacAddr(peer.mac)).to_string();
+        let is_it = |other: &&ConnectionStatus| {
+            (other.local_port, other.peer_port) == (state.local.port, peer.port)
+                && other.peer == addr
+        };
+        let found = status.connections.iter().find(is_it);
+        let low = |value: Option<u64>| value.unwrap_or(0) as u32;
+        Ok(found.map_or_else(
+            || vec![0; 8],
+            |found| {
+                vec![
+                    low(found.packets_sent),
+                    low(found.retransmits),
+                    0,
+                    low(found.packets_received),
+                    low(found.out_of_order),
+                    low(found.duplicates),
+                    0,
+                    0,
+                ]
+            },
+        ))
+    }
+}
+
+/// Returns the address in the form of `AF_ENET`; zeros for one of UDP.
+pub(super) fn enet(addr: &EspAddr) -> Enet {
+    let mac = match addr.addr {
+        NodeAddr::Mac(mac) => mac.0,
+        NodeAddr::Udp(_) => [0; 6],
+    };
+    let interface = addr.interface.as_deref();
+    Enet {
+        port: addr.port,
+        interface: interface.map_or(0, system::interface_index),
+        mac,
+    }
+}
+
+/// Returns the MTU of an interface, in bytes.
+pub(super) fn mtu(client: &Client, interface: Option<&str>) -> u32 {
+    client.interface(interface).map_or(0, |own| own.mtu)
+}
+
+/// Locks; the broker's data are right after a panic, too.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,137 @@
+//! Starts the broker, then becomes the program.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use cli::out::{self, Doing, Failure, Verdict};
+use esp_client::Client;
+use nix::unistd::geteuid;
+use preload_wire::{Broker, VARIABLE};
+
+use crate::broker::{READY, rules};
+use crate::flags::Flags;
+
+/// The library's file name.
+const LIBRARY: &str = "libesp_preload.so";
+/// Variable by which the dynamic linker loads it.
+const PRELOAD: &str = "LD_PRELOAD";
+/// Variable by which the library prints why a call failed.
+const VERBOSE: &str = "ESPRUN_VERBOSE";
+
+/// Starts the broker and replaces this process by the program.
+pub(crate) fn run(flags: &Flags) -> Result<Verdict, Failure> {
+    let Some((program, arguments)) = flags.program.split_first() else {
+        return Err(Failure::new("no program: write esprun PROGRAM"));
+    };
+    let library = library()?;
+    rules::load(flags.rules.as_deref())?;
+    if !flags.tcp
+        && let Err(error) = Client::shared()
+    {
+        out::note(format_args!(
+            "esprun: {error}; sockets of AF_ENET fail with EAFNOSUPPORT until then"
+        ));
+    }
+    let broker = Broker {
+        id: random::<4>()?,
+        secret: random::<16>()?,
+        uid: geteuid().as_raw(),
+        tcp: flags.tcp,
+    };
+    start(&broker, flags)?;
+    let mut preload = library.into_os_string();
+    if let Some(others) = env::var_os(PRELOAD).filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env(PRELOAD, preload)
+        .env(VARIABLE, broker.value());
+    if flags.verbose {
+        command.env(VERBOSE, "1");
+    }
+    let error = command.exec();
+    let code = if error.kind() == ErrorKind::NotFound {
+        127
+    } else {
+        126
+    };
+    let text = format!("{}: {error}", program.to_string_lossy());
+    Err(Failure::Command(code, text))
+}
+
+/// Returns the library: beside this program, or in the folder `lib` beside that of this program.
+fn library() -> Result<PathBuf, Failure> {
+    let exe = env::current_exe().doing("finding the running program")?;
+    let dir = exe.parent().unwrap_or(Path::new("/"));
+    let places = [dir.join(LIBRARY), dir.join("../lib").join(LIBRARY)];
+    let found = places.iter().find(|place| place.is_file()).cloned();
+    found.ok_or_else(|| {
+        Failure::new(format_args!(
+            "no {LIBRARY} at {} and {}: install it there",
+            places[0].display(),
+            places[1].display()
+        ))
+    })
+}
+
+/// Returns N random bytes in hexadecimal digits.
+fn random<const N: usize>() -> Result<String, Failure> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).doing("reading random numbers")?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Starts the broker and waits until it serves. It is no child of the program, which might wait for
+/// children.
+fn start(broker: &Broker, flags: &Flags) -> Result<(), Failure> {
+    let mut command = own_command(std::process::id(), flags.rules.as_deref())?;
+    let status = command
+        .env(VARIABLE, broker.value())
+        .stdin(Stdio::null())
+        .status()
+        .doing("starting the broker")?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failure::new("the broker did not start; see above"))
+}
+
+/// Starts the broker as another process, waits until it serves, and leaves it alone.
+pub(crate) fn detach(program: u32, rules: Option<&Path>) -> Result<Verdict, Failure> {
+    let mut command = own_command(program, rules)?;
+    let mut child = command
+        .arg("--serve")
+        .stdout(Stdio::piped())
+        .spawn()
+        .doing("starting the broker")?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        BufReader::new(out)
+            .read_line(&mut line)
+            .doing("waiting for the broker")?;
+    }
+    match line.trim_end() {
+        READY => Ok(Verdict::Done),
+        why => Err(Failure::new(format_args!("the broker has ended: {why}"))),
+    }
+}
+
+fn own_command(program: u32, rules: Option<&Path>) -> Result<Command, Failure> {
+    let exe = env::current_exe().doing("finding the running program")?;
+    let mut command = Command::new(exe);
+    command.arg("--broker-of").arg(program.to_string());
+    // Under another esprun, this one's broker uses sockets of the kernel.
+    command.env_remove(PRELOAD);
+    if let Some(rules) = rules {
+        let value: OsString = rules.as_os_str().to_owned();
+        command.arg("--tcp").arg("--rules").arg(value);
+    }
+    Ok(command)
+}

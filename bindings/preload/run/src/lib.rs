@@ -1,0 +1,36 @@
+//! `esprun`: runs an unmodified program whose sockets use ESP (`docs/sockets.md`).
+//!
+//! `flags` is the command line; `launch` starts the broker and becomes the program; `broker` is the
+//! process beside it that holds the other ends of its sockets.
+//!
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
+)]
+
+mod broker;
+mod flags;
+mod launch;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use cli::out;
+use flags::Flags;
+
+/// Runs esprun.
+pub fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let ran = match flags.broker_of {
+        Some(program) if flags.serve => broker::run(program, flags.rules.as_deref()),
+        Some(program) => launch::detach(program, flags.rules.as_deref()),
+        None => launch::run(&flags),
+    };
+    out::finish("esprun", ran)
+}
+
+/// Returns the command line, for its manual page and completions.
+pub fn command() -> clap::Command {
+    Flags::command()
+}

@@ -1,0 +1,116 @@
+//! Calls of the kernel. They bypass the C library, which would lead back here.
+
+use libc::{c_int, c_long, c_void, iovec, msghdr, sockaddr, socklen_t};
+
+/// Number of an error, as in `errno`.
+pub(crate) type Errno = c_int;
+
+/// Returns the number of the last error.
+pub(crate) fn errno() -> Errno {
+    std::io::Error::last_os_error()
+        .raw_os_error()
+        .unwrap_or(libc::EIO)
+}
+
+/// Sets `errno`.
+pub(crate) fn set_errno(errno: Errno) {
+    // SAFETY: the C library returns the address of this thread's errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Sets `errno` and returns -1.
+pub(crate) fn fail(errno: Errno) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+/// Makes a call of the kernel, which sets `errno`.
+macro_rules! call {
+    ($number:ident $(, $argument:expr)*) => {
+        // SAFETY: the kernel checks every argument, and the memory they name is the program's, as
+        // it would be without this library.
+        unsafe { libc::syscall(libc::$number $(, $argument)*) }
+    };
+}
+
+fn int(result: c_long) -> c_int {
+    c_int::try_from(result).unwrap_or(-1)
+}
+
+pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    int(call!(SYS_socket, domain, kind, protocol))
+}
+
+pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    int(call!(SYS_bind, fd, addr, len))
+}
+
+pub(crate) fn listen(fd: c_int, backlog: c_int) -> c_int {
+    int(call!(SYS_listen, fd, backlog))
+}
+
+pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    int(call!(SYS_connect, fd, addr, len))
+}
+
+pub(crate) fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    int(call!(SYS_accept4, fd, addr, len, flags))
+}
+
+pub(crate) fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    int(call!(SYS_getsockname, fd, addr, len))
+}
+
+pub(crate) fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    int(call!(SYS_getpeername, fd, addr, len))
+}
+
+pub(crate) fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    int(call!(SYS_getsockopt, fd, level, name, value, len))
+}
+
+pub(crate) fn close(fd: c_int) -> c_int {
+    int(call!(SYS_close, fd))
+}
+
+pub(crate) fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
+    call!(SYS_read, fd, buffer, len) as isize
+}
+
+pub(crate) fn readv(fd: c_int, parts: *const iovec, count: c_int) -> isize {
+    call!(SYS_readv, fd, parts, count) as isize
+}
+
+pub(crate) fn sendto(
+    fd: c_int,
+    (buffer, len): (*const c_void, usize),
+    flags: c_int,
+    addr: *const sockaddr,
+    addr_len: socklen_t,
+) -> isize {
+    call!(SYS_sendto, fd, buffer, len, flags, addr, addr_len) as isize
+}
+
+pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    call!(SYS_sendmsg, fd, message, flags) as isize
+}
+
+pub(crate) fn recvfrom(
+    fd: c_int,
+    (buffer, len): (*mut c_void, usize),
+    flags: c_int,
+    addr: *mut sockaddr,
+    addr_len: *mut socklen_t,
+) -> isize {
+    call!(SYS_recvfrom, fd, buffer, len, flags, addr, addr_len) as isize
+}
+
+pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+    call!(SYS_recvmsg, fd, message, flags) as isize
+}

@@ -1,0 +1,146 @@
+//! Sockets of `AF_ENET`: recognized by their names, known to the broker.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
+use preload_wire::{Answer, Broker, Request, State, VARIABLE};
+
+use crate::kernel::{self, Errno};
+use crate::memory::{Addr, option};
+
+/// A socket of `AF_ENET`.
+pub(crate) struct Own {
+    /// Name by which the broker knows it: that of the socket, or of the broker's end for an
+    /// accepted stream.
+    pub(crate) name: String,
+    pub(crate) is_stream: bool,
+    /// It is an accepted stream.
+    pub(crate) is_accepted: bool,
+}
+
+/// Returns the broker that `esprun` started; `None` without any.
+pub(crate) fn broker() -> Option<&'static Broker> {
+    static BROKER: OnceLock<Option<Broker>> = OnceLock::new();
+    let parse = || Broker::parse(&std::env::var(VARIABLE).ok()?);
+    BROKER.get_or_init(parse).as_ref()
+}
+
+/// Sends a request to the broker.
+///
+/// # Errors
+/// The number of the error that the broker answers; ENETDOWN: it has ended.
+pub(crate) fn ask(request: Request) -> Result<Answer, Errno> {
+    let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
+    match broker.ask(request) {
+        Ok(Answer::Failed { errno, text }) => {
+            explain(&text);
+            Err(errno)
+        }
+        Ok(answer) => Ok(answer),
+        Err(error) => match error.raw_os_error() {
+            Some(full @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Err(full),
+            _ => Err(libc::ENETDOWN),
+        },
+    }
+}
+
+/// Prints why a call failed, where the program's user wants to know.
+fn explain(text: &str) {
+    if std::env::var_os("ESPRUN_VERBOSE").is_some() {
+        let _ = writeln!(std::io::stderr(), "esprun: {text}");
+    }
+}
+
+/// Makes a socket of `AF_ENET`.
+pub(crate) fn open(kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
+    let bare = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    let letter = match (bare, protocol) {
+        (SOCK_STREAM, 0) => 's',
+        (SOCK_DGRAM, 0 | 1) => 'd',
+        (SOCK_STREAM | SOCK_DGRAM, _) => return Err(libc::EPROTONOSUPPORT),
+        _ => return Err(libc::ESOCKTNOSUPPORT),
+    };
+    let prefix = broker().ok_or(libc::EAFNOSUPPORT)?.prefix();
+    ask(Request::Open).map_err(|errno| match errno {
+        full @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM) => full,
+        _ => libc::EAFNOSUPPORT,
+    })?;
+    let fd = kernel::socket(libc::AF_UNIX, kind, 0);
+    if fd < 0 {
+        return Err(kernel::errno());
+    }
+    loop {
+        let addr = Addr::of_name(&unused_name(&prefix, letter));
+        let (to, len) = addr.raw();
+        if kernel::bind(fd, to, len) == 0 {
+            return Ok(fd);
+        }
+        // The name of a process that had this number before.
+        let errno = kernel::errno();
+        if errno != libc::EADDRINUSE {
+            kernel::close(fd);
+            return Err(errno);
+        }
+    }
+}
+
+fn unused_name(prefix: &str, letter: char) -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let mut name = prefix.to_owned();
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let _ = write!(name, "{letter}.{}.{number}", std::process::id());
+    name
+}
+
+impl Own {
+    /// Returns what this descriptor is, if it is a socket of `AF_ENET`.
+    pub(crate) fn of(fd: c_int) -> Option<Own> {
+        let broker = broker()?;
+        let addr = Addr::local(fd)?;
+        let name = addr.name()?;
+        let kind = name.strip_prefix(&broker.prefix())?.split('.').next()?;
+        let is_stream = match kind {
+            "s" => true,
+            "d" => false,
+            _ => return None,
+        };
+        let peer = Addr::peer(fd).filter(|_| is_stream);
+        let accepted = peer.as_ref().and_then(Addr::name);
+        let accepted = accepted.filter(|peer| is_accepted(broker, peer));
+        Some(Own {
+            name: accepted.unwrap_or(name).to_owned(),
+            is_stream,
+            is_accepted: accepted.is_some(),
+        })
+    }
+
+    /// Asks the broker for the state.
+    pub(crate) fn state(&self) -> Result<State, Errno> {
+        let name = self.name.clone();
+        match ask(Request::State { name })? {
+            Answer::State(state) => Ok(state),
+            _ => Err(libc::EIO),
+        }
+    }
+}
+
+/// Returns true for the name of the broker's end of an accepted stream.
+pub(crate) fn is_accepted(broker: &Broker, name: &str) -> bool {
+    let rest = name.strip_prefix(&broker.prefix());
+    rest.is_some_and(|rest| rest.starts_with("p."))
+}
+
+/// Returns true if calls on the descriptor do not block.
+pub(crate) fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: the call has no memory.
+    let flags = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::c_long::from(libc::O_NONBLOCK) != 0
+}
+
+/// Returns true if the descriptor listens.
+pub(crate) fn is_listening(fd: c_int) -> bool {
+    option(fd, libc::SO_ACCEPTCONN) == Some(1)
+}

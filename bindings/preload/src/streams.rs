@@ -1,0 +1,147 @@
+//! Streams and listeners of `AF_ENET`.
+
+use libc::{c_int, sockaddr, socklen_t};
+use preload_wire::{Enet, Request};
+
+use crate::kernel::{self, Errno};
+use crate::memory::{Addr, peer_user, write_enet};
+use crate::own::{Own, ask, broker, is_accepted, is_listening, is_nonblocking};
+
+/// Length of the writes that fill a socket until it is connected.
+const FILLING: [u8; 4096] = [0; 4096];
+/// Most bytes that fill a socket.
+const MAX_FILLED: u64 = 64 << 20;
+
+/// Sets the local address of a stream, or binds a datagram socket.
+pub(crate) fn bind(own: &Own, addr: &Addr) -> Result<(), Errno> {
+    let addr = addr.enet().ok_or(libc::EAFNOSUPPORT)?;
+    let name = own.name.clone();
+    ask(Request::Bind { name, addr }).map(drop)
+}
+
+/// Listens.
+pub(crate) fn listen(fd: c_int, own: &Own, backlog: c_int) -> Result<(), Errno> {
+    if !own.is_stream {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let is_again = is_listening(fd);
+    if kernel::listen(fd, backlog) < 0 {
+        return Err(kernel::errno());
+    }
+    if is_again {
+        return Ok(());
+    }
+    let name = own.name.clone();
+    let backlog = u16::try_from(backlog.max(1)).unwrap_or(u16::MAX);
+    ask(Request::Listen { name, backlog }).map(drop)
+}
+
+/// Accepts a connection, and writes the peer's address.
+pub(crate) fn accept(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Result<c_int, Errno> {
+    let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
+    loop {
+        let mut accepted = -1;
+        let peer = Addr::get(|addr, len| {
+            accepted = kernel::accept4(fd, addr, len, flags);
+            accepted
+        });
+        if accepted < 0 {
+            return Err(kernel::errno());
+        }
+        let name = peer.as_ref().and_then(Addr::name);
+        let name = name.filter(|name| is_accepted(broker, name));
+        // Others may connect to the name, too.
+        let is_broker = peer_user(accepted) == Some(broker.uid);
+        let Some(peer) = name.and_then(Enet::of_name).filter(|_| is_broker) else {
+            kernel::close(accepted);
+            continue;
+        };
+        if let Err(errno) = write_enet(peer, addr, len) {
+            kernel::close(accepted);
+            return Err(errno);
+        }
+        return Ok(accepted);
+    }
+}
+
+/// Connects a stream.
+pub(crate) fn connect(fd: c_int, own: &Own, addr: &Addr) -> Result<(), Errno> {
+    let peer = addr.enet().ok_or(libc::EAFNOSUPPORT)?;
+    if is_listening(fd) || own.is_accepted {
+        return Err(libc::EISCONN);
+    }
+    if Addr::peer(fd).is_some() {
+        let state = own.state()?;
+        return Err(match state.errno {
+            0 if state.connecting => libc::EALREADY,
+            0 => libc::EISCONN,
+            errno => errno,
+        });
+    }
+    let wait = !is_nonblocking(fd);
+    let filled = if wait { 0 } else { fill(fd)? };
+    let name = own.name.clone();
+    ask(Request::Connect {
+        name,
+        peer,
+        wait,
+        filled,
+    })?;
+    if wait {
+        join(fd)
+    } else {
+        Err(libc::EINPROGRESS)
+    }
+}
+
+/// Connects the program's socket to the broker.
+fn join(fd: c_int) -> Result<(), Errno> {
+    let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
+    let addr = Addr::of_name(&broker.streams());
+    let (to, len) = addr.raw();
+    if kernel::connect(fd, to, len) < 0 {
+        return Err(match kernel::errno() {
+            libc::EAGAIN => libc::EAGAIN,
+            libc::EISCONN => libc::EISCONN,
+            libc::EINTR => libc::EINTR,
+            _ => libc::ENETDOWN,
+        });
+    }
+    Ok(())
+}
+
+/// Connects the socket to the broker and fills it, so that the program cannot write, and `poll`
+/// says so, until the broker has taken the bytes: when the stream is connected.
+fn fill(fd: c_int) -> Result<u64, Errno> {
+    join(fd)?;
+    let mut filled = 0;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    while filled < MAX_FILLED {
+        let bytes = (FILLING.as_ptr().cast(), FILLING.len());
+        let count = kernel::sendto(fd, bytes, flags, std::ptr::null(), 0);
+        match u64::try_from(count) {
+            Ok(count) => filled += count,
+            Err(_) if kernel::errno() == libc::EAGAIN => return Ok(filled),
+            Err(_) => return Err(kernel::errno()),
+        }
+    }
+    Ok(filled)
+}
+
+/// Returns what a call that found the end of a stream returns: 0, or -1 for the error that ended
+/// it.
+pub(crate) fn at_end(fd: c_int) -> isize {
+    let Some(own) = Own::of(fd).filter(|own| own.is_stream) else {
+        return 0;
+    };
+    match own.state() {
+        Ok(state) if state.errno != 0 => kernel::fail(state.errno) as isize,
+        Ok(_) => 0,
+        Err(_) => kernel::fail(libc::ECONNRESET) as isize,
+    }
+}

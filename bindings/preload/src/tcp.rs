@@ -1,0 +1,95 @@
+//! Sockets of TCP, under `esprun --tcp`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use libc::{c_int, sockaddr, socklen_t};
+use preload_wire::{Answer, Request};
+
+use crate::kernel;
+use crate::memory::{Addr, is_ipv6_only, option};
+use crate::own::{ask, broker};
+
+/// Returns the family of a socket of TCP, if TCP goes over ESP.
+fn family(fd: c_int) -> Option<c_int> {
+    broker().filter(|broker| broker.tcp)?;
+    let family = option(fd, libc::SO_DOMAIN)?;
+    let is_tcp = (family == libc::AF_INET || family == libc::AF_INET6)
+        && option(fd, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
+        && matches!(option(fd, libc::SO_PROTOCOL), Some(0 | libc::IPPROTO_TCP));
+    is_tcp.then_some(family)
+}
+
+/// Returns the address with IPv4 inside IPv6 as IPv4.
+fn plain(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+/// Has the broker listen, too, after the program's socket listens.
+pub(crate) fn listens(fd: c_int) {
+    if family(fd).is_none() || is_ipv6_only(fd) {
+        return;
+    }
+    if let Some(addr) = Addr::local(fd).as_ref().and_then(Addr::inet) {
+        // Without the broker, TCP is left.
+        let _ = ask(Request::TcpListen { addr: plain(addr) });
+    }
+}
+
+/// Returns the address to connect to in place of `addr`, if the peer's node has ESP there. The
+/// socket is then bound.
+pub(crate) fn detour(fd: c_int, addr: &Addr) -> Option<Addr> {
+    let peer = plain(addr.inet()?);
+    if peer.ip().is_loopback() || peer.ip().is_multicast() || peer.ip().is_unspecified() {
+        return None;
+    }
+    let family = family(fd)?;
+    // A socket that the program has bound must keep its address; one that is connected has one.
+    let own = Addr::local(fd)?.inet()?;
+    if own.port() != 0 || !own.ip().is_unspecified() {
+        return None;
+    }
+    let Ok(Answer::Via { ticket, via }) = ask(Request::TcpConnect { peer }) else {
+        return None;
+    };
+    let loopback = match via.ip() {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    let bound = Addr::of_inet(SocketAddr::new(loopback, 0), family);
+    let (to, len) = bound.raw();
+    if kernel::bind(fd, to, len) < 0 {
+        return None;
+    }
+    let local = plain(Addr::local(fd)?.inet()?);
+    let _ = ask(Request::TcpClaim { ticket, local });
+    Some(Addr::of_inet(via, family))
+}
+
+/// Writes the true address of the peer of a connection that looks local.
+pub(crate) fn rename_peer(fd: c_int, to: *mut sockaddr, room: *mut socklen_t) {
+    if let Some((family, names)) = names(fd) {
+        let _ = Addr::of_inet(names.1, family).write(to, room);
+    }
+}
+
+/// Writes the true local address of a connection that looks local.
+pub(crate) fn rename_local(fd: c_int, to: *mut sockaddr, room: *mut socklen_t) {
+    if let Some((family, names)) = names(fd) {
+        let _ = Addr::of_inet(names.0, family).write(to, room);
+    }
+}
+
+/// Returns the true local and peer address, if the broker is the other end.
+fn names(fd: c_int) -> Option<(c_int, (SocketAddr, SocketAddr))> {
+    broker().filter(|broker| broker.tcp)?;
+    let local = plain(Addr::local(fd)?.inet()?);
+    let peer = plain(Addr::peer(fd)?.inet()?);
+    if local.ip() != peer.ip() {
+        return None;
+    }
+    let family = family(fd)?;
+    match ask(Request::TcpNames { local, peer }) {
+        Ok(Answer::Names { local, peer }) => Some((family, (local, peer))),
+        _ => None,
+    }
+}

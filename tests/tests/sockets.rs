@@ -1,0 +1,277 @@
+//! Unmodified programs under esprun: sockets of AF_ENET from C, and TCP over ESP.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use esp_tests::process::{Finished, Killed, TempFile, bare_lab, output, programs};
+use esp_tests::{lab_or_skip, wait_until};
+use lab::{Lab, LabOptions, Node};
+
+/// Returns the folder of the repository.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the repository")
+}
+
+/// Compiles the program of the authors' interface, once.
+fn enet() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let program = programs().join(format!("enet-{}", std::process::id()));
+        let compiled = output(
+            Command::new("cc")
+                .args(["-Wall", "-Wextra", "-Werror", "-O1", "-I"])
+                .arg(root().join("bindings/preload/include"))
+                .arg(root().join("tests/sockets/enet.c"))
+                .arg("-o")
+                .arg(&program),
+        );
+        assert_eq!(compiled.code, Some(0), "{}", compiled.err);
+        program
+    })
+}
+
+/// Returns a command under esprun in a node.
+fn esprun(lab: &Lab, node: usize, args: &[&str], program: &Path) -> Command {
+    let mut command = lab
+        .command(node, programs().join("esprun"))
+        .expect("a command");
+    command.args(args).arg(program).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Waits until a server prints this line.
+fn prints(server: &mut Child, line: &str) -> BufReader<std::process::ChildStdout> {
+    let mut out = BufReader::new(server.stdout.take().expect("a pipe"));
+    let mut first = String::new();
+    out.read_line(&mut first).expect("read");
+    assert_eq!(first.trim_end(), line);
+    out
+}
+
+#[test]
+fn a_program_for_the_authors_interface_runs_on_two_nodes() {
+    let Some(lab) = lab_or_skip("a_program_for_the_authors", &LabOptions::new(2)) else {
+        return;
+    };
+    let mut server = esprun(&lab, 1, &[], enet());
+    server.args(["server", "2805"]);
+    let mut server = Killed(server.spawn().expect("start the server"));
+    let mut rest = prints(&mut server.0, "ready");
+    let mut client = esprun(&lab, 0, &["-v"], enet());
+    client.args(["client", "2805", &Node(1).mac_text()]);
+    let client = output(&mut client);
+    assert_eq!(
+        (client.code, client.out.as_str()),
+        (Some(0), "PASS\n"),
+        "{client:?}"
+    );
+    let mut text = String::new();
+    rest.read_to_string(&mut text).expect("read");
+    assert_eq!(text, "PASS\n");
+    assert!(server.0.wait().expect("wait").success());
+}
+
+#[test]
+fn without_a_daemon_the_family_is_not_supported() {
+    let Some(lab) = bare_lab("without_a_daemon_the_family", 1) else {
+        return;
+    };
+    let mut command = esprun(&lab, 0, &[], enet());
+    let ended = output(command.args(["server", "2805"]));
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.out.contains("Address family not supported"),
+        "{ended:?}"
+    );
+    assert!(ended.err.contains("start esp-daemon"), "{ended:?}");
+}
+
+#[test]
+fn esprun_ends_as_its_program_does() {
+    let Some(lab) = bare_lab("esprun_ends_as_its_program", 1) else {
+        return;
+    };
+    let run = |script: &str| {
+        let mut command = esprun(&lab, 0, &["--tcp"], Path::new("sh"));
+        output(command.args(["-c", script]))
+    };
+    assert_eq!(run("exit 7").code, Some(7));
+    assert_eq!(run("kill -9 $$").code, None);
+    // The broker is no child of the program, and does not hold its output open.
+    assert_eq!(run("wait; echo $0").out, "sh\n");
+    let missing = output(&mut esprun(
+        &lab,
+        0,
+        &["--tcp"],
+        Path::new("/no/such/program"),
+    ));
+    assert_eq!(missing.code, Some(127), "{missing:?}");
+    let rules = TempFile::new("[tcp]\nports = [\"x\"]\n");
+    let file = rules.path().display().to_string();
+    let wrong = output(&mut esprun(
+        &lab,
+        0,
+        &["--tcp", "--rules", &file],
+        Path::new("true"),
+    ));
+    assert_eq!(wrong.code, Some(2), "{wrong:?}");
+    assert!(wrong.complaint().contains("invalid port `x`"), "{wrong:?}");
+}
+
+/// A server of TCP that answers each connection with its own and the peer's address, and then with
+/// what it gets; and a client that checks both. The first argument is the role, the second the
+/// address, the third the number of connections.
+const TCP_PROGRAM: &str = r#"
+import hashlib, select, socket, sys, threading
+role, host, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+block = hashlib.sha256(b"x").digest() * 8192
+def serve(c, peer):
+    c.sendall(("%s %s\n" % (peer[0], c.getpeername()[0])).encode())
+    while True:
+        data = c.recv(65536)
+        if not data:
+            break
+        c.sendall(data)
+    c.shutdown(socket.SHUT_WR)
+    c.close()
+if role == "server":
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind((host, 7000))
+    s.listen()
+    print("ready", flush=True)
+    threads = []
+    for i in range(count):
+        select.select([s], [], [], 60)
+        c, peer = s.accept()
+        threads.append(threading.Thread(target=serve, args=(c, peer)))
+        threads[-1].start()
+    for t in threads:
+        t.join()
+else:
+    def one():
+        c = socket.create_connection((host, 7000), 30)
+        c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        f = c.makefile("rb")
+        print(f.readline().decode().strip(), c.getpeername()[0], flush=True)
+        sender = threading.Thread(target=lambda: (c.sendall(block * 4), c.shutdown(socket.SHUT_WR)))
+        sender.start()
+        got = f.read()
+        sender.join()
+        assert got == block * 4, len(got)
+        c.close()
+    all = [threading.Thread(target=one) for i in range(count)]
+    for t in all:
+        t.start()
+    for t in all:
+        t.join()
+"#;
+
+/// Returns a counter of a node's IP layer.
+fn counter(lab: &Lab, node: usize, protocol: &str, name: &str) -> u64 {
+    // Of the thread: that of the process is the namespace of the main thread.
+    let read = || std::fs::read_to_string("/proc/thread-self/net/snmp").expect("the counters");
+    let text = lab.run_in(node, read).expect("enter the node");
+    let mut lines = text.lines().filter(|line| line.starts_with(protocol));
+    let names = lines.next().expect("names").split(' ');
+    let values = lines.next().expect("values").split(' ');
+    let found = names.zip(values).find(|(one, _)| *one == name);
+    let (_, count) = found.expect("the counter");
+    count.parse().expect("a number")
+}
+
+/// Returns the number of packets that a node has received by UDP.
+fn datagrams(lab: &Lab, node: usize) -> u64 {
+    counter(lab, node, "Udp:", "InDatagrams")
+}
+
+/// Returns the number of segments of TCP that a node has received, those of loopback included.
+fn tcp_segments(lab: &Lab, node: usize) -> u64 {
+    counter(lab, node, "Tcp:", "InSegs")
+}
+
+/// Runs the server with these options of esprun (`None`: without it) and the client under
+/// `esprun --tcp`; returns the client's output.
+fn tcp(lab: &Lab, server: Option<&[&str]>, bind: &str, count: usize) -> Finished {
+    let script = TempFile::new(TCP_PROGRAM);
+    let python = Path::new("python3");
+    let mut command = match server {
+        Some(options) => esprun(lab, 1, options, python),
+        None => lab.command(1, python).expect("a command of the node"),
+    };
+    command.stdout(Stdio::piped());
+    let count = count.to_string();
+    command.arg(script.path()).args(["server", bind, &count]);
+    let mut server = Killed(command.spawn().expect("start the server"));
+    let _out = prints(&mut server.0, "ready");
+    let mut client = esprun(lab, 0, &["--tcp"], python);
+    let node = Node(1).ip().to_string();
+    let client = output(client.arg(script.path()).args(["client", &node, &count]));
+    assert_eq!(client.code, Some(0), "{client:?}");
+    let mut status = None;
+    wait_until("the server ends", || {
+        status = server.0.try_wait().expect("look at it");
+        status.is_some()
+    });
+    assert!(status.expect("just seen").success());
+    client
+}
+
+/// Returns the line that a connection prints: the peer as `accept` and `getpeername` of the server
+/// give it, and as `getpeername` of the client does.
+fn line() -> String {
+    let (from, to) = (Node(0).ip(), Node(1).ip());
+    format!("{from} {from} {to}")
+}
+
+#[test]
+fn tcp_goes_over_esp_where_both_sides_run_under_esprun() {
+    let Some(lab) = bare_lab("tcp_goes_over_esp", 2) else {
+        return;
+    };
+    for bind in ["0.0.0.0", &Node(1).ip().to_string()] {
+        let before = datagrams(&lab, 1);
+        let client = tcp(&lab, Some(&["--tcp"]), bind, 8);
+        let lines: Vec<_> = client.out.lines().collect();
+        assert_eq!(lines, vec![line(); 8], "{client:?}");
+        // 8 MiB each way in packets of at most 64 KiB.
+        let packets = datagrams(&lab, 1) - before;
+        assert!(packets > 50, "{packets} packets of UDP: TCP was used");
+    }
+}
+
+#[test]
+fn tcp_is_left_alone_where_the_other_side_or_a_rule_has_no_esp() {
+    let Some(lab) = bare_lab("tcp_is_left_alone", 2) else {
+        return;
+    };
+    let rules = TempFile::new("[tcp]\nports = [\"6379\"]\n");
+    let file = rules.path().display().to_string();
+    let other_ports = ["--tcp", "--rules", &file];
+    for server in [None, Some(&other_ports[..]), Some(&[][..])] {
+        let (udp, tcp_before) = (datagrams(&lab, 1), tcp_segments(&lab, 1));
+        let client = tcp(&lab, server, "0.0.0.0", 2);
+        assert_eq!(client.out, format!("{0}\n{0}\n", line()), "{client:?}");
+        assert!(datagrams(&lab, 1) - udp < 50, "UDP was used");
+        assert!(tcp_segments(&lab, 1) - tcp_before > 20, "TCP was not used");
+    }
+}
+
+#[test]
+fn a_node_that_does_not_answer_delays_tcp_for_a_bounded_time() {
+    let Some(lab) = bare_lab("a_node_that_does_not_answer", 2) else {
+        return;
+    };
+    // Nobody there: the error of TCP, as without esprun.
+    let script = "import socket\ntry:\n socket.create_connection(('%s', 7001), 20)\nexcept \
+                  ConnectionRefusedError:\n print('refused')\n";
+    let script = TempFile::new(&script.replace("%s", &Node(1).ip().to_string()));
+    let mut client = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    let client = output(client.arg(script.path()));
+    assert_eq!(client.out, "refused\n", "{client:?}");
+}
