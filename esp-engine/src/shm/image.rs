@@ -41,6 +41,7 @@ impl ImageWords {
     }
 
     fn load(&self) -> Option<Words> {
+        // SYNC POINT image
         let place = match self.active.load(Ordering::Acquire) {
             1 => &self.places[0],
             2 => &self.places[1],
