@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 
 use esp_engine::{UdpAddresses, UdpLink};
 use esp_proto::NodeAddr;
@@ -138,7 +139,7 @@ impl Client {
     fn open(path: &std::path::Path) -> Result<Client, EspError> {
         // An invalid value is an error even if all streams set their path.
         Path::from_environment()?;
-        Ok(Self::of(Session::open(path, false)?.0))
+        Ok(Self::of(Session::open(path, false, true)?.0))
     }
 
     /// Returns the client of this process that needs no daemon and no privilege: its streams,
@@ -260,9 +261,18 @@ impl Client {
             .is_some_and(|leases| leases.holder(interface, port).is_some())
     }
 
-    /// Returns an error if the connection to the daemon is lost.
+    /// Returns an error if the connection to the daemon is lost, also while this program waits for
+    /// the next one.
     pub fn check(&self) -> Result<(), EspError> {
-        self.session().check()
+        self.session().check_present()
+    }
+
+    /// Sets the time for which this program waits when the daemon ends: its streams, listeners and
+    /// datagram sockets then continue at the next daemon, and calls wait meanwhile. Later the error
+    /// is [`EspError::DaemonGone`]. Default 15 s; zero: no wait. Without effect for a client with a
+    /// poller, which does not wait.
+    pub fn set_daemon_wait(&self, wait: Duration) {
+        self.session().set_patience(wait);
     }
 
     /// Returns the path of the daemon's socket.

@@ -17,6 +17,7 @@ use crate::client::Client;
 use crate::control::{Reply, Request};
 use crate::error::EspError;
 use crate::options::{SocketOptions, socket_options};
+use crate::session::Held;
 use crate::socket::{Socket, SocketEngine, socket_settings};
 use crate::sync::lock;
 pub use node_info::NodeInfo;
@@ -106,7 +107,12 @@ impl EdpBuilder {
             return Err(session.unexpected("a datagram socket"));
         };
         let local = (interface.clone(), *port);
-        let (socket, _) = Socket::granted(client, &answer, (*slot, *rings), local, spin)?;
+        let held = Held::Edp {
+            interface: interface.clone(),
+            port: *port,
+        };
+        let with = (held, spin);
+        let (socket, _) = Socket::granted(client, &answer, (*slot, *rings), local, with)?;
         Ok(EdpSocket::new(socket))
     }
 }

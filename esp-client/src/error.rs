@@ -30,8 +30,9 @@ pub enum EspError {
         socket: PathBuf,
         kind: io::ErrorKind,
     },
-    /// The daemon closed the control socket or died. All streams and sockets of this program at it
-    /// are closed.
+    /// The daemon closed the control socket or died, and no other one continued in time
+    /// ([`Client::set_daemon_wait`](crate::Client::set_daemon_wait)). All streams and sockets of
+    /// this program at it are closed.
     #[error(
         "lost the connection to the ESP daemon at {}: {why}; all streams through it are closed: open new ones when it runs again",
         socket.display()

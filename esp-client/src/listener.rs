@@ -96,11 +96,30 @@ impl ListenerBuilder {
             backlog: self.backlog,
             key: self.options.key.clone(),
         };
-        let Reply::Listening { listener, port } = session.ask(&request)?.reply else {
+        let answer = session.ask(&request)?;
+        let Reply::Listening { listener, port } = answer.reply else {
             return Err(session.unexpected("a listener").into());
         };
+        let again = match request {
+            Request::Listen {
+                interface,
+                backlog,
+                key,
+                ..
+            } => Request::Listen {
+                interface,
+                port,
+                backlog,
+                key,
+            },
+            other => other,
+        };
+        let listener = session.keep_listener(again, listener, answer.connection);
         let mut bound = bound(Some(listener), port, Vec::new());
         bound.leased = self.lease(client, (listener, port), path)?;
+        if !bound.leased.is_empty() {
+            session.bind_listener(listener);
+        }
         Ok(bound)
     }
 
@@ -291,7 +310,7 @@ impl EspListener {
                 let stream = EspStream::granted(&self.client, &answer, self.options.spin)?;
                 Ok(Ok(stream))
             }
-            Err(error) if self.client.check().is_ok() => Err(error.into()),
+            Err(error) if !matches!(error, EspError::DaemonGone { .. }) => Err(error.into()),
             Err(error) => {
                 // Connections from the own node end with the daemon, those over leases do not.
                 let lost: Option<Vec<_>> = self.leased.iter().map(LeasedListener::lost).collect();
@@ -317,7 +336,7 @@ impl Drop for EspListener {
         drop(lock(&self.pending).take());
         if let Some(listener) = self.listener {
             let session = self.client.session();
-            session.post(&Request::CloseListener { listener });
+            session.close_listener(listener);
         }
     }
 }

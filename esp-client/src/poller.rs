@@ -106,7 +106,7 @@ impl Client {
     ) -> Result<(Client, Poller), EspError> {
         // An invalid value is an error even if all streams set their path.
         Path::from_environment()?;
-        let (session, events) = Session::open(socket.as_ref(), true)?;
+        let (session, events) = Session::open(socket.as_ref(), true, false)?;
         let client = Client::of(session);
         let poller = Poller::new(&client, events, path)?;
         Ok((client, poller))

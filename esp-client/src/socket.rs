@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::control::Rings;
 use crate::error::{EspError, MISSING_DESCRIPTORS};
 use crate::lease::{LeasedSlot, LeasedSocketParts};
-use crate::session::Answer;
+use crate::session::{Answer, Held, HeldSocket};
 use crate::sync::{Waiting, lock};
 
 /// Rings, engine and settings of a socket.
@@ -70,7 +70,7 @@ impl Socket {
         answer: &Answer,
         (slot, rings): (u16, Rings),
         local: (String, u16),
-        spin: Option<Spin>,
+        (held, spin): (Held, Option<Spin>),
     ) -> Result<(Socket, Arc<Region>), EspError> {
         let session = client.session();
         let sizes = RingSizes {
@@ -85,7 +85,18 @@ impl Socket {
             .inspect_err(|_| session.give_back(answer))?;
         let spin = spin.unwrap_or_else(default_spin);
         let socket = Self::new(client, SocketEngine::Daemon(slot), &region, local, spin);
-        session.register(slot, &socket.waiting);
+        let held = HeldSocket {
+            waiting: Arc::clone(&socket.waiting),
+            // A copy, which fails at the limit of open files; then the next daemon does not resume
+            // the socket.
+            file: answer
+                .descriptors
+                .first()
+                .and_then(|fd| fd.try_clone().ok()),
+            rings,
+            held,
+        };
+        session.register(slot, held, answer.connection);
         Ok((socket, region))
     }
 
@@ -125,7 +136,13 @@ impl Socket {
     #[inline]
     pub(crate) fn check(&self) -> Result<(), EspError> {
         match &self.engine {
-            SocketEngine::Daemon(_) => self.client.check(),
+            SocketEngine::Daemon(_) => {
+                self.client.session().check()?;
+                match self.waiting.lost.get() {
+                    None => Ok(()),
+                    Some(error) => Err(error.clone()),
+                }
+            }
             SocketEngine::Embedded(lease) if lease.leases.engine.is_forked() => {
                 Err(EspError::Forked)
             }

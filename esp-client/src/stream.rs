@@ -21,7 +21,7 @@ use crate::control::{Reply, Request};
 use crate::error::{EspError, PeerName};
 use crate::lease::{FIRST_LEASED_SLOT, LeasedSocketParts};
 use crate::path::Path;
-use crate::session::Answer;
+use crate::session::{Answer, Held};
 use crate::socket::{Socket, SocketEngine, socket_settings};
 pub use connect::{Connecting, StreamBuilder};
 
@@ -81,7 +81,7 @@ impl EspStream {
             return Err(client.session().unexpected("a stream"));
         };
         let local = (interface.clone(), local_port);
-        let socket = Socket::granted(client, answer, (slot, rings), local, spin)?;
+        let socket = Socket::granted(client, answer, (slot, rings), local, (Held::Stream, spin))?;
         Ok(Self::new(socket, PeerName { addr, port }))
     }
 

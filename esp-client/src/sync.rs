@@ -1,9 +1,11 @@
 //! Mutexes, and what waits for events of a socket.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
 use esp_engine::shm::{Region, Status};
+
+use crate::error::EspError;
 
 /// Locks a mutex, poisoned or not: the short critical sections of this crate leave nothing half
 /// done when a thread panics in one.
@@ -50,6 +52,8 @@ impl Wakers {
 pub(crate) struct Waiting {
     pub(crate) status: Status,
     pub(crate) tasks: Wakers,
+    /// Reason why the daemon of the socket is gone for this socket.
+    pub(crate) lost: OnceLock<EspError>,
 }
 
 impl Waiting {
@@ -57,6 +61,7 @@ impl Waiting {
         Arc::new(Waiting {
             status: Status::new(region),
             tasks: Wakers::default(),
+            lost: OnceLock::new(),
         })
     }
 

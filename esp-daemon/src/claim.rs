@@ -79,12 +79,14 @@ fn peer(socket: OwnedFd) -> Option<String> {
     })
 }
 
-/// The socket's file and lock; both are removed on drop.
+/// The socket's file and lock; both are removed on drop, unless the lock is left as a mark for the
+/// next daemon ([`was_left`]).
 #[derive(Debug)]
 pub(crate) struct SocketClaim {
     path: PathBuf,
     lock_path: PathBuf,
     _lock: File,
+    leaves: bool,
 }
 
 impl SocketClaim {
@@ -109,6 +111,7 @@ impl SocketClaim {
             path: path.into(),
             lock_path,
             _lock: lock,
+            leaves: false,
         };
         let socket = unix_socket().map_err(failed("make"))?;
         let address =
@@ -123,11 +126,25 @@ impl SocketClaim {
         listen(&socket, BACKLOG).map_err(failed("listen on"))?;
         Ok((claim, socket))
     }
+
+    /// Leaves a mark that the next daemon continues the work of this one.
+    pub(crate) fn leave(&mut self) {
+        self.leaves = true;
+    }
+}
+
+/// Returns true if a daemon served this socket that did not end for good, so that programs may
+/// bring its streams: it was killed, or left them to the next one.
+pub(crate) fn was_left(path: &Path) -> bool {
+    fs::symlink_metadata(beside(path, ".lock")).is_ok()
 }
 
 impl Drop for SocketClaim {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+        if self.leaves {
+            return;
+        }
         // Still locked: a process that waits for the lock detects that the file was removed
         // (`lock`).
         let _ = fs::remove_file(&self.lock_path);

@@ -75,6 +75,11 @@ pub(crate) fn by_name<'a>(links: &'a [Link], name: &str) -> Result<(LinkId, &'a 
     })
 }
 
+/// Returns the link with this address.
+pub(crate) fn by_addr(links: &[Link], addr: NodeAddr) -> Option<(LinkId, &Link)> {
+    numbered(links).find(|(_, link)| link.state().addr == addr)
+}
+
 /// Returns the named link; without a name the only one, otherwise the first that is up, otherwise
 /// the first.
 pub(crate) fn choose<'a>(

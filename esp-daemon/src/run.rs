@@ -100,10 +100,15 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         endpoint: settings.endpoint(),
         interfaces,
     };
-    let mut engine = start_engine(settings, all, &lease)?;
+    let adoption = if claim::was_left(&config.socket.path) {
+        config.lease.grace.0
+    } else {
+        Duration::ZERO
+    };
+    let mut engine = start_engine(settings, all, &lease, adoption)?;
     // Last of the steps that can fail: from now on programs find the daemon.
     let path = &config.socket.path;
-    let (claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
+    let (mut claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
     let listener = UnixListener::from_std(socket.into())
         .map_err(StartError::system("watch the control socket"))?;
 
@@ -146,8 +151,8 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         tokio::select! {
             biased;
             _ = &mut engine.ended => break Err(ENGINE_STOPPED),
-            _ = terminate.recv() => break Ok(()),
-            _ = interrupt.recv() => break Ok(()),
+            _ = terminate.recv() => break Ok(End::Leave),
+            _ = interrupt.recv() => break Ok(End::ForGood),
             _ = hangup.recv() => reload(&node, settings.config_file.as_ref()),
         }
     };
@@ -156,11 +161,17 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     if tokio::time::timeout(MANAGER, notified).await.is_err() {
         warn!("the service manager does not read its socket");
     }
+    let leaves = matches!(ended, Ok(End::Leave));
     let result = match ended {
-        Ok(()) => stop_engine(&engine.handle).await,
-        failed => failed,
+        Ok(end) => stop_engine(&engine.handle, end).await,
+        Err(failed) => Err(failed),
     };
     node.leases.stop();
+    if leaves {
+        // The programs' calls wait for the next daemon, and must get no reply from this one.
+        claim.leave();
+        return result;
+    }
     // The engine has ended every stream; the sessions follow.
     let _ = stop.send(true);
     if tokio::time::timeout(SHUTDOWN, serving).await.is_err() {
@@ -168,6 +179,15 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     }
     drop((claim, metrics));
     result
+}
+
+/// Kind of an end on request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// SIGTERM: the streams are left to the next daemon, if one comes.
+    Leave,
+    /// SIGINT: peers and programs are notified.
+    ForGood,
 }
 
 struct Running {
@@ -200,6 +220,7 @@ fn start_engine(
     settings: &Settings,
     links: Vec<LinkConfig>,
     lease: &LeaseSetup,
+    adoption: Duration,
 ) -> Result<Running, StartError> {
     let held = lease.before.iter().filter_map(|entry| {
         let mut interfaces = lease.interfaces.iter();
@@ -212,6 +233,7 @@ fn start_engine(
         held: held.collect(),
         idle: settings.idle(),
         pcap: settings.config.pcap.clone(),
+        adoption,
         ..EngineConfig::default()
     };
     let (to_control, events) = mpsc::unbounded_channel();
@@ -277,15 +299,17 @@ async fn start_metrics(
     Ok(claim)
 }
 
-/// Resets every connection with `Shutdown` and waits until the resets are sent.
-async fn stop_engine(engine: &EngineHandle) -> Result<(), Failure> {
+/// Stops the engine. For good: resets every connection with `Shutdown`, and waits until the resets
+/// are sent.
+async fn stop_engine(engine: &EngineHandle, end: End) -> Result<(), Failure> {
+    let keep = end == End::Leave;
     let (done, is_done) = oneshot::channel();
     let reply = Box::new(move |()| {
         let _ = done.send(());
     });
     // A stuck engine does not even accept commands.
     let engine = engine.clone();
-    let sent = tokio::task::spawn_blocking(move || engine.send(Command::Shutdown { reply }));
+    let sent = tokio::task::spawn_blocking(move || engine.send(Command::Shutdown { keep, reply }));
     let stopped = async {
         let sent = sent.await.is_ok_and(|sent| sent.is_ok());
         let stopped = sent && is_done.await.is_ok();

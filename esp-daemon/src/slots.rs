@@ -70,6 +70,30 @@ impl Slots {
         Slot::try_from(slot).ok()
     }
 
+    /// Takes a certain slot; false if it is in use or out of range.
+    pub(crate) fn reserve_at(&mut self, slot: Slot, kind: SlotUse, holdings: Holdings) -> bool {
+        let index = usize::from(slot);
+        if index >= SLOTS {
+            return false;
+        }
+        while self.table.len() <= index {
+            // The table is never longer than SLOTS.
+            self.free.push(self.table.len() as Slot);
+            self.table.push(None);
+        }
+        let Some(place) = self.free.iter().position(|free| *free == slot) else {
+            return false;
+        };
+        self.free.swap_remove(place);
+        self.table[index] = Some(SlotEntry {
+            kind,
+            holdings,
+            engine_done: false,
+            program_done: self.disconnected,
+        });
+        true
+    }
+
     /// Frees a slot that the engine did not accept.
     pub(crate) fn withdraw(&mut self, slot: Slot) {
         let place = self.table.get_mut(usize::from(slot));
@@ -185,6 +209,21 @@ mod tests {
         assert!(!slots.is(slot, SlotUse::Edp));
         slots.engine_closed(slot);
         assert!(!slots.is_empty());
+    }
+
+    #[test]
+    fn a_certain_slot_can_be_reserved_once() {
+        let mut slots = Slots::default();
+        assert!(slots.reserve_at(3, SlotUse::Stream, nothing()));
+        assert!(!slots.reserve_at(3, SlotUse::Edp, nothing()));
+        assert!(!slots.reserve_at(4096, SlotUse::Stream, nothing()));
+        assert!(slots.reserve_at(1, SlotUse::Edp, nothing()));
+        let others: Vec<Slot> = (0..3)
+            .map(|_| slots.reserve(SlotUse::Stream, nothing()).unwrap())
+            .collect();
+        assert!(others.iter().all(|slot| ![1, 3].contains(slot)));
+        slots.withdraw(3);
+        assert!(slots.reserve_at(3, SlotUse::Stream, nothing()));
     }
 
     #[test]

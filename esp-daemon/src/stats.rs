@@ -61,6 +61,7 @@ macro_rules! counters {
 counters! {
     leases_granted: "leases granted to programs",
     leases_adopted: "leases of an earlier daemon that were adopted",
+    streams_adopted: "streams of an earlier daemon that were adopted",
     leases_refused: "leases refused by policy; these programs use the daemon",
     control_connections: "programs that connected to the control socket",
     control_requests: "requests received from programs",

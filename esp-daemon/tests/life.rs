@@ -284,7 +284,7 @@ fn daemon_serves_and_stops() {
     let waiting = program.post(accept(listener));
     // Answered, so the earlier requests have been processed.
     program.ask(Request::Status);
-    daemon.signal(Signal::TERM);
+    daemon.signal(Signal::INT);
     daemon.hear("STOPPING=1");
     let (reply, _) = program.reply_to(waiting);
     assert!(matches!(reply, Reply::Error(e) if e.kind == ErrorKind::Unavailable));
@@ -488,7 +488,7 @@ fn programs_of_two_nodes_connect_and_see_the_end() {
             seen.connections.len() == 1 && seen.connections[0].state == "established"
         });
     }
-    a.signal(Signal::TERM);
+    a.signal(Signal::INT);
     assert_eq!(a.wait().code(), Some(0), "{}", a.said());
     eventually("the peer is told", || {
         status(&mut server).connections.is_empty()

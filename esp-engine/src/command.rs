@@ -7,7 +7,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use esp_proto::{CloseReason, ConnId, ConnInfo, ConnectError, ListenError, NodeAddr, Port};
+use esp_proto::{
+    CloseReason, ConnId, ConnImage, ConnInfo, ConnectError, ListenError, NodeAddr, Port,
+    ResumeError,
+};
 
 use crate::shm::{ClientPage, Region};
 
@@ -150,6 +153,8 @@ pub enum Command {
         port: Port,
         /// Its rings, holding [`crate::shm::record`] records.
         region: Arc<Region>,
+        /// The rings are those of an earlier engine.
+        resume: bool,
         /// `Err`: refused, and the slot is free.
         reply: Reply<Result<(), ListenError>>,
     },
@@ -177,8 +182,27 @@ pub enum Command {
         /// Receives the state.
         reply: Reply<Snapshot>,
     },
-    /// Resets every connection with `Shutdown`, and ends the loop.
+    /// Resumes a connection of an earlier engine.
+    Resume {
+        /// Owner.
+        client: ClientId,
+        /// Doorbell bit, free until now.
+        slot: Slot,
+        /// Link with the connection's own address.
+        link: LinkId,
+        /// Image of the connection, from the region. The host has checked the port.
+        image: Box<ConnImage>,
+        /// Its rings, as the earlier engine left them.
+        region: Arc<Region>,
+        /// The connection, which then waits for its peer, or the reason of the failure; the slot is
+        /// free then.
+        reply: Reply<Result<ConnHandle, ResumeError>>,
+    },
+    /// Ends the loop.
     Shutdown {
+        /// False: every connection is reset with `Shutdown`. True: nothing is sent, and the next
+        /// engine may resume them.
+        keep: bool,
         /// Called when the last frame was sent.
         reply: Reply<()>,
     },

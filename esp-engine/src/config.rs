@@ -24,6 +24,9 @@ pub struct EngineConfig {
     pub held: Vec<(crate::LinkId, RangeInclusive<Port>)>,
     /// pcap file for every frame sent and received.
     pub pcap: Option<PathBuf>,
+    /// Time after the start during which programs may bring connections of an earlier engine
+    /// ([`crate::Command::Resume`]), and frames of unknown connections are not answered.
+    pub adoption: Duration,
 }
 
 /// A link of an engine.

@@ -9,7 +9,7 @@
 //! };
 //! let (engine, handle) = Engine::new(config, Box::new(|event| println!("{event:?}")))?;
 //! let thread = std::thread::spawn(move || engine.run());
-//! handle.send(Command::Shutdown { reply: Box::new(|()| {}) })?;
+//! handle.send(Command::Shutdown { keep: false, reply: Box::new(|()| {}) })?;
 //! let _ = thread.join();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

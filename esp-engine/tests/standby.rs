@@ -55,6 +55,7 @@ fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
         link,
         port: 40_000,
         region: Arc::clone(&region),
+        resume: false,
         reply: Box::new(move |value| {
             let _ = reply.send(value);
         }),

@@ -184,7 +184,19 @@ impl Daemon {
     /// # Panics
     /// When it does not end.
     pub fn terminate(&mut self) -> ExitStatus {
-        signal(self.pid(), Signal::TERM);
+        self.end_by(Signal::TERM)
+    }
+
+    /// Sends SIGINT, by which it ends its streams; returns its exit status.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn interrupt(&mut self) -> ExitStatus {
+        self.end_by(Signal::INT)
+    }
+
+    fn end_by(&mut self, which: Signal) -> ExitStatus {
+        signal(self.pid(), which);
         let mut status = None;
         wait_until("the daemon ends", || {
             status = self.child.try_wait().expect("look at it");

@@ -82,6 +82,7 @@ fn streams_survive_restarts_of_their_daemon() {
     let mut near = Daemon::start(&lab, 0, ALL);
     let _far = Daemon::start(&lab, 1, ALL);
     let (here, there) = (client(&lab, 0), client(&lab, 1));
+    here.set_daemon_wait(Duration::ZERO);
     let listener = EspListener::builder()
         .path(Path::Lease)
         .bind_at(&here, 7000)
@@ -342,6 +343,7 @@ fn refused_adoption_ends_a_lease_with_the_daemons_error() {
     let mut near = Daemon::start(&lab, 0, ALL);
     let _far = Daemon::start(&lab, 1, ALL);
     let (here, there) = (client(&lab, 0), client(&lab, 1));
+    here.set_daemon_wait(Duration::ZERO);
     let listener = EspListener::builder()
         .path(Path::Lease)
         .bind_at(&here, 7000)
@@ -381,6 +383,7 @@ fn no_new_streams_without_a_daemon() {
     let mut near = Daemon::start(&lab, 0, ALL);
     let _far = Daemon::start(&lab, 1, ALL);
     let (here, there) = (client(&lab, 0), client(&lab, 1));
+    here.set_daemon_wait(Duration::ZERO);
     let listener = EspListener::builder()
         .path(Path::Daemon)
         .bind_at(&there, 7100)

@@ -6,6 +6,7 @@ use std::net::Shutdown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream};
 use esp_tests::exchange::Bystander;
@@ -203,6 +204,7 @@ fn a_killed_daemon_is_missed_here_and_there() {
     );
     let (here, there) = (daemon.client(), other.client());
     let balance = Balance::of(other.pid());
+    here.set_daemon_wait(Duration::ZERO);
     let (idle, idle_peer) = pair(&lab, 0, 1, 7000);
     let (busy, busy_peer) = pair(&lab, 0, 1, 7001);
     let listener = EspListener::builder().bind_at(&here, 7002).unwrap();
@@ -263,8 +265,10 @@ fn a_restarted_daemon_does_not_know_old_connections() {
         return;
     };
     let (mut daemon, other) = (Daemon::start(&lab, 0, ""), Daemon::start(&lab, 1, ""));
-    let (_left, right) = pair(&lab, 0, 1, 7000);
+    let (left, right) = pair(&lab, 0, 1, 7000);
+    left.client().set_daemon_wait(Duration::ZERO);
     daemon.kill();
+    wait_until("its program gives up", || left.is_connected().is_err());
     let daemon = Daemon::start(&lab, 0, "");
     // Long before the peer timeout.
     let error = write_to_error(&right);
@@ -302,7 +306,7 @@ fn a_stopped_daemon_says_goodbye() {
         wait_until("bytes flow", || {
             counter(&other.client(), "rx_data_bytes") > 1 << 19
         });
-        assert_eq!(daemon.terminate().code(), Some(0));
+        assert_eq!(daemon.interrupt().code(), Some(0));
         for local in [reader.join().unwrap().1, writer.join().unwrap()] {
             assert!(
                 matches!(local, EspError::EndedHere { what, .. } if what.contains("is stopping")),

@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::sync::Barrier;
 use std::thread;
+use std::time::Duration;
 
 use esp_client::control::ErrorKind;
 use esp_client::{Client, EdpSocket, EspError, EspListener, EspStream};
@@ -182,6 +183,8 @@ fn a_restarted_node_takes_the_same_ports_again() {
         .bind_at(&other.client(), 7000)
         .unwrap();
     let connect = |client: &Client| {
+        // The next daemon does not get its connections.
+        client.set_daemon_wait(Duration::ZERO);
         EspStream::builder()
             .local_port(8000)
             .connect_at(client, address(1, 7000))

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod daemon;
 mod demo;
 mod down;
 mod exec;
@@ -39,6 +40,7 @@ enum Command {
     Exec(exec::Flags),
     Rsh(rsh::Flags),
     List(list::Flags),
+    Daemon(daemon::Flags),
     Mpirun(mpirun::Flags),
     Demo(demo::Flags),
     Bench(bench::Flags),
@@ -94,6 +96,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Exec(flags) => exec::run(flags),
         Command::Rsh(flags) => rsh::run(flags),
         Command::List(flags) => list::run(&flags),
+        Command::Daemon(flags) => daemon::run(flags),
         Command::Mpirun(flags) => mpirun::run(&flags),
         Command::Demo(flags) => demo::run(&flags),
         Command::Send(flags) => transfer::run_send(&flags),

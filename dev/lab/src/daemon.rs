@@ -43,35 +43,51 @@ impl Daemon {
     pub(crate) fn start(
         lab: &Path,
         node: usize,
-        mut enter: Command,
+        enter: Command,
         program: &Path,
         options: &LabOptions,
-    ) -> Result<Daemon, LabError> {
+    ) -> Result<(Daemon, Vec<String>), LabError> {
         let dir = node_dir(lab, node);
-        let log = dir.join("daemon.log");
         let doing = || format!("starting {} of node {node}", program.display());
         // A separate file, so that the machine's is not read.
         let file = dir.join("esp-daemon.toml");
         let config = &options.daemon_config;
         fs::write(&file, format!("node_name = \"{}\"\n{config}", Node(node))).at(doing)?;
-        let out = File::create(&log).at(doing)?;
-        let err = out.try_clone().at(doing)?;
-        enter.arg(program);
+        let mut arguments = Vec::new();
+        let mut add = |name: &str, value: &str| arguments.extend([name.into(), value.into()]);
         if options.carriers != Carriers::Udp {
             for rail in 0..options.rails {
-                enter.args(["--interface", &format!("eth{rail}")]);
+                add("--interface", &format!("eth{rail}"));
             }
         }
         if options.carriers != Carriers::Raw {
             for version in options.wire.ip.versions() {
-                enter.args(["--udp", version.network()]);
+                add("--udp", version.network());
             }
         }
-        enter
-            .arg("--socket")
-            .arg(socket(lab, node))
-            .arg("--config")
-            .arg(file);
+        add("--socket", &socket(lab, node).to_string_lossy());
+        add("--config", &file.to_string_lossy());
+        let daemon = Daemon::spawn(lab, node, enter, program, &arguments)?;
+        Ok((daemon, arguments))
+    }
+
+    /// Starts a daemon with these arguments; its log is appended to that of the last one.
+    pub(crate) fn spawn(
+        lab: &Path,
+        node: usize,
+        mut enter: Command,
+        program: &Path,
+        arguments: &[String],
+    ) -> Result<Daemon, LabError> {
+        let dir = node_dir(lab, node);
+        let doing = || format!("starting {} of node {node}", program.display());
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(dir.join("daemon.log"));
+        let out = log.at(doing)?;
+        let err = out.try_clone().at(doing)?;
+        enter.arg(program).args(arguments);
         // A separate process group: the terminal's Ctrl-C must not reach the daemon.
         enter
             .stdin(Stdio::null())

@@ -18,6 +18,7 @@ mod ip;
 mod offload;
 mod options;
 mod process;
+mod service;
 mod state;
 mod tools;
 mod watch;
@@ -50,6 +51,7 @@ pub use options::{
     Carriers, LabOptions, MAX_MTU, MAX_NODES, MAX_RAILS, MIN_MTU, Node, QUEUE_FRAMES, WireOptions,
 };
 pub use process::{ProcessRef, adopt_descendants, cpu_time, end_descendants, wait_any};
+pub use service::{DaemonAction, daemon as act_on_daemon};
 pub use state::{NodeState, State};
 
 /// Default name of a lab.
@@ -185,6 +187,7 @@ impl Lab {
         self.state.nodes.push(NodeState {
             holder: process,
             daemon: None,
+            daemon_arguments: Vec::new(),
         });
         self.state.write(&self.dir)?;
         holder::say(&mut leash, "go")
@@ -242,7 +245,7 @@ impl Lab {
                 0 => &[][..],
                 n => &options.daemon_cpus[node % n],
             };
-            let daemon = Daemon::start(
+            let (daemon, arguments) = Daemon::start(
                 &self.dir,
                 node,
                 self.exec_command(node, cpus)?,
@@ -251,6 +254,7 @@ impl Lab {
             )?;
             if let Some(state) = self.state.nodes.get_mut(node) {
                 state.daemon = Some(daemon.process);
+                state.daemon_arguments = arguments;
             }
             self.state.write(&self.dir)?;
             daemons.push(daemon);

@@ -44,6 +44,9 @@ pub struct NodeState {
     pub holder: ProcessRef,
     /// The esp-daemon, if there is one.
     pub daemon: Option<ProcessRef>,
+    /// Its arguments, for the next one.
+    #[serde(default)]
+    pub daemon_arguments: Vec<String>,
 }
 
 impl State {

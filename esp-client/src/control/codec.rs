@@ -39,7 +39,10 @@ pub trait Message: Serialize + DeserializeOwned {
 impl Message for Request {
     const MAX_LEN: usize = MAX_REQUEST;
     fn descriptors(&self) -> usize {
-        0
+        match self {
+            Request::ResumeStream { .. } | Request::ResumeEdp { .. } => 1,
+            _ => 0,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::status::Status;
 
 /// Version of these messages; [`Request::Hello`] with another one is refused.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Maximum length of a message's JSON text, in bytes. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// Maximum length of a request's JSON text, in bytes.
@@ -88,6 +88,15 @@ pub enum Request {
         key: Vec<u8>,
         rings: Rings,
     },
+    /// Brings a stream of an earlier daemon, which resumes its connection. Descriptor: its region.
+    /// Sent before any other request for a slot. Reply: [`Reply::Done`]; the status word of the
+    /// region then shows the progress.
+    ResumeStream {
+        /// The slot that the stream had, and has from now on.
+        slot: u16,
+        /// Sizes of its rings.
+        rings: Rings,
+    },
     /// Closes a stream and releases its slot; written data is still delivered. Reply:
     /// [`Reply::Done`].
     ///
@@ -107,6 +116,16 @@ pub enum Request {
     BindEdp {
         interface: Option<String>,
         port: u16,
+        rings: Rings,
+    },
+    /// Brings a datagram socket of an earlier daemon, and binds its port again. Descriptor: its
+    /// region. Reply: [`Reply::Done`].
+    ResumeEdp {
+        interface: String,
+        port: u16,
+        /// The slot that the socket had, and has from now on.
+        slot: u16,
+        /// Sizes of its rings.
         rings: Rings,
     },
     /// Closes a datagram socket and releases its slot. Reply: [`Reply::Done`].

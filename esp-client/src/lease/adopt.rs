@@ -77,7 +77,7 @@ impl Leases {
         if all.is_empty() || self.engine.is_forked() {
             return true;
         }
-        let Ok((session, _)) = Session::open(&self.session.path, false) else {
+        let Ok((session, _)) = Session::open(&self.session.path, false, false) else {
             return false;
         };
         let mut adopted: Vec<Adopted> = Vec::with_capacity(all.len());
@@ -148,7 +148,9 @@ impl Leases {
                 count,
             }
         };
-        let Answer { reply, descriptors } = session.ask(&request).map_err(|error| match error {
+        let Answer {
+            reply, descriptors, ..
+        } = session.ask(&request).map_err(|error| match error {
             EspError::Denied { kind, .. } if kind != ErrorKind::Unavailable => {
                 NotAdopted::Refused(error)
             }

@@ -127,7 +127,7 @@ impl Leases {
         listener: Option<u64>,
         count: u16,
     ) -> Result<Arc<LeasedPorts>, EspError> {
-        let session = self.keeper();
+        let session = self.present_keeper()?;
         let answer = session.ask(&Request::Lease {
             interface: Some(interface.into()),
             listener,
@@ -218,6 +218,25 @@ impl Leases {
         Arc::clone(&lock(&self.registry).keeper)
     }
 
+    /// Returns the session of the daemon that grants leases; a new one if the last daemon has
+    /// ended.
+    ///
+    /// # Errors
+    /// There is no daemon, or the leases are not adopted yet.
+    fn present_keeper(&self) -> Result<Arc<Session>, EspError> {
+        let mut registry = lock(&self.registry);
+        if !registry.keeper.is_lost() {
+            return Ok(Arc::clone(&registry.keeper));
+        }
+        if !lock(&self.table).is_empty() {
+            let why = "the next one has not adopted the leases yet";
+            return Err(EspError::gone(&self.session.path, why));
+        }
+        let (next, _) = Session::open(&self.session.path, false, false)?;
+        registry.set_keeper(Arc::clone(&next), |_| false);
+        Ok(next)
+    }
+
     /// Returns the lease that has this port on this interface (`None`: on any): one of a range, or
     /// that of an earlier listener, whose connections keep it.
     pub(crate) fn holder(&self, interface: Option<&str>, port: u16) -> Option<Arc<LeasedPorts>> {
@@ -235,7 +254,7 @@ impl Leases {
         // Held until the end: the spares of a daemon that adopts the leases meanwhile are not
         // needed.
         let registry = lock(&self.registry);
-        if registry.keeper.check().is_ok() {
+        if !registry.keeper.is_lost() {
             return false;
         }
         let table = lock(&self.table).clone();

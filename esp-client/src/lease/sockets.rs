@@ -140,6 +140,7 @@ impl Leases {
                     link,
                     port,
                     region,
+                    resume: false,
                     reply: Box::new(|bound| reply(Ok(bound.is_ok()))),
                 }
             })?;
@@ -201,8 +202,11 @@ impl Leases {
         key: &[u8],
         must: bool,
     ) -> Result<Vec<LeasedListener>, EspError> {
-        // The listener's id is valid at the first daemon only.
-        self.session.check()?;
+        // The listener belongs to the first daemon's connection only.
+        if self.session.is_lost() {
+            let why = "leases of listeners are those of the first one";
+            return Err(EspError::gone(&self.session.path, why));
+        }
         let mut leased = Vec::new();
         for interface in interfaces {
             match self.holder(Some(interface), port) {

@@ -17,6 +17,8 @@ use crate::sync::{Wakers, lock};
 pub(crate) struct Answer {
     pub(crate) reply: Reply,
     pub(crate) descriptors: Vec<OwnedFd>,
+    /// Number of the connection that it came over.
+    pub(crate) connection: u64,
 }
 
 /// Answer to a request, or a refusal, or the error that ended the session.
@@ -110,9 +112,14 @@ impl Session {
 
     /// Sends a request and waits for its reply.
     pub(crate) fn ask(self: &Arc<Self>, request: &Request) -> CallResult {
-        self.call(request)?
-            .wait(Some(Instant::now() + DAEMON_TIMEOUT))
-            .unwrap_or_else(|| Err(self.silent("a request is not answered")))
+        let call = self.call(request)?;
+        loop {
+            match call.wait(Some(Instant::now() + DAEMON_TIMEOUT)) {
+                Some(result) => return result,
+                None if self.is_waiting() => {}
+                None => return Err(self.silent("a request is not answered")),
+            }
+        }
     }
 }
 

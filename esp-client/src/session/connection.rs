@@ -6,15 +6,17 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use super::call::{Answer, ReplyCell};
 use super::handshake::{Welcome, connect_socket, is_temporary, say_hello, send_all};
+use super::next::PATIENCE;
 use crate::control::codec::{DecodeError, Decoder, encode, receive};
-use crate::control::{Envelope, ErrorKind, Reply, Request};
+use crate::control::{Envelope, ErrorKind, Reply, Request, Rings};
 use crate::error::EspError;
 use crate::sync::{Waiting, lock};
 
@@ -28,16 +30,31 @@ pub(crate) struct Session {
     /// Path of the daemon's socket.
     pub(crate) path: PathBuf,
     /// `None`: there is no daemon, the program serves itself.
-    daemon: Option<Daemon>,
+    pub(super) daemon: RwLock<Option<Arc<Daemon>>>,
+    local: bool,
+    /// The session waits for the next daemon when one ends.
+    lasting: bool,
+    /// Time in ms for which it waits.
+    pub(super) patience: AtomicU64,
+    /// Number of connections of this session that have ended.
+    pub(super) lost: AtomicU64,
+    /// There is no daemon now. Changed with `calls` locked.
+    pub(super) waiting: AtomicBool,
     pub(crate) welcome: Welcome,
     /// A forked child must not use it.
     fork: ForkMark,
     next_id: AtomicU64,
     sending: Mutex<()>,
-    calls: Mutex<HashMap<u64, Arc<ReplyCell>>>,
-    slots: Mutex<HashMap<u16, Arc<Waiting>>>,
+    pub(super) calls: Mutex<HashMap<u64, (Request, Arc<ReplyCell>)>>,
+    pub(super) slots: Mutex<HashMap<u16, HeldSlot>>,
+    /// Listeners by a number of this session; those of daemons change.
+    pub(super) listeners: Mutex<HashMap<u64, HeldListener>>,
+    /// Requests without a reply for the next daemon.
+    pub(super) posts: Mutex<Vec<Request>>,
     /// Reason why the connection is lost.
-    gone: OnceLock<EspError>,
+    pub(super) gone: OnceLock<EspError>,
+    /// Copy of the daemon's descriptor for a poller.
+    notify: Option<OwnedFd>,
     /// For a session with a [`Poller`](crate::Poller), which then also handles the events instead
     /// of the thread.
     pub(crate) notice: Option<ReplyNotice>,
@@ -81,30 +98,104 @@ impl ReplyNotice {
     }
 }
 
+/// A slot of a daemon that this program uses.
+pub(super) struct HeldSlot {
+    pub(super) socket: Arc<Socket>,
+    /// The program closed the socket while there was no daemon.
+    pub(super) closing: bool,
+}
+
+/// What the next daemon needs to know of a socket.
+pub(crate) struct Socket {
+    pub(crate) waiting: Arc<Waiting>,
+    /// Its memory; `None`: there was no descriptor left, and the next daemon cannot resume it.
+    pub(crate) file: Option<OwnedFd>,
+    pub(crate) rings: Rings,
+    pub(crate) held: Held,
+}
+
+/// Kind of a socket.
+pub(crate) enum Held {
+    Stream,
+    Edp { interface: String, port: u16 },
+}
+
+/// A listener of this program.
+pub(super) struct HeldListener {
+    /// Opens it again; `None`: it has leases, which the daemon cannot open again with it.
+    pub(super) request: Option<Request>,
+    /// Its number at the daemon, or the reason why there is none.
+    pub(super) at: Result<u64, EspError>,
+}
+
+/// First number of a listener in a session. Those of daemons are smaller.
+const FIRST_LISTENER: u64 = 1 << 48;
+
 /// The connection to a daemon.
-struct Daemon {
-    socket: OwnedFd,
+pub(super) struct Daemon {
+    pub(super) socket: OwnedFd,
     doorbell: Doorbell,
     doorbell_fd: OwnedFd,
     notify_fd: OwnedFd,
+}
+
+impl Daemon {
+    /// Opens what the daemon's welcome passes.
+    pub(super) fn new(
+        socket: OwnedFd,
+        [engine, page, doorbell_fd, notify_fd]: [OwnedFd; 4],
+    ) -> Result<(Daemon, Events), EspError> {
+        let view = EngineView::open(engine.as_fd())?;
+        let page = ClientPage::open(page.as_fd())?;
+        let daemon = Daemon {
+            socket,
+            doorbell: Doorbell::new(Arc::clone(&page), view),
+            doorbell_fd,
+            notify_fd,
+        };
+        Ok((daemon, Events::new(page)))
+    }
+}
+
+/// Returns true for the reply of a daemon that is stopping.
+pub(super) fn is_stopping(reply: &Reply) -> bool {
+    matches!(reply, Reply::Error(error) if error.kind == ErrorKind::Unavailable)
+}
+
+/// Returns the error of a request without a daemon.
+fn no_daemon() -> EspError {
+    let text = "this needs esp-daemon, and the program runs without one";
+    EspError::denied(ErrorKind::Unavailable, text)
 }
 
 impl Session {
     /// Creates the session of a program that serves itself over its own UDP sockets. With `polled`
     /// it has a notice.
     pub(crate) fn local(welcome: Welcome, polled: bool) -> Result<Arc<Session>, EspError> {
-        Self::new(Path::new(LOCAL), None, welcome, polled)
+        Self::new(Path::new(LOCAL), None, welcome, (polled, false))
     }
 
     fn new(
         path: &Path,
         daemon: Option<Daemon>,
         welcome: Welcome,
-        polled: bool,
+        (polled, lasting): (bool, bool),
     ) -> Result<Arc<Session>, EspError> {
+        let notify = daemon.as_ref().filter(|_| polled);
+        let notify = notify.map(|daemon| daemon.notify_fd.try_clone());
         Ok(Arc::new(Session {
             path: path.to_owned(),
-            daemon,
+            local: daemon.is_none(),
+            daemon: RwLock::new(daemon.map(Arc::new)),
+            lasting,
+            patience: AtomicU64::new(PATIENCE.as_millis() as u64),
+            lost: AtomicU64::new(0),
+            waiting: AtomicBool::new(false),
+            listeners: Mutex::default(),
+            posts: Mutex::default(),
+            notify: notify
+                .transpose()
+                .map_err(EspError::resource("copy a descriptor"))?,
             welcome,
             fork: ForkMark::new().map_err(EspError::resource("map a page"))?,
             next_id: AtomicU64::new(2),
@@ -118,14 +209,16 @@ impl Session {
 
     /// Returns true if the program serves itself, without a daemon.
     pub(crate) fn is_local(&self) -> bool {
-        self.daemon.is_none()
+        self.local
     }
 
     /// Connects, introduces the program and starts the thread. With `polled` the session has a
-    /// notice, and the caller handles its events.
+    /// notice, and the caller handles its events. With `lasting` it waits for the next daemon when
+    /// one ends, and not with `polled`, because the poller has the events of one.
     pub(crate) fn open(
         path: &Path,
         polled: bool,
+        lasting: bool,
     ) -> Result<(Arc<Session>, Option<Events>), EspError> {
         let socket = connect_socket(path).map_err(|error| EspError::Unreachable {
             socket: path.to_owned(),
@@ -133,17 +226,8 @@ impl Session {
         })?;
         let mut decoder = Decoder::new();
         let (welcome, descriptors) = say_hello(path, &socket, &mut decoder)?;
-        let [engine, page, doorbell_fd, notify_fd] = descriptors;
-        let view = EngineView::open(engine.as_fd())?;
-        let page = ClientPage::open(page.as_fd())?;
-        let daemon = Daemon {
-            socket,
-            doorbell: Doorbell::new(Arc::clone(&page), view),
-            doorbell_fd,
-            notify_fd,
-        };
-        let session = Self::new(path, Some(daemon), welcome, polled)?;
-        let events = Events::new(page);
+        let (daemon, events) = Daemon::new(socket, descriptors)?;
+        let session = Self::new(path, Some(daemon), welcome, (polled, lasting && !polled))?;
         let (of_poller, mut of_thread) = match polled {
             true => (Some(events), None),
             false => (None, Some(events)),
@@ -151,14 +235,14 @@ impl Session {
         let shared = Arc::clone(&session);
         std::thread::Builder::new()
             .name("esp-client".into())
-            .spawn(move || shared.run(decoder, of_thread.as_mut()))
+            .spawn(move || shared.run(decoder, of_thread.take()))
             .map_err(EspError::resource("start a thread"))?;
         Ok((session, of_poller))
     }
 
     /// Returns the descriptor that becomes readable by an event of a slot at the daemon.
     pub(crate) fn notify_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.daemon.as_ref().map(|daemon| daemon.notify_fd.as_fd())
+        self.notify.as_ref().map(AsFd::as_fd)
     }
 
     /// Notifies the poller as a reply does.
@@ -176,7 +260,40 @@ impl Session {
         self.fork.is_child()
     }
 
-    /// Returns an error once the connection is lost. Costs one load before.
+    /// Returns the present connection, or the last one.
+    #[inline]
+    fn daemon(&self) -> Option<Arc<Daemon>> {
+        let current = self.daemon.read();
+        current.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the time for which this session waits for the next daemon.
+    pub(crate) fn set_patience(&self, wait: Duration) {
+        let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        self.patience.store(millis, Ordering::Relaxed);
+    }
+
+    /// Returns true once a connection of this session has ended, even if it has found the next
+    /// daemon.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed) > 0 || self.check().is_err()
+    }
+
+    /// Returns true while there is no daemon, but may be one soon.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) && self.check().is_ok()
+    }
+
+    /// Returns an error while there is no daemon.
+    pub(crate) fn check_present(&self) -> Result<(), EspError> {
+        self.check()?;
+        match self.waiting.load(Ordering::Relaxed) {
+            true => Err(self.lost("this program waits for the next one")),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns an error once the session has ended. Costs one load before.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), EspError> {
         match self.gone.get() {
@@ -187,7 +304,7 @@ impl Session {
 
     /// Returns false once the daemon has closed the socket, even if the thread has not noticed yet.
     pub(crate) fn is_alive(&self) -> bool {
-        let Some(daemon) = &self.daemon else {
+        let Some(daemon) = self.daemon() else {
             return self.check().is_ok();
         };
         let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -195,7 +312,7 @@ impl Session {
         let now = rustix::event::Timespec::default();
         let hung_up =
             rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(ends);
-        !hung_up && self.check().is_ok()
+        !hung_up && self.check_present().is_ok()
     }
 
     fn lost(&self, why: impl Into<String>) -> EspError {
@@ -205,7 +322,9 @@ impl Session {
     /// Rings the engine's doorbell for a slot. Makes a system call only if the engine sleeps.
     #[inline]
     pub(crate) fn ring(&self, slot: u16) {
-        if let Some(daemon) = &self.daemon
+        let current = self.daemon.read();
+        let current = current.unwrap_or_else(PoisonError::into_inner);
+        if let Some(daemon) = &*current
             && daemon.doorbell.ring(slot)
         {
             // Fails only with a full counter, which wakes as well.
@@ -213,12 +332,74 @@ impl Session {
         }
     }
 
-    /// Registers the owner of a slot for its events.
-    pub(crate) fn register(&self, slot: u16, owner: &Arc<Waiting>) {
-        lock(&self.slots).insert(slot, Arc::clone(owner));
-        if self.check().is_err() {
-            owner.poke();
+    /// Registers the socket of a slot, which a connection granted, for its events, and for the next
+    /// daemon.
+    pub(crate) fn register(&self, slot: u16, socket: Socket, connection: u64) {
+        let socket = Arc::new(socket);
+        let held = HeldSlot {
+            socket: Arc::clone(&socket),
+            closing: false,
+        };
+        let mut slots = lock(&self.slots);
+        if self.lost.load(Ordering::Relaxed) == connection {
+            slots.insert(slot, held);
+        } else {
+            // It was granted by a daemon that has ended, and the next one has its slot.
+            let _ = socket.waiting.lost.set(self.lost(CLOSED));
         }
+        drop(slots);
+        if self.check().is_err() {
+            socket.waiting.poke();
+        }
+    }
+
+    /// Registers a listener that a connection granted, and returns its number in this session.
+    pub(crate) fn keep_listener(&self, request: Request, at: u64, connection: u64) -> u64 {
+        let own = FIRST_LISTENER + self.next_id.fetch_add(1, Ordering::Relaxed);
+        let held = HeldListener {
+            request: Some(request),
+            at: Ok(at),
+        };
+        let mut listeners = lock(&self.listeners);
+        let held = listeners.entry(own).insert_entry(held);
+        if self.lost.load(Ordering::Relaxed) != connection && !self.waiting.load(Ordering::Relaxed)
+        {
+            held.into_mut().at = Err(self.lost(CLOSED));
+        }
+        own
+    }
+
+    /// Records that a listener has leases, so that it ends with its daemon.
+    pub(crate) fn bind_listener(&self, own: u64) {
+        if let Some(held) = lock(&self.listeners).get_mut(&own) {
+            held.request = None;
+        }
+    }
+
+    /// Closes a listener.
+    pub(crate) fn close_listener(&self, own: u64) {
+        let held = lock(&self.listeners).remove(&own);
+        // Without a daemon the next one does not learn of it.
+        if let Some(Ok(listener)) = held.map(|held| held.at)
+            && self.check_present().is_ok()
+        {
+            self.post(&Request::CloseListener { listener });
+        }
+    }
+
+    /// Returns the request with the present number of its listener.
+    pub(super) fn translate(&self, request: &Request) -> Result<Request, EspError> {
+        let mut request = request.clone();
+        if let Request::Accept { listener, .. }
+        | Request::Lease {
+            listener: Some(listener),
+            ..
+        } = &mut request
+            && let Some(held) = lock(&self.listeners).get(listener)
+        {
+            *listener = held.at.clone()?;
+        }
+        Ok(request)
     }
 
     /// Unregisters the owner of a slot; call it before the request that releases the slot. Returns
@@ -229,32 +410,62 @@ impl Session {
             return false;
         }
         let mut slots = lock(&self.slots);
-        let is_owner = slots.get(&slot).is_some_and(|own| Arc::ptr_eq(own, owner));
-        if is_owner {
+        let held = slots.get_mut(&slot);
+        let Some(held) = held.filter(|held| Arc::ptr_eq(&held.socket.waiting, owner)) else {
+            return false;
+        };
+        if self.waiting.load(Ordering::Relaxed) {
+            // The next daemon delivers what was written.
+            held.closing = true;
+        } else {
             slots.remove(&slot);
         }
-        is_owner
+        true
     }
 
     /// Sends a request for a [`ReplyCell`]; returns its id, too.
     pub(super) fn begin_call(&self, request: &Request) -> Result<(u64, Arc<ReplyCell>), EspError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let cell = Arc::new(ReplyCell::default());
-        lock(&self.calls).insert(id, Arc::clone(&cell));
-        let sent = self.check().and_then(|()| self.send(id, request));
-        if let Err(error) = sent {
-            lock(&self.calls).remove(&id);
-            return Err(error);
+        let daemon = {
+            let mut calls = lock(&self.calls);
+            self.check()?;
+            calls.insert(id, (request.clone(), Arc::clone(&cell)));
+            if self.waiting.load(Ordering::Relaxed) {
+                return Ok((id, cell)); // sent to the next daemon
+            }
+            self.daemon()
+        };
+        let sent = self.translate(request).and_then(|request| match daemon {
+            Some(daemon) => self.send(&daemon, id, &request),
+            None => Err(no_daemon()),
+        });
+        match sent {
+            // The thread notices the end of the connection, and repeats the request.
+            Err(EspError::DaemonGone { .. }) if self.lasting && self.check().is_ok() => {}
+            Err(error) => {
+                lock(&self.calls).remove(&id);
+                return Err(error);
+            }
+            Ok(()) => {}
         }
         Ok((id, cell))
     }
 
     /// Sends a request whose reply is ignored.
     pub(crate) fn post(&self, request: &Request) {
-        if self.check().is_ok() {
+        {
+            let _unchanged = lock(&self.calls);
+            if self.waiting.load(Ordering::Relaxed) {
+                return lock(&self.posts).push(request.clone());
+            }
+        }
+        if self.check().is_ok()
+            && let Some(daemon) = self.daemon()
+        {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             // Fails only if the daemon is gone, and the object of the request with it.
-            let _ = self.send(id, request);
+            let _ = self.send(&daemon, id, request);
         }
     }
 
@@ -263,14 +474,10 @@ impl Session {
         EspError::silent(&self.path, waiting_for)
     }
 
-    fn send(&self, id: u64, request: &Request) -> Result<(), EspError> {
+    pub(super) fn send(&self, daemon: &Daemon, id: u64, request: &Request) -> Result<(), EspError> {
         if self.is_forked() {
             return Err(EspError::Forked);
         }
-        let daemon = self.daemon.as_ref().ok_or_else(|| {
-            let text = "this needs esp-daemon, and the program runs without one";
-            EspError::denied(ErrorKind::Unavailable, text)
-        })?;
         let bytes = encode(&Envelope {
             id,
             body: request.clone(),
@@ -283,6 +490,10 @@ impl Session {
                 _ => self.lost(CLOSED),
             };
             // A part may have been sent, so nothing can follow it.
+            if self.lasting {
+                let _ = rustix::net::shutdown(&daemon.socket, rustix::net::Shutdown::Both);
+                return self.lost(CLOSED);
+            }
             self.fail(error).clone()
         })
     }
@@ -291,15 +502,17 @@ impl Session {
     /// the first error.
     pub(crate) fn fail(&self, error: EspError) -> &EspError {
         let error = self.gone.get_or_init(|| error);
-        if let Some(daemon) = &self.daemon {
+        if let Some(daemon) = self.daemon() {
             let _ = rustix::net::shutdown(&daemon.socket, rustix::net::Shutdown::Both);
         }
         let calls = std::mem::take(&mut *lock(&self.calls));
-        for cell in calls.into_values() {
+        for (_, cell) in calls.into_values() {
             cell.finish(Err(error.clone()));
         }
-        let owners: Vec<_> = lock(&self.slots).values().cloned().collect();
-        owners.iter().for_each(|owner| owner.poke());
+        let owners: Vec<_> = (lock(&self.slots).values())
+            .map(|held| Arc::clone(&held.socket))
+            .collect();
+        owners.iter().for_each(|socket| socket.waiting.poke());
         self.notify_poller();
         error
     }
@@ -335,11 +548,28 @@ impl Session {
         EspError::bad_control(&self.path, source)
     }
 
+    /// Serves one connection after the other.
+    fn run(&self, mut decoder: Decoder<Reply>, mut events: Option<Events>) {
+        loop {
+            let error = self.read(&mut decoder, events.as_mut());
+            if !self.lasting {
+                self.fail(error);
+                return;
+            }
+            match self.find_next(error) {
+                Some((next, of_next)) => (decoder, events) = (next, Some(of_next)),
+                None => return,
+            }
+        }
+    }
+
     /// Reads replies and, without a poller, events, until the connection ends.
-    fn run(&self, mut decoder: Decoder<Reply>, mut events: Option<&mut Events>) {
-        let Some(daemon) = &self.daemon else { return };
-        let error = loop {
-            if let Err(error) = self.deliver(&mut decoder) {
+    fn read(&self, decoder: &mut Decoder<Reply>, mut events: Option<&mut Events>) -> EspError {
+        let Some(daemon) = self.daemon() else {
+            return no_daemon();
+        };
+        loop {
+            if let Err(error) = self.deliver(decoder) {
                 break error;
             }
             let mut fds = [
@@ -360,7 +590,7 @@ impl Session {
             if fds[0].revents().is_empty() {
                 continue;
             }
-            match receive(&daemon.socket, &mut decoder) {
+            match receive(&daemon.socket, decoder) {
                 Ok(0) => {
                     break match decoder.finish() {
                         Ok(()) => self.lost(CLOSED),
@@ -371,8 +601,7 @@ impl Session {
                 Err(error) if is_temporary(&error) => {}
                 Err(error) => break self.lost(error.to_string()),
             }
-        };
-        self.fail(error);
+        }
     }
 
     /// Delivers all complete replies.
@@ -380,13 +609,18 @@ impl Session {
         while let Some((envelope, descriptors)) =
             decoder.next().map_err(|source| self.bad_control(source))?
         {
+            // A daemon that is stopping; the next one gets the request again.
+            if self.lasting && is_stopping(&envelope.body) {
+                return Err(self.lost(CLOSED));
+            }
             // Replies to `post` have no cell.
-            let Some(cell) = lock(&self.calls).remove(&envelope.id) else {
+            let Some((_, cell)) = lock(&self.calls).remove(&envelope.id) else {
                 continue;
             };
             let answer = Answer {
                 reply: envelope.body,
                 descriptors,
+                connection: self.lost.load(Ordering::Relaxed),
             };
             if let Some(Ok(unwanted)) = cell.finish(Ok(answer)) {
                 self.give_back(&unwanted);
@@ -400,8 +634,8 @@ impl Session {
     fn drain(&self, events: &mut Events) {
         let mut woken = Vec::new();
         let slots = lock(&self.slots);
-        events.drain(|slot| woken.extend(slots.get(&slot).cloned()));
+        events.drain(|slot| woken.extend(slots.get(&slot).map(|held| Arc::clone(&held.socket))));
         drop(slots);
-        woken.iter().for_each(|owner| owner.tasks.wake());
+        woken.iter().for_each(|socket| socket.waiting.tasks.wake());
     }
 }

@@ -1,7 +1,7 @@
 //! The handshake: connects to the daemon's socket and introduces the program.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -80,15 +80,27 @@ pub(super) fn say_hello(
         Ok(()) | Err(_) => {}
     }
     let deadline = Instant::now() + DAEMON_TIMEOUT;
+    let (envelope, descriptors) = receive_reply(path, socket, decoder, deadline)?;
+    let malformed = |what| bad(DecodeError::Malformed { id: None, what });
+    welcome(envelope.body, descriptors, malformed)
+}
+
+/// Waits for the next reply on a connection that no thread reads yet.
+pub(super) fn receive_reply(
+    path: &Path,
+    socket: &OwnedFd,
+    decoder: &mut Decoder<Reply>,
+    deadline: Instant,
+) -> Result<(Envelope<Reply>, Vec<OwnedFd>), EspError> {
+    let bad = |source| EspError::bad_control(path, source);
     loop {
-        if let Some((envelope, descriptors)) = decoder.next().map_err(bad)? {
-            let malformed = |what| bad(DecodeError::Malformed { id: None, what });
-            return welcome(envelope.body, descriptors, malformed);
+        if let Some(reply) = decoder.next().map_err(bad)? {
+            return Ok(reply);
         }
         if !wait_for(socket, PollFlags::IN, deadline)
             .map_err(|error| EspError::gone(path, error.to_string()))?
         {
-            return Err(silent());
+            return Err(EspError::silent(path, "no reply to the first message"));
         }
         match receive(socket, decoder) {
             Ok(0) => {
@@ -143,11 +155,23 @@ pub(super) fn is_temporary(error: &io::Error) -> bool {
 }
 
 /// Sends all bytes within [`DAEMON_TIMEOUT`]; `TimedOut` if the daemon does not read.
-pub(super) fn send_all(socket: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
+pub(super) fn send_all(socket: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
+    send_with(socket, bytes, &[])
+}
+
+/// Sends all bytes as [`send_all`] does, with these descriptors.
+pub(super) fn send_with(
+    socket: &OwnedFd,
+    mut bytes: &[u8],
+    mut descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let deadline = Instant::now() + DAEMON_TIMEOUT;
     while !bytes.is_empty() {
-        match send(socket, bytes, &[]) {
-            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+        match send(socket, bytes, descriptors) {
+            Ok(sent) => {
+                bytes = bytes.get(sent..).unwrap_or_default();
+                descriptors = &[];
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 if !wait_for(socket, PollFlags::OUT, deadline)? {

@@ -4,7 +4,8 @@
 mod call;
 mod connection;
 mod handshake;
+mod next;
 
 pub(crate) use call::{Answer, Call, ReplyCell};
-pub(crate) use connection::{ReplyNotice, Session};
+pub(crate) use connection::{Held, ReplyNotice, Session, Socket as HeldSocket};
 pub(crate) use handshake::{DAEMON_TIMEOUT, Welcome};

@@ -187,10 +187,16 @@ impl Connecting {
 
     /// Waits for the daemon's reply, at most until the caller's deadline or [`DAEMON_TIMEOUT`].
     fn wait(mut self, deadline: Option<Instant>) -> io::Result<EspStream> {
-        let of_daemon = Instant::now() + DAEMON_TIMEOUT;
+        let mut of_daemon = Instant::now() + DAEMON_TIMEOUT;
         let earlier = deadline.filter(|&deadline| deadline < of_daemon);
         if let ConnectingState::Requested(call) = &self.state {
-            call.cell().wait(Some(earlier.unwrap_or(of_daemon)));
+            let session = self.client.session();
+            while !call.cell().wait(Some(earlier.unwrap_or(of_daemon)))
+                && earlier.is_none()
+                && session.is_waiting()
+            {
+                of_daemon = Instant::now() + DAEMON_TIMEOUT;
+            }
         }
         self.poll().unwrap_or_else(|| {
             let session = self.client.session();

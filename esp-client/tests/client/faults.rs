@@ -83,6 +83,7 @@ fn answering(bytes: Vec<u8>, fds: fn() -> Vec<OwnedFd>, close: bool) -> SocketFi
 fn status_error(path: SocketFile) -> EspError {
     within(30, "the status", move || {
         let client = Client::connect(&path).unwrap();
+        client.set_daemon_wait(Duration::ZERO);
         let error = client.status().unwrap_err();
         assert!(
             client.check().is_err(),
@@ -360,6 +361,8 @@ fn memory_of_wrong_size_or_type_is_refused() {
         );
         let error = within(30, "the connect", move || {
             let client = Client::connect(&path).unwrap();
+            client.set_daemon_wait(Duration::ZERO);
+            client.set_daemon_wait(Duration::ZERO);
             // The only reply is that to a connect request.
             EspStream::builder()
                 .path(esp_client::Path::Daemon)

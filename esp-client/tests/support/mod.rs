@@ -138,8 +138,11 @@ impl FakeDaemon {
         &self.path
     }
 
+    /// Returns a client that does not wait for another daemon.
     pub fn client(&self) -> Client {
-        Client::connect(&self.path).unwrap()
+        let client = Client::connect(&self.path).unwrap();
+        client.set_daemon_wait(Duration::ZERO);
+        client
     }
 
     /// Allows further connections to listeners.
@@ -391,6 +394,9 @@ impl Program {
                     self.error(accept, ErrorKind::Cancelled, "withdrawn");
                 }
                 self.reply(id, Reply::Done, &[]);
+            }
+            Request::ResumeStream { .. } | Request::ResumeEdp { .. } => {
+                self.error(id, ErrorKind::BadArgument, "nothing is resumed here");
             }
             Request::Lease { .. } | Request::Adopt { .. } | Request::Standby { .. } => {
                 self.error(id, ErrorKind::Permission, "no leases here");

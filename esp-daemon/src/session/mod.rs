@@ -7,6 +7,7 @@
 mod accept;
 mod lease;
 mod requests;
+mod resume;
 
 use std::collections::HashMap;
 use std::io;
@@ -251,9 +252,9 @@ impl Session {
                 break;
             }
             match self.decoder.next() {
-                Ok(Some((envelope, _none))) => {
+                Ok(Some((envelope, descriptors))) => {
                     self.started = None;
-                    self.request(envelope).await?;
+                    self.request(envelope, descriptors).await?;
                 }
                 Ok(None) => {
                     self.undecoded = false;
@@ -298,11 +299,12 @@ impl Session {
     async fn request(
         &mut self,
         Envelope { id, body }: Envelope<Request>,
+        descriptors: Vec<OwnedFd>,
     ) -> Result<(), SessionEnd> {
         self.node.stats.control_requests.add();
         trace!(uid = self.credentials.uid, pid = self.credentials.pid, id, request = ?body, "request");
         if let Some(client) = self.client.clone() {
-            if let Some(answer) = self.execute(&client, id, body).await {
+            if let Some(answer) = self.execute(&client, id, body, descriptors).await {
                 self.answer(id, answer);
             }
             return Ok(());

@@ -10,6 +10,7 @@ use esp_proto::{FIRST_USER_PORT, NodeAddr, Port};
 
 use super::accept::Listening;
 use super::{ReplyWithFds, Session};
+use crate::accounts::Charge;
 use crate::config::Resource;
 use crate::links::{self, Link};
 use crate::node::Client;
@@ -66,6 +67,7 @@ impl Session {
         client: &Arc<Client>,
         id: u64,
         request: Request,
+        descriptors: Vec<OwnedFd>,
     ) -> Option<Result<ReplyWithFds, Refusal>> {
         let done = |()| (Reply::Done, Vec::new());
         Some(match request {
@@ -99,6 +101,21 @@ impl Session {
                 let to = (peer, peer_port);
                 self.connect(client, interface.as_deref(), local_port, to, key, rings)
                     .await
+            }
+            Request::ResumeStream { slot, rings } => self
+                .resume_stream(client, slot, rings, &descriptors)
+                .await
+                .map(done),
+            Request::ResumeEdp {
+                interface,
+                port,
+                slot,
+                rings,
+            } => {
+                let at = (interface.as_str(), port);
+                self.resume_edp(client, at, slot, rings, &descriptors)
+                    .await
+                    .map(done)
             }
             Request::Close { slot } => self.close(client, slot, SlotUse::Stream).map(done),
             Request::Abort { slot } => self.abort(client, slot).map(done),
@@ -272,6 +289,7 @@ impl Session {
             link: id,
             port,
             region: Arc::clone(&prepared.region),
+            resume: false,
             reply,
         };
         self.start(client, prepared.slot, command).await?;
@@ -285,7 +303,7 @@ impl Session {
     }
 
     /// Has the engine take the socket of a slot; frees the slot if it does not.
-    async fn start<T: Send + 'static, E: Into<Refusal> + Send + 'static>(
+    pub(super) async fn start<T: Send + 'static, E: Into<Refusal> + Send + 'static>(
         &self,
         client: &Client,
         slot: Slot,
@@ -332,16 +350,7 @@ impl Session {
         port: Option<PortClaim>,
     ) -> Result<Prepared, Refusal> {
         let sizes = self.node.grant(rings, least_rx)?;
-        let (accounts, uid) = (&self.node.accounts, self.credentials.uid);
-        let what = match kind {
-            SlotUse::Stream => Resource::Streams,
-            SlotUse::Edp => Resource::EdpSockets,
-        };
-        let bytes = u64::from(sizes.tx) + u64::from(sizes.rx);
-        let charges = vec![
-            accounts.charge(uid, what, 1)?,
-            accounts.charge(uid, Resource::RingBytes, bytes)?,
-        ];
+        let charges = self.charge_socket(kind, sizes)?;
         let (region, descriptor) =
             Region::create(sizes).map_err(|error| Refusal::system("create the rings", &error))?;
         let slot = client
@@ -368,7 +377,25 @@ impl Session {
         })
     }
 
-    fn claim_port(
+    /// Charges the user for a socket and its rings.
+    pub(super) fn charge_socket(
+        &self,
+        kind: SlotUse,
+        sizes: RingSizes,
+    ) -> Result<Vec<Charge>, Refusal> {
+        let (accounts, uid) = (&self.node.accounts, self.credentials.uid);
+        let what = match kind {
+            SlotUse::Stream => Resource::Streams,
+            SlotUse::Edp => Resource::EdpSockets,
+        };
+        let bytes = u64::from(sizes.tx) + u64::from(sizes.rx);
+        Ok(vec![
+            accounts.charge(uid, what, 1)?,
+            accounts.charge(uid, Resource::RingBytes, bytes)?,
+        ])
+    }
+
+    pub(super) fn claim_port(
         &self,
         link: &Link,
         ports: &Arc<Ports>,

@@ -11,6 +11,7 @@ use esp_engine::{
     Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkId, LinkSnapshot,
     ListenerId, Slot, Snapshot,
 };
+use esp_proto::ResumeError;
 use esp_proto::{
     CloseReason, ConnId, ConnInfo, ConnectError, Duration, ListenError, MacAddr, Port, ResetReason,
     State,
@@ -34,6 +35,8 @@ pub struct Books {
     /// Incoming connections that wait.
     pub waiting: BTreeSet<u32>,
     pub refused: Vec<u32>,
+    /// Requests to resume a connection, all of them refused.
+    pub resumed: u32,
     /// Connections without an owner, shown on `net1`.
     pub unowned_connections: u32,
     /// Closed events are held back until [`FakeEngine::settle`].
@@ -170,6 +173,7 @@ impl FakeEngine {
     pub fn die(&self) {
         let (done, is_done) = channel();
         let _ = self.commands.send(Command::Shutdown {
+            keep: false,
             reply: Box::new(move |()| done.send(()).unwrap()),
         });
         is_done.recv().unwrap();
@@ -290,15 +294,20 @@ impl Worker {
                 port,
                 region,
                 reply,
+                ..
             } => {
                 let before = books.sockets.insert((client, slot), (link, port, region));
                 assert!(before.is_none(), "slot {slot} given out twice");
                 reply(Ok(()));
             }
+            Command::Resume { reply, .. } => {
+                books.resumed += 1;
+                reply(Err(ResumeError::BadImage));
+            }
             Command::Hold { reply, .. } => reply(Ok(())),
             Command::Unhold { .. } => {}
             Command::Snapshot { reply } => reply(books.snapshot()),
-            Command::Shutdown { reply } => {
+            Command::Shutdown { reply, .. } => {
                 drop(books);
                 reply(());
                 return false;

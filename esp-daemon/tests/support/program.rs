@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -135,6 +135,17 @@ impl Program {
     #[track_caller]
     pub fn ask(&mut self, request: Request) -> Reply {
         self.ask_all(request).0
+    }
+
+    /// Sends a request with a descriptor, and returns the reply.
+    #[track_caller]
+    pub fn ask_with(&mut self, body: Request, file: BorrowedFd<'_>) -> Reply {
+        let id = self.next_id;
+        self.next_id += 1;
+        let bytes = encode(&Envelope { id, body }).unwrap();
+        let sent = esp_client::control::codec::send(&self.stream, &bytes, &[file]).unwrap();
+        assert_eq!(sent, bytes.len());
+        self.reply_to(id).0
     }
 
     /// Sends a request that has to be refused.

@@ -10,8 +10,8 @@ use esp_proto::{
 
 use super::clients::Object;
 use super::datagrams::Datagrams;
-use super::streams::{Joined, Owner, Stream};
-use super::{COMMANDS_PER_POLL, Engine, publish};
+use super::streams::{Joined, Owner, Stream, joined_mut};
+use super::{COMMANDS_PER_POLL, Engine, Stop, publish};
 use crate::command::{
     ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, ListenerId, Slot,
 };
@@ -41,7 +41,10 @@ impl Engine {
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     // Every handle was dropped, so no command can arrive.
-                    self.stop.get_or_insert_with(|| Box::new(|()| {}));
+                    self.stop.get_or_insert_with(|| Stop {
+                        reply: Box::new(|()| {}),
+                        keep: false,
+                    });
                     break;
                 }
             }
@@ -128,8 +131,9 @@ impl Engine {
                 link,
                 port,
                 region,
+                resume,
                 reply,
-            } => reply(self.bind_datagrams(client, slot, link, port, region)),
+            } => reply(self.bind_datagrams((client, slot), link, port, region, resume)),
             Command::Hold { link, ports, reply } => {
                 let link = self.links.get_mut(link).ok_or(HoldError::NoLink);
                 reply(link.and_then(|link| link.hold(ports)));
@@ -144,7 +148,15 @@ impl Engine {
                 }
             }
             Command::Snapshot { reply } => reply(self.snapshot()),
-            Command::Shutdown { reply } => self.stop = Some(reply),
+            Command::Resume {
+                client,
+                slot,
+                link,
+                image,
+                region,
+                reply,
+            } => reply(self.resume(now, (client, slot), link, &image, region)),
+            Command::Shutdown { keep, reply } => self.stop = Some(Stop { reply, keep }),
         }
     }
 
@@ -278,6 +290,9 @@ impl Engine {
             }
             return false;
         }
+        if let Some(joined) = joined_mut(&mut link.streams, handle.conn) {
+            joined.keep_image(&link.endpoint);
+        }
         true
     }
 
@@ -304,14 +319,23 @@ impl Engine {
 
     fn bind_datagrams(
         &mut self,
-        client: ClientId,
-        slot: Slot,
+        (client, slot): (ClientId, Slot),
         link: LinkId,
         port: Port,
         region: Arc<Region>,
+        resume: bool,
     ) -> Result<(), ListenError> {
         let index = self.clients.index(client).ok_or(ListenError::InUse)?;
         let at = self.links.get_mut(link).ok_or(ListenError::BadPort)?;
+        let owner = Owner {
+            client: index,
+            slot,
+        };
+        let socket = if resume {
+            Datagrams::resume(owner, region).map_err(|_| ListenError::InUse)?
+        } else {
+            Datagrams::new(owner, region)
+        };
         at.endpoint.edp_bind(port)?;
         if !self
             .clients
@@ -320,15 +344,12 @@ impl Engine {
             at.endpoint.edp_unbind(port);
             return Err(ListenError::InUse);
         }
-        let socket = Datagrams::new(
-            Owner {
-                client: index,
-                slot,
-            },
-            region,
-        );
         socket.region.set_state(StreamState::Open);
         at.datagrams.insert(port, socket);
+        if resume {
+            // Records that the program wrote meanwhile.
+            at.serve_datagrams(port);
+        }
         Ok(())
     }
 
@@ -399,7 +420,7 @@ impl Engine {
 }
 
 /// Returns the sizes of a stream's rings.
-fn buffers(region: &Region) -> Buffers {
+pub(super) fn buffers(region: &Region) -> Buffers {
     let sizes = region.sizes();
     Buffers {
         rx: sizes.rx,

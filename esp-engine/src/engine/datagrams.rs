@@ -8,7 +8,7 @@ use super::link::Link;
 use super::streams::Owner;
 use super::{CLOSING_VISITS, RECORDS_PER_DOORBELL};
 use crate::shm::record::DgramHeader;
-use crate::shm::{Region, RxProducer, TxConsumer};
+use crate::shm::{Corruption, Region, RxProducer, TxConsumer};
 
 /// A bound EDP port.
 pub(super) struct Datagrams {
@@ -34,6 +34,21 @@ impl Datagrams {
             unfinished: false,
             corruption: None,
         }
+    }
+
+    /// Returns the socket of a region that an earlier engine left.
+    pub(super) fn resume(owner: Owner, region: Arc<Region>) -> Result<Datagrams, Corruption> {
+        let (tx, _) = TxConsumer::resume(Arc::clone(&region))?;
+        let rx = RxProducer::resume(Arc::clone(&region))?;
+        Ok(Datagrams {
+            owner,
+            tx,
+            rx,
+            region,
+            fresh: false,
+            unfinished: false,
+            corruption: None,
+        })
     }
 
     /// Returns the region whose waiters are woken, and their program.

@@ -15,6 +15,7 @@ mod posted;
 mod publish;
 mod rails;
 mod receive;
+mod resume;
 mod snapshot;
 mod stats;
 mod streams;
@@ -108,7 +109,15 @@ pub struct Engine {
     last_poll: Instant,
     /// Start of the last poll of any kind, or end of the last [`Engine::block`].
     polled_at: Instant,
-    stop: Option<crate::Reply<()>>,
+    stop: Option<Stop>,
+}
+
+/// Request to end the loop.
+struct Stop {
+    /// Called at the end.
+    reply: crate::Reply<()>,
+    /// The connections are left to the next engine.
+    keep: bool,
 }
 
 impl Engine {
@@ -130,6 +139,7 @@ impl Engine {
             idle,
             held,
             pcap,
+            adoption,
         } = config;
         let (mut engine, handle) = Engine::empty(idle, events)?;
         engine.capture = pcap.as_deref().map(Capture::create).transpose()?;
@@ -143,6 +153,7 @@ impl Engine {
                 let _ = link.hold(ports);
             }
         }
+        engine.expect_resumptions(engine.clock.now() + adoption);
         // The loop works without a monitor; a lowered MTU then appears as refused frames.
         engine.monitor = netif::LinkMonitor::open().ok();
         if let Some(monitor) = &engine.monitor {
@@ -211,8 +222,12 @@ impl Engine {
         loop {
             let now = self.clock.now();
             let work = self.poll_at(now, None);
-            if let Some(reply) = self.stop.take() {
-                self.shut_down();
+            if let Some(Stop { reply, keep }) = self.stop.take() {
+                if keep {
+                    self.leave();
+                } else {
+                    self.shut_down();
+                }
                 reply(());
                 return;
             }
@@ -394,6 +409,14 @@ impl Engine {
                 break;
             }
         }
+        self.clients.daemon_gone();
+    }
+
+    /// Transmits what is ready, and ends without a word to peers and programs: the next engine
+    /// resumes the connections.
+    fn leave(&mut self) {
+        let now = self.clock.now();
+        self.poll_at(now, None);
         self.clients.daemon_gone();
     }
 }

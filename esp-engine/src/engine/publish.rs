@@ -117,6 +117,8 @@ impl Engine {
                     .abort(now, progress.conn, ResetReason::Aborted);
                 continue;
             }
+            // Before the frames of this epoch, and before the acknowledgement of what follows.
+            joined.follow_epoch(progress.epoch, &link.endpoint);
             if joined.rx.publish() {
                 // A reader is not woken for each batch of a burst: a wake-up costs more than a
                 // batch. A reader that is awake sees the bytes at once.
@@ -145,6 +147,7 @@ impl Engine {
             match event {
                 Event::Connected(conn) => {
                     if let Some(joined) = joined_mut(&mut link.streams, conn) {
+                        joined.keep_image(&link.endpoint);
                         joined.region.set_state(StreamState::Open);
                         wake(joined.waiters(), Wake::All, clients, stats);
                     }

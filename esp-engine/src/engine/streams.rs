@@ -49,7 +49,9 @@ pub(super) struct Joined {
     /// The reader's wake-up is delayed.
     pub(super) wake_delayed: bool,
     /// The end of writing was passed to the endpoint.
-    finished: bool,
+    pub(super) finished: bool,
+    /// Epoch of the image in the region.
+    epoch: u32,
     /// The program has closed it: received bytes are discarded.
     pub(super) discard: bool,
     /// The program died without closing it: it is reset with `ProgramDied` after [`LINGER`].
@@ -71,12 +73,24 @@ impl Stream {
 
 impl Joined {
     pub(super) fn new(id: ConnId, owner: Owner, region: Arc<Region>) -> Joined {
+        let tx = TxConsumer::new(Arc::clone(&region));
+        let rx = RxProducer::new(Arc::clone(&region));
+        Joined::with(id, owner, region, (tx, rx))
+    }
+
+    pub(super) fn with(
+        id: ConnId,
+        owner: Owner,
+        region: Arc<Region>,
+        (tx, rx): (TxConsumer, RxProducer),
+    ) -> Joined {
         Joined {
             id,
             owner,
-            tx: TxConsumer::new(Arc::clone(&region)),
-            rx: RxProducer::new(Arc::clone(&region)),
+            tx,
+            rx,
             region,
+            epoch: 0,
             bulk: false,
             wake_delayed: false,
             finished: false,
@@ -84,6 +98,22 @@ impl Joined {
             died: false,
             lingers_until: None,
             corruption: None,
+        }
+    }
+
+    /// Stores the connection's image in the region, from which the next engine resumes it (W-132).
+    pub(super) fn keep_image(&mut self, endpoint: &Endpoint) {
+        if let Some(image) = endpoint.image(self.id) {
+            self.region.keep_image(&image, endpoint.addr());
+            self.epoch = image.epoch;
+        }
+    }
+
+    /// Stores the image again if the connection has moved or was resumed.
+    #[inline]
+    pub(super) fn follow_epoch(&mut self, epoch: u32, endpoint: &Endpoint) {
+        if self.epoch != epoch {
+            self.keep_image(endpoint);
         }
     }
 

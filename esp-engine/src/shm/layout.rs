@@ -14,6 +14,7 @@
 //!    256   engine       tx_tail: bytes whose storage is free again (acknowledged)
 //!    320   engine       rx_head: bytes delivered since the start; bit 63: no more will come; shift
 //!    384   engine       state, three wake counts (futexes)   (the program counts only to wake its own threads)
+//!    448   engine       image of the connection, for the next engine
 //! ```
 //!
 //! Byte `n` of a stream is at `n + shift`, modulo the ring's length. The writer may change the
@@ -59,7 +60,9 @@ pub(crate) const CLIENT_MAGIC: u64 = u64::from_le_bytes(*b"esp.bell");
 /// First word of an engine page.
 pub(crate) const ENGINE_MAGIC: u64 = u64::from_le_bytes(*b"esp.awak");
 /// Version of these layouts; another one is refused.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
+/// Number of words of a connection's image.
+pub(crate) const IMAGE_WORDS: usize = 20;
 
 /// Identification of a page. Written once by its creator; the engine never reads it back.
 #[repr(C)]
@@ -112,6 +115,7 @@ pub(crate) struct RegionHeader {
     pub(crate) tx_tail: Line<AtomicU64>,
     pub(crate) rx_head: Line<Head>,
     pub(crate) engine: Line<StateWords>,
+    pub(crate) image: Line<ImageWords>,
 }
 
 /// State of a ring's writer.
@@ -134,6 +138,15 @@ pub(crate) struct StateWords {
     pub(crate) state: AtomicU64,
     /// Indexed by [`super::Wake`].
     pub(crate) wakes: [FutexWord; 3],
+}
+
+/// Image of a stream's connection: two places, and the number of the valid one plus one.
+#[repr(C)]
+#[derive(Debug)]
+#[cfg_attr(loom, derive(Default))]
+pub(crate) struct ImageWords {
+    pub(crate) active: AtomicU64,
+    pub(crate) places: [[AtomicU64; IMAGE_WORDS]; 2],
 }
 
 /// A bitmap with its summary, from one side to the other.
@@ -189,7 +202,8 @@ const _: () = {
     assert!(offset_of!(RegionHeader, tx_tail) == 256);
     assert!(offset_of!(RegionHeader, rx_head) == 320);
     assert!(offset_of!(RegionHeader, engine) == 384);
-    assert!(size_of::<RegionHeader>() == 448);
+    assert!(offset_of!(RegionHeader, image) == 448);
+    assert!(size_of::<RegionHeader>() <= 4096);
 
     assert!(offset_of!(ClientWords, doorbell) == 128);
     assert!(offset_of!(BitmapWords, words) == 128);

@@ -7,8 +7,9 @@
 //! | [`EnginePage`] | engine | [`EngineView`] | [`EnginePage`] |
 //!
 //! **Life cycle.** The engine's side creates the memory ([`Region::create`]) and passes the
-//! descriptor over the control socket; the program maps it ([`Region::open`]). Both may then close
-//! the descriptor. The memory has no name, so it is gone when both have unmapped it or died.
+//! descriptor over the control socket; the program maps it ([`Region::open`]). The program keeps
+//! the descriptor to pass it to the next engine if this one ends ([`Region::adopt`]). The memory
+//! has no name, so it is gone when both have unmapped it or died.
 //!
 //! **Trust.** The engine does not trust memory that a program can write. It keeps its own indices,
 //! reads each word once, and accepts an index only if it is possible (forward, within the ring);
@@ -31,6 +32,7 @@
 
 mod doorbell;
 mod engine_page;
+mod image;
 mod layout;
 pub mod record;
 mod region;
@@ -110,3 +112,10 @@ pub struct Corruption {
     /// The value found.
     pub value: u64,
 }
+
+/// Error for a second engine's end of a region in one process.
+#[cfg(not(loom))]
+pub(crate) const IN_USE: Corruption = Corruption {
+    what: "the region is in use by this engine already",
+    value: 0,
+};

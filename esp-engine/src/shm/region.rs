@@ -20,6 +20,9 @@ use {
 
 /// Minimum length of a ring in bytes, or the page size if that is larger.
 pub const MIN_RING: u32 = 4096;
+/// Type of the file system of memory files (TMPFS_MAGIC).
+#[cfg(not(loom))]
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 /// Maximum length of a ring in bytes.
 pub const MAX_RING: u32 = 64 << 20;
 
@@ -90,6 +93,26 @@ impl Region {
         let region = Region::map(&SharedFile::open(fd, file_len(sizes))?, sizes)?;
         region.words.about.0.check(REGION_MAGIC, sizes)?;
         if region.roles.has_program() {
+            return Err(RegionError::InUse);
+        }
+        Ok(Arc::new(region))
+    }
+
+    /// Maps the memory that a program brings from an earlier engine, on the engine's side. Nothing
+    /// in it is trusted: it must be memory of this process's kind that no one can shorten.
+    ///
+    /// # Errors
+    /// As for [`Region::open`], if this process has the engine's ends already.
+    #[cfg(not(loom))]
+    pub fn adopt(fd: BorrowedFd<'_>, sizes: RingSizes) -> Result<Arc<Region>, RegionError> {
+        sizes.check()?;
+        // Memory of another kind (huge pages, secret memory) could fail at an access.
+        if rustix::fs::fstatfs(fd).map_err(io::Error::from)?.f_type != TMPFS {
+            return Err(RegionError::BadHeader);
+        }
+        let region = Region::map(&SharedFile::open(fd, file_len(sizes))?, sizes)?;
+        region.words.about.0.check(REGION_MAGIC, sizes)?;
+        if region.roles.has_engine() {
             return Err(RegionError::InUse);
         }
         Ok(Arc::new(region))

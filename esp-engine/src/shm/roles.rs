@@ -41,10 +41,17 @@ impl Roles {
 
     /// Returns true if the process holds one of the program's two roles.
     pub(crate) fn has_program(self) -> bool {
+        self.has_any([Role::TxProducer, Role::RxConsumer])
+    }
+
+    /// Returns true if the process holds one of the engine's two roles.
+    pub(crate) fn has_engine(self) -> bool {
+        self.has_any([Role::TxConsumer, Role::RxProducer])
+    }
+
+    fn has_any(self, roles: [Role; 2]) -> bool {
         let held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        [Role::TxProducer, Role::RxConsumer]
-            .iter()
-            .any(|role| held.contains(&(self, *role)))
+        roles.iter().any(|role| held.contains(&(self, *role)))
     }
 }
 

@@ -43,6 +43,41 @@ impl RxProducer {
         }
     }
 
+    /// Returns the producer of a region that an earlier engine left: it continues after the
+    /// published bytes, and after the FIN mark if there is one.
+    ///
+    /// # Errors
+    /// The indices are impossible.
+    #[cfg(not(loom))]
+    pub fn resume(region: Arc<Region>) -> Result<Self, Corruption> {
+        let words = region.words();
+        let head = words.rx_head.0.count.load(Ordering::Acquire);
+        let shift = words.rx_head.0.shift.load(Ordering::Relaxed);
+        let tail = words.rx_tail.0.load(Ordering::Acquire);
+        let end = head & !FIN;
+        if end.wrapping_sub(tail) > region.rx().capacity() as u64 {
+            return Err(Corruption {
+                value: tail,
+                what: "RX tail is further behind than the ring is long",
+            });
+        }
+        let mut producer = RxProducer::new(region);
+        (producer.end, producer.published, producer.consumed) = (end, end, tail);
+        (producer.shift, producer.finished) = (shift, head & FIN != 0);
+        Ok(producer)
+    }
+
+    /// Returns the bytes that the program has consumed, as of the last good
+    /// [`RxProducer::poll_consumed`].
+    pub fn consumed(&self) -> u64 {
+        self.consumed
+    }
+
+    /// Returns true after the FIN mark.
+    pub fn is_finished(&self) -> bool {
+        self.finished
+    }
+
     /// Returns the bytes that the ring holds.
     #[inline]
     pub fn capacity(&self) -> usize {

@@ -3,6 +3,8 @@
 use core::ptr::NonNull;
 use std::sync::Arc;
 
+#[cfg(not(loom))]
+use super::IN_USE;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::{HeldRole, Role};
@@ -203,6 +205,29 @@ impl TxConsumer {
             noticed: 0,
             finished: false,
         }
+    }
+
+    /// Returns the consumer of a region that an earlier engine left, and what the program has
+    /// written.
+    ///
+    /// # Errors
+    /// The indices are impossible, or this process has a consumer of the region.
+    #[cfg(not(loom))]
+    pub fn resume(region: Arc<Region>) -> Result<(Self, TxView), Corruption> {
+        if region.roles().has_engine() {
+            return Err(IN_USE);
+        }
+        let released = region.words().tx_tail.0.load(Ordering::Acquire);
+        if released & FIN != 0 {
+            return Err(Corruption {
+                value: released,
+                what: "TX tail is impossible",
+            });
+        }
+        let mut consumer = TxConsumer::new(region);
+        (consumer.written, consumer.released, consumer.noticed) = (released, released, released);
+        let view = consumer.poll_written()?;
+        Ok((consumer, view))
     }
 
     /// Returns the number of bytes that the program has written.

@@ -205,6 +205,7 @@ impl Host {
             link: LinkId(0),
             port,
             region,
+            resume: false,
             reply,
         })
         .expect("bind");
@@ -227,7 +228,7 @@ impl Host {
     }
 
     pub fn stop(&self) {
-        self.ask(|reply| Command::Shutdown { reply });
+        self.ask(|reply| Command::Shutdown { keep: false, reply });
     }
 }
 

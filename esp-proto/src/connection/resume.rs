@@ -18,8 +18,8 @@ use crate::wire::MAX_RAILS;
 use alloc::boxed::Box;
 
 impl Connection {
-    /// Creates a connection whose state was lost. `seqs` are unpredictable: the first sequence to be
-    /// used, and one that stands for the unknown next sequence of the peer.
+    /// Creates a connection whose state was lost. `seqs` are unpredictable: the first sequence to
+    /// be used, and one that stands for the unknown next sequence of the peer.
     pub(crate) fn resumed(
         cx: &Cx,
         id: ConnId,
@@ -65,8 +65,8 @@ impl Connection {
         conn
     }
 
-    /// Returns the image of a connection that can be resumed; `None` before it is established and if
-    /// the peer does not offer it (W-130).
+    /// Returns the image of a connection that can be resumed; `None` before it is established and
+    /// if the peer does not offer it (W-130).
     pub(crate) fn image(&self) -> Option<ConnImage> {
         let mobility = self.mobility.as_ref().filter(|m| m.resume)?;
         if !self.state.is_synchronized() {

@@ -10,18 +10,18 @@ use crate::wire::{MIN_MAX_PAYLOAD, Step};
 use alloc::boxed::Box;
 
 impl Endpoint {
-    /// Returns what the host must keep of a connection to resume it; `None` if it cannot be resumed:
-    /// it is not established, or the peer does not offer it.
+    /// Returns what the host must keep of a connection to resume it; `None` if it cannot be
+    /// resumed: it is not established, or the peer does not offer it.
     pub fn image(&self, conn: ConnId) -> Option<ConnImage> {
         self.table.get(conn)?.image()
     }
 
     /// Resumes a connection of an earlier endpoint with this address, whose state is lost.
     ///
-    /// The bytes from `acked` to `written` must be in the host's send buffer; further calls are those
-    /// of an established connection. Nothing is sent for a TIME-WAIT (100 ms), then the peer is asked
-    /// to continue. [`Event::Closed`](crate::Event::Closed) follows if it does not answer, or no
-    /// longer has the connection.
+    /// The bytes from `acked` to `written` must be in the host's send buffer; further calls are
+    /// those of an established connection. Nothing is sent for a TIME-WAIT (100 ms), then the peer
+    /// is asked to continue. [`Event::Closed`](crate::Event::Closed) follows if it does not answer,
+    /// or no longer has the connection.
     ///
     /// Wrong values harm no other connection: the peer ignores requests without its nonces.
     pub fn resume(

@@ -1,0 +1,91 @@
+//! Ends and starts the esp-daemon of a node while the lab runs.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::daemon::Daemon;
+use crate::error::LabError;
+use crate::options::Node;
+use crate::process::{self, ProcessRef};
+use crate::state::{Root, State};
+use crate::tools::Programs;
+
+/// Time limit for a daemon to end by SIGTERM.
+const STOPS: Duration = Duration::from_secs(10);
+
+/// Action on the daemon of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DaemonAction {
+    /// Kills it (SIGKILL).
+    Kill,
+    /// Stops it (SIGTERM); its streams are left to the next one.
+    Stop,
+    /// Starts the next one.
+    Start,
+    /// Stops it and starts the next one: the program of this build.
+    Upgrade,
+}
+
+/// Acts on the daemon of a node of this lab, and returns when it has ended, or accepts programs.
+///
+/// # Errors
+/// There is no such lab, node or daemon, a daemon runs already, or the next one does not start.
+pub fn daemon(name: &str, node: usize, action: DaemonAction) -> Result<(), LabError> {
+    let (mut state, dir) = Root::new().open(name)?;
+    state.holder(node)?;
+    let running = running(&state, node);
+    match (action, running) {
+        (DaemonAction::Start, None) => {}
+        (DaemonAction::Start, Some(_)) => {
+            return Err(LabError::BadOption(format!(
+                "the daemon of {} runs already; use `esplab daemon upgrade {node}`",
+                Node(node)
+            )));
+        }
+        (_, None) => {
+            return Err(LabError::BadOption(format!(
+                "no daemon runs in {}; start one with `esplab daemon start {node}`",
+                Node(node)
+            )));
+        }
+        (DaemonAction::Kill, Some(daemon)) => process::end_all(&[daemon], Duration::ZERO),
+        (DaemonAction::Stop | DaemonAction::Upgrade, Some(daemon)) => {
+            process::end_all(&[daemon], STOPS);
+        }
+    }
+    if matches!(action, DaemonAction::Start | DaemonAction::Upgrade) {
+        start(&mut state, &dir, node)?;
+    }
+    Ok(())
+}
+
+fn running(state: &State, node: usize) -> Option<ProcessRef> {
+    let daemon = state.nodes.get(node)?.daemon?;
+    daemon.is_alive().then_some(daemon)
+}
+
+/// Starts a daemon with the arguments of the one that the lab began with.
+fn start(state: &mut State, dir: &Path, node: usize) -> Result<(), LabError> {
+    let programs = Programs::locate(None)?;
+    let arguments = state
+        .nodes
+        .get(node)
+        .map(|node| node.daemon_arguments.clone())
+        .unwrap_or_default();
+    if arguments.is_empty() {
+        return Err(LabError::BadOption(format!(
+            "lab `{}` has no daemons (it was made with --no-daemon)",
+            state.name
+        )));
+    }
+    let mut enter = Command::new(programs.esplab()?);
+    enter.args(["exec", "--name", &state.name]);
+    enter.arg(node.to_string()).arg("--");
+    let mut daemon = Daemon::spawn(dir, node, enter, &programs.daemon()?, &arguments)?;
+    if let Some(entry) = state.nodes.get_mut(node) {
+        entry.daemon = Some(daemon.process);
+    }
+    state.write(dir)?;
+    daemon.await_ready()
+}

@@ -1,0 +1,252 @@
+//! The wait for the next daemon, when the connection to one has ended.
+//!
+//! The rings of a program's sockets are its own memory, and hold what a daemon needs to resume
+//! their connections. So the session's thread tries to connect for some time ([`PATIENCE`]), brings
+//! each socket to the daemon that answers, opens the listeners again, and repeats the requests
+//! without a reply, whose effects ended with the earlier daemon. Calls of the program wait
+//! meanwhile, as for a slow peer. If there is no daemon in time, or if it refuses a socket, the
+//! error is [`EspError::DaemonGone`].
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use esp_engine::shm::{Events, StreamState};
+
+use super::connection::{Daemon, Held, Session, Socket, is_stopping};
+use super::handshake::{DAEMON_TIMEOUT, connect_socket, receive_reply, say_hello, send_with};
+use crate::control::codec::{Decoder, encode};
+use crate::control::{Envelope, Reply, Request};
+use crate::error::EspError;
+use crate::sync::lock;
+
+/// Default time for which a program waits for the next daemon: longer than its peers keep the
+/// connections by default (10 s after the last answer).
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+/// Pause between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A connection to the next daemon, with what its thread reads.
+type Next = (Decoder<Reply>, Events);
+
+/// A connection that is not in use yet.
+struct Opening<'a> {
+    session: &'a Session,
+    daemon: Daemon,
+    decoder: Decoder<Reply>,
+    next_id: u64,
+}
+
+impl Opening<'_> {
+    /// Sends a request, and waits for the reply. A refusal is the inner error.
+    fn ask(
+        &mut self,
+        request: Request,
+        file: Option<&OwnedFd>,
+    ) -> Result<Result<Reply, EspError>, EspError> {
+        self.next_id += 1;
+        let id = self.next_id;
+        let bytes = encode(&Envelope { id, body: request })
+            .map_err(|_| EspError::BadArgument("a name or key is too long".into()))?;
+        let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
+        let path = &self.session.path;
+        send_with(&self.daemon.socket, &bytes, &files)
+            .map_err(|error| EspError::gone(path, error.to_string()))?;
+        let deadline = Instant::now() + DAEMON_TIMEOUT;
+        let reply = receive_reply(path, &self.daemon.socket, &mut self.decoder, deadline)?;
+        if is_stopping(&reply.0.body) {
+            return Err(EspError::gone(path, "it is stopping"));
+        }
+        Ok(match reply.0.body {
+            Reply::Error(error) => Err(EspError::denied(error.kind, error.message)),
+            reply => Ok(reply),
+        })
+    }
+}
+
+impl Session {
+    /// Waits for the next daemon after the connection ended with this error, and hands it all that
+    /// this session has. `None`: the session has ended.
+    pub(super) fn find_next(&self, error: EspError) -> Option<Next> {
+        self.begin_waiting(&error);
+        let begin = Instant::now();
+        loop {
+            if self.gone.get().is_some() {
+                return None;
+            }
+            let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
+            if begin.elapsed() >= patience {
+                self.fail(error);
+                return None;
+            }
+            match self.try_next() {
+                Ok(next) => return Some(next),
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Fails the requests that cannot be repeated.
+    fn begin_waiting(&self, error: &EspError) {
+        let mut calls = lock(&self.calls);
+        {
+            // Sockets that are registered later are not brought.
+            let _slots = lock(&self.slots);
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        self.waiting.store(true, Ordering::Relaxed);
+        let fails = |request: &Request| {
+            matches!(
+                request,
+                Request::Lease { .. } | Request::Standby { .. } | Request::Adopt { .. }
+            )
+        };
+        let failed = calls.extract_if(|_, (request, _)| fails(request));
+        let failed: Vec<_> = failed.collect();
+        drop(calls);
+        for (_, (_, cell)) in failed {
+            cell.finish(Err(error.clone()));
+        }
+    }
+
+    fn try_next(&self) -> Result<Next, EspError> {
+        let path = &self.path;
+        let unreachable = |error: std::io::Error| EspError::gone(path, error.to_string());
+        let socket = connect_socket(path).map_err(unreachable)?;
+        let mut decoder = Decoder::new();
+        let (_, descriptors) = say_hello(path, &socket, &mut decoder)?;
+        let (daemon, events) = Daemon::new(socket, descriptors)?;
+        let mut opening = Opening {
+            session: self,
+            daemon,
+            decoder,
+            next_id: 1,
+        };
+        self.bring_sockets(&mut opening)?;
+        self.bring_listeners(&mut opening)?;
+        let Opening {
+            daemon, decoder, ..
+        } = opening;
+        self.switch(&Arc::new(daemon));
+        Ok((decoder, events))
+    }
+
+    /// Brings each socket to the daemon. One that it refuses is lost.
+    fn bring_sockets(&self, opening: &mut Opening<'_>) -> Result<(), EspError> {
+        let held: Vec<(u16, Arc<Socket>)> = lock(&self.slots)
+            .iter()
+            .map(|(slot, held)| (*slot, Arc::clone(&held.socket)))
+            .collect();
+        let mut brought = Vec::with_capacity(held.len());
+        for (slot, socket) in held {
+            let result = match socket.request(slot) {
+                Ok(request) => opening.ask(request, socket.file.as_ref())?,
+                Err(why) => Err(why),
+            };
+            match result {
+                Ok(_) => brought.push(slot),
+                Err(why) => {
+                    let why = EspError::gone(&self.path, format!("and the next: {why}"));
+                    let _ = socket.waiting.lost.set(why);
+                    socket.waiting.poke();
+                }
+            }
+        }
+        // The next daemon gives the slots of the others to new sockets.
+        lock(&self.slots).retain(|slot, held| {
+            held.socket.waiting.lost.get().is_none() && brought.contains(slot)
+        });
+        Ok(())
+    }
+
+    /// Opens the listeners again. One that the daemon refuses is lost.
+    fn bring_listeners(&self, opening: &mut Opening<'_>) -> Result<(), EspError> {
+        let all: Vec<(u64, Option<Request>)> = lock(&self.listeners)
+            .iter()
+            .map(|(own, held)| (*own, held.request.clone()))
+            .collect();
+        for (own, request) in all {
+            let opened = match request {
+                Some(request) => match opening.ask(request, None)? {
+                    Ok(Reply::Listening { listener, .. }) => Ok(listener),
+                    Ok(_) => Err(self.unexpected("a listener")),
+                    Err(why) => Err(why),
+                },
+                None => Err(EspError::BadArgument("it has leases".into())),
+            };
+            if let Some(held) = lock(&self.listeners).get_mut(&own) {
+                held.at = opened.map_err(|why| {
+                    EspError::gone(
+                        &self.path,
+                        format!("and the next did not listen again: {why}"),
+                    )
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Uses the connection from now on: repeats requests, and rings for what programs wrote
+    /// meanwhile.
+    fn switch(&self, daemon: &Arc<Daemon>) {
+        {
+            let current = self.daemon.write();
+            *current.unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(daemon));
+        }
+        let mut calls = lock(&self.calls);
+        self.waiting.store(false, Ordering::Relaxed);
+        let repeated: Vec<_> = calls
+            .iter()
+            .map(|(id, (request, _))| (*id, self.translate(request)))
+            .collect();
+        let mut failed = Vec::new();
+        for (id, request) in repeated {
+            match request {
+                // If this fails, the connection has ended, and the request is repeated again.
+                Ok(request) => {
+                    let _ = self.send(daemon, id, &request);
+                }
+                Err(why) => failed.extend(calls.remove(&id).map(|(_, cell)| (cell, why))),
+            }
+        }
+        drop(calls);
+        for (cell, why) in failed {
+            cell.finish(Err(why));
+        }
+        let posts = std::mem::take(&mut *lock(&self.posts));
+        posts.iter().for_each(|request| self.post(request));
+        let owners: Vec<_> = lock(&self.slots)
+            .iter()
+            .map(|(slot, held)| (*slot, Arc::clone(&held.socket)))
+            .collect();
+        lock(&self.slots).retain(|_, held| !held.closing);
+        for (slot, socket) in owners {
+            self.ring(slot);
+            socket.waiting.poke();
+        }
+    }
+}
+
+impl Socket {
+    /// Returns the request that brings this socket; an error if it has nothing to resume.
+    fn request(&self, slot: u16) -> Result<Request, EspError> {
+        if self.waiting.status.state() == StreamState::Connecting {
+            let what = "the connection was not established yet";
+            return Err(EspError::BadArgument(what.into()));
+        }
+        if matches!(self.waiting.status.state(), StreamState::Closed(_)) || self.file.is_none() {
+            return Err(EspError::BadArgument("nothing can be resumed".into()));
+        }
+        let rings = self.rings;
+        Ok(match &self.held {
+            Held::Stream => Request::ResumeStream { slot, rings },
+            Held::Edp { interface, port } => Request::ResumeEdp {
+                interface: interface.clone(),
+                port: *port,
+                slot,
+                rings,
+            },
+        })
+    }
+}
