@@ -124,6 +124,7 @@ impl Session {
     ) -> Result<(), Refusal> {
         let holdings = Holdings {
             charges: self.charge_socket(kind, sizes)?,
+            rings: sizes,
             port: Some(port),
         };
         if client.slots().reserve_at(slot, kind, holdings) {
