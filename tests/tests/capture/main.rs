@@ -1,6 +1,8 @@
 //! `esp dump` on the cables of a lab: live, to a file that tshark reads with our dissector, and its
 //! errors. (What it prints for each kind of packet is tested in the crate `cli`.)
 
+mod job;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
