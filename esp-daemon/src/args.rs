@@ -24,8 +24,8 @@ static VERSIONS: LazyLock<String> = LazyLock::new(|| {
     version = VERSIONS.as_str(),
     about = "Provides ESP streams and EDP datagrams over Ethernet to the programs of this node.",
     after_help = "Exit codes: 0 stopped on request (or the config is good), 1 failed while running, 2 could not start.\n\
-                  Signals: SIGTERM stops and leaves streams to the next daemon, SIGINT ends
-                  them, SIGHUP reads the limits again. See docs/daemon.md."
+                  Signals: SIGTERM stops and leaves streams to the next daemon, SIGINT ends them, too,\n\
+                  SIGHUP reads the limits again. See docs/daemon.md."
 )]
 pub struct Args {
     /// Network interface to use; may be repeated. Replaces `interfaces` of the config

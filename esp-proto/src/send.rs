@@ -74,8 +74,8 @@ impl SendSide {
         }
     }
 
-    /// Creates the sending half of a connection whose state was lost: all that the program wrote may
-    /// have been sent (W-135).
+    /// Creates the sending half of a connection whose state was lost: all that the program wrote
+    /// may have been sent (W-135).
     pub(crate) fn resumed(first: Seq, acked: u64, written: u64) -> Self {
         SendSide {
             written,

@@ -1,6 +1,7 @@
 //! One connection. This file holds the state and the dispatch. The rules are in its submodules:
 //! [`open`] (set-up), [`input`] (frames), [`output`] (building frames), [`timeout`] (deadlines);
-//! [`resume`] (after a loss of state); and in the sibling modules `send`, `recv`, `recovery`, `rtt`, `congestion` and `state`.
+//! [`resume`] (after a loss of state); and in the sibling modules `send`, `recv`, `recovery`,
+//! `rtt`, `congestion` and `state`.
 
 mod ack_requests;
 mod ecn;

@@ -102,8 +102,8 @@ pub(crate) enum MoveAction {
 }
 
 impl Mobility {
-    /// Returns the move state to offer in a set-up block: to resume (W-130), and to move if the node
-    /// has other addresses and the block has room (W-100).
+    /// Returns the move state to offer in a set-up block: to resume (W-130), and to move if the
+    /// node has other addresses and the block has room (W-100).
     pub(super) fn offer(cx: &Cx, peer: NodeAddr) -> Box<Mobility> {
         let remote = peer != cx.own && peer.mac().is_some_and(|mac| !cx.rails.contains(&mac));
         let own = if remote && usize::from(cx.max_payload) >= MAX_SETUP {
