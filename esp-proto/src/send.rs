@@ -97,8 +97,8 @@ impl SendSide {
         self.segments.len() as u16
     }
 
-    /// Returns true if a frame that is still on its way may have this sequence, older than `una`, as
-    /// its acknowledgement (W-33).
+    /// Returns true if a frame that is still on its way may acknowledge up to this sequence, which
+    /// is older than `una` (W-33).
     pub(crate) fn may_be_old_ack(&self, ack: Seq) -> bool {
         self.una.ahead_of(ack) <= self.most
     }
