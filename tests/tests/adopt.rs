@@ -331,8 +331,10 @@ fn ports_of_a_holder_that_died_meanwhile_are_free() {
         .path(Path::Daemon)
         .bind_at(&near.client(), 7000)
         .unwrap();
+    // The new daemon answers no frame of the lease's connection while it may be adopted.
     let error = read_to_error(&stream);
-    assert!(matches!(error, EspError::Forgotten { .. }), "{error:?}");
+    let ended = matches!(error, EspError::Forgotten { .. } | EspError::TimedOut(_));
+    assert!(ended, "{error:?}");
 }
 
 #[test]

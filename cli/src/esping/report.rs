@@ -179,11 +179,11 @@ impl Report {
         self.text(&result.to_string())
     }
 
-    /// Prints what is known of packets of streams; as text only what explains a fault. Returns true
-    /// if nothing is wrong.
+    /// Prints what is known of packets of streams if it explains a fault. Returns true if nothing is
+    /// wrong.
     pub(super) fn streams(&mut self, streams: &Streams) -> io::Result<bool> {
         let fine = streams.datagrams && streams.streams != Some(false);
-        if !fine || self.style.json {
+        if !fine {
             self.show(streams)?;
         }
         Ok(fine)

@@ -171,7 +171,7 @@ impl Group {
         (!conditions.is_empty()).then(|| conditions.join(" or "))
     }
 
-    /// Returns the cells of a line of text, in the order of [`headings`].
+    /// Returns the cells of a line of text, in the order of the headings.
     fn cells(&self, shown: &[Column]) -> Vec<String> {
         let mut cells = vec![self.name.clone(), self.connections.to_string()];
         cells.extend(shown.iter().map(|column| self.cell(*column)));

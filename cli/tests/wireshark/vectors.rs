@@ -64,6 +64,9 @@ const MEANINGS: &[(&str, Meaning)] = &[
     ("V-45", &[("espe.setup.features", "0x00000002"), ("espe.setup.credit", "176")]),
     ("V-46", &[("espe.ext.ce", "3"), ("espe.ext.credit_raw", "176"), ("espe.ext.sack", "0d80")]),
     ("V-47", &[("espe.ext.ce", "65535"), ("espe.ext.probed", "8")]),
+    ("V-48", &[("espe.setup.features", "0x00000004"), ("espe.setup.credit", "176")]),
+    ("V-49", &[("espe.move.step", "3"), ("espe.move.flags", "0x02"), ("espe.seq_raw", "7"),
+        ("espe.move.received", "5"), ("espe.move.credit", "176")]),
     ("V-19", &[("edpe.control", "6"), ("edpe.query.port", "1000"), ("edpe.query.state", "1")]),
 ];
 

@@ -43,7 +43,7 @@ fn forged_frames_of_the_peer_do_not_touch_the_connection() {
         },
     );
     for ahead in [5000, 0x7fff] {
-        forge("data beyond the credit", "rx_drop_beyond_credit", &|f| {
+        forge("data beyond the credit", "rx_drop_sequence_forged", &|f| {
             shift(f, ahead, 0).payload(&[6; 500])
         });
     }
