@@ -172,7 +172,7 @@ function M.move(tvb, at, stop, tree, f)
   local credit = uint((field(bytes, tree, f["move.credit"], 2)))
   if not credit then return nil, "W-101: the move block is shorter than 34 bytes" end
   if not M.STEPS[step] then return nil, "W-101: unknown step " .. step end
-  if flags:uint() > 1 then return nil, "W-101: an unknown flag" end
+  if flags:uint() > 3 then return nil, "W-101: an unknown flag" end
   if epoch == 0 or nonce == ZERO or sender_nonce == ZERO then
     return nil, "W-101: an epoch or nonce is 0"
   end
