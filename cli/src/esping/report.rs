@@ -179,8 +179,8 @@ impl Report {
         self.text(&result.to_string())
     }
 
-    /// Prints what is known of packets of streams if it explains a fault. Returns true if nothing is
-    /// wrong.
+    /// Prints what is known of packets of streams if it explains a fault. Returns true if all is
+    /// well.
     pub(super) fn streams(&mut self, streams: &Streams) -> io::Result<bool> {
         let fine = streams.datagrams && streams.streams != Some(false);
         if !fine {
