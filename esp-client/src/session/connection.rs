@@ -13,15 +13,16 @@ use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use super::call::{Answer, ReplyCell};
-use super::handshake::{Welcome, connect_socket, is_temporary, say_hello, send_all};
+use super::handshake::{Welcome, connect_socket, say_hello, send_all};
+use super::listeners::HeldListener;
 use super::next::PATIENCE;
-use crate::control::codec::{DecodeError, Decoder, encode, receive};
+use crate::control::codec::{DecodeError, Decoder, encode};
 use crate::control::{Envelope, ErrorKind, Reply, Request, Rings};
 use crate::error::EspError;
 use crate::sync::{Waiting, lock};
 
 /// Cause of a lost connection.
-const CLOSED: &str = "the daemon closed the control socket";
+pub(super) const CLOSED: &str = "the daemon closed the control socket";
 /// Stands for the daemon's socket in error texts of a program that serves itself.
 const LOCAL: &str = "(no daemon: ESP in UDP)";
 
@@ -33,7 +34,7 @@ pub(crate) struct Session {
     pub(super) daemon: RwLock<Option<Arc<Daemon>>>,
     local: bool,
     /// The session waits for the next daemon when one ends.
-    lasting: bool,
+    pub(super) lasting: bool,
     /// Time in ms for which it waits.
     pub(super) patience: AtomicU64,
     /// Number of connections of this session that have ended.
@@ -43,7 +44,7 @@ pub(crate) struct Session {
     pub(crate) welcome: Welcome,
     /// A forked child must not use it.
     fork: ForkMark,
-    next_id: AtomicU64,
+    pub(super) next_id: AtomicU64,
     sending: Mutex<()>,
     pub(super) calls: Mutex<HashMap<u64, (Request, Arc<ReplyCell>)>>,
     pub(super) slots: Mutex<HashMap<u16, HeldSlot>>,
@@ -105,7 +106,7 @@ pub(super) struct HeldSlot {
     pub(super) closing: bool,
 }
 
-/// What the next daemon needs to know of a socket.
+/// A socket as it is brought to the next daemon.
 pub(crate) struct Socket {
     pub(crate) waiting: Arc<Waiting>,
     /// Its memory; `None`: there was no descriptor left, and the next daemon cannot resume it.
@@ -120,23 +121,12 @@ pub(crate) enum Held {
     Edp { interface: String, port: u16 },
 }
 
-/// A listener of this program.
-pub(super) struct HeldListener {
-    /// Opens it again; `None`: it has leases, which the daemon cannot open again with it.
-    pub(super) request: Option<Request>,
-    /// Its number at the daemon, or the reason why there is none.
-    pub(super) at: Result<u64, EspError>,
-}
-
-/// First number of a listener in a session. Those of daemons are smaller.
-const FIRST_LISTENER: u64 = 1 << 48;
-
 /// The connection to a daemon.
 pub(super) struct Daemon {
     pub(super) socket: OwnedFd,
     doorbell: Doorbell,
     doorbell_fd: OwnedFd,
-    notify_fd: OwnedFd,
+    pub(super) notify_fd: OwnedFd,
 }
 
 impl Daemon {
@@ -163,7 +153,7 @@ pub(super) fn is_stopping(reply: &Reply) -> bool {
 }
 
 /// Returns the error of a request without a daemon.
-fn no_daemon() -> EspError {
+pub(super) fn no_daemon() -> EspError {
     let text = "this needs esp-daemon, and the program runs without one";
     EspError::denied(ErrorKind::Unavailable, text)
 }
@@ -262,7 +252,7 @@ impl Session {
 
     /// Returns the present connection, or the last one.
     #[inline]
-    fn daemon(&self) -> Option<Arc<Daemon>> {
+    pub(super) fn daemon(&self) -> Option<Arc<Daemon>> {
         let current = self.daemon.read();
         current.unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -315,7 +305,7 @@ impl Session {
         !hung_up && self.check_present().is_ok()
     }
 
-    fn lost(&self, why: impl Into<String>) -> EspError {
+    pub(super) fn lost(&self, why: impl Into<String>) -> EspError {
         EspError::gone(&self.path, why)
     }
 
@@ -351,55 +341,6 @@ impl Session {
         if self.check().is_err() {
             socket.waiting.poke();
         }
-    }
-
-    /// Registers a listener that a connection granted, and returns its number in this session.
-    pub(crate) fn keep_listener(&self, request: Request, at: u64, connection: u64) -> u64 {
-        let own = FIRST_LISTENER + self.next_id.fetch_add(1, Ordering::Relaxed);
-        let held = HeldListener {
-            request: Some(request),
-            at: Ok(at),
-        };
-        let mut listeners = lock(&self.listeners);
-        let held = listeners.entry(own).insert_entry(held);
-        if self.lost.load(Ordering::Relaxed) != connection && !self.waiting.load(Ordering::Relaxed)
-        {
-            held.into_mut().at = Err(self.lost(CLOSED));
-        }
-        own
-    }
-
-    /// Records that a listener has leases, so that it ends with its daemon.
-    pub(crate) fn bind_listener(&self, own: u64) {
-        if let Some(held) = lock(&self.listeners).get_mut(&own) {
-            held.request = None;
-        }
-    }
-
-    /// Closes a listener.
-    pub(crate) fn close_listener(&self, own: u64) {
-        let held = lock(&self.listeners).remove(&own);
-        // Without a daemon the next one does not learn of it.
-        if let Some(Ok(listener)) = held.map(|held| held.at)
-            && self.check_present().is_ok()
-        {
-            self.post(&Request::CloseListener { listener });
-        }
-    }
-
-    /// Returns the request with the present number of its listener.
-    pub(super) fn translate(&self, request: &Request) -> Result<Request, EspError> {
-        let mut request = request.clone();
-        if let Request::Accept { listener, .. }
-        | Request::Lease {
-            listener: Some(listener),
-            ..
-        } = &mut request
-            && let Some(held) = lock(&self.listeners).get(listener)
-        {
-            *listener = held.at.clone()?;
-        }
-        Ok(request)
     }
 
     /// Unregisters the owner of a slot; call it before the request that releases the slot. Returns
@@ -544,98 +485,7 @@ impl Session {
         self.bad_control(DecodeError::Malformed { id: None, what })
     }
 
-    fn bad_control(&self, source: DecodeError) -> EspError {
+    pub(super) fn bad_control(&self, source: DecodeError) -> EspError {
         EspError::bad_control(&self.path, source)
-    }
-
-    /// Serves one connection after the other.
-    fn run(&self, mut decoder: Decoder<Reply>, mut events: Option<Events>) {
-        loop {
-            let error = self.read(&mut decoder, events.as_mut());
-            if !self.lasting {
-                self.fail(error);
-                return;
-            }
-            match self.find_next(error) {
-                Some((next, of_next)) => (decoder, events) = (next, Some(of_next)),
-                None => return,
-            }
-        }
-    }
-
-    /// Reads replies and, without a poller, events, until the connection ends.
-    fn read(&self, decoder: &mut Decoder<Reply>, mut events: Option<&mut Events>) -> EspError {
-        let Some(daemon) = self.daemon() else {
-            return no_daemon();
-        };
-        loop {
-            if let Err(error) = self.deliver(decoder) {
-                break error;
-            }
-            let mut fds = [
-                PollFd::new(&daemon.socket, PollFlags::IN),
-                PollFd::new(&daemon.notify_fd, PollFlags::IN),
-            ];
-            let waited_for = if events.is_some() { 2 } else { 1 };
-            match rustix::event::poll(&mut fds[..waited_for], None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => break self.lost(format!("poll failed: {error}")),
-            }
-            if let Some(events) = &mut events
-                && !fds[1].revents().is_empty()
-            {
-                let _ = rustix::io::read(&daemon.notify_fd, &mut [0u8; 64]);
-                self.drain(events);
-            }
-            if fds[0].revents().is_empty() {
-                continue;
-            }
-            match receive(&daemon.socket, decoder) {
-                Ok(0) => {
-                    break match decoder.finish() {
-                        Ok(()) => self.lost(CLOSED),
-                        Err(source) => self.bad_control(source),
-                    };
-                }
-                Ok(_) => {}
-                Err(error) if is_temporary(&error) => {}
-                Err(error) => break self.lost(error.to_string()),
-            }
-        }
-    }
-
-    /// Delivers all complete replies.
-    fn deliver(&self, decoder: &mut Decoder<Reply>) -> Result<(), EspError> {
-        while let Some((envelope, descriptors)) =
-            decoder.next().map_err(|source| self.bad_control(source))?
-        {
-            // A daemon that is stopping; the next one gets the request again.
-            if self.lasting && is_stopping(&envelope.body) {
-                return Err(self.lost(CLOSED));
-            }
-            // Replies to `post` have no cell.
-            let Some((_, cell)) = lock(&self.calls).remove(&envelope.id) else {
-                continue;
-            };
-            let answer = Answer {
-                reply: envelope.body,
-                descriptors,
-                connection: self.lost.load(Ordering::Relaxed),
-            };
-            if let Some(Ok(unwanted)) = cell.finish(Ok(answer)) {
-                self.give_back(&unwanted);
-            }
-            self.notify_poller();
-        }
-        Ok(())
-    }
-
-    /// Delivers the events of slots.
-    fn drain(&self, events: &mut Events) {
-        let mut woken = Vec::new();
-        let slots = lock(&self.slots);
-        events.drain(|slot| woken.extend(slots.get(&slot).map(|held| Arc::clone(&held.socket))));
-        drop(slots);
-        woken.iter().for_each(|socket| socket.waiting.tasks.wake());
     }
 }

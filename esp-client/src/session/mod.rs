@@ -1,10 +1,16 @@
 //! The control connection to the daemon: a handshake, then requests and replies in any order, and
 //! the thread that reads replies and events.
+//!
+//! `connection` has the session, `handshake` opens a connection, `call` waits for replies, `reader`
+//! is the thread, `listeners` keeps the program's listeners, and `next` brings everything to the
+//! next daemon.
 
 mod call;
 mod connection;
 mod handshake;
+mod listeners;
 mod next;
+mod reader;
 
 pub(crate) use call::{Answer, Call, ReplyCell};
 pub(crate) use connection::{Held, ReplyNotice, Session, Socket as HeldSocket};

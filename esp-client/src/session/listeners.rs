@@ -1,0 +1,70 @@
+//! Listeners of a session, which the next daemon opens again.
+
+use std::sync::atomic::Ordering;
+
+use super::connection::{CLOSED, Session};
+use crate::control::Request;
+use crate::error::EspError;
+use crate::sync::lock;
+
+/// A listener of this program.
+pub(super) struct HeldListener {
+    /// Opens it again; `None`: it has leases, which the daemon cannot open again with it.
+    pub(super) request: Option<Request>,
+    /// Its number at the daemon, or the reason why there is none.
+    pub(super) at: Result<u64, EspError>,
+}
+
+/// First number of a listener in a session. Those of daemons are smaller.
+const FIRST_LISTENER: u64 = 1 << 48;
+
+impl Session {
+    /// Registers a listener that a connection granted, and returns its number in this session.
+    pub(crate) fn keep_listener(&self, request: Request, at: u64, connection: u64) -> u64 {
+        let own = FIRST_LISTENER + self.next_id.fetch_add(1, Ordering::Relaxed);
+        let held = HeldListener {
+            request: Some(request),
+            at: Ok(at),
+        };
+        let mut listeners = lock(&self.listeners);
+        let held = listeners.entry(own).insert_entry(held);
+        if self.lost.load(Ordering::Relaxed) != connection && !self.waiting.load(Ordering::Relaxed)
+        {
+            held.into_mut().at = Err(self.lost(CLOSED));
+        }
+        own
+    }
+
+    /// Records that a listener has leases, so that it ends with its daemon.
+    pub(crate) fn bind_listener(&self, own: u64) {
+        if let Some(held) = lock(&self.listeners).get_mut(&own) {
+            held.request = None;
+        }
+    }
+
+    /// Closes a listener.
+    pub(crate) fn close_listener(&self, own: u64) {
+        let held = lock(&self.listeners).remove(&own);
+        // Without a daemon the next one does not learn of it.
+        if let Some(Ok(listener)) = held.map(|held| held.at)
+            && self.check_present().is_ok()
+        {
+            self.post(&Request::CloseListener { listener });
+        }
+    }
+
+    /// Returns the request with the present number of its listener.
+    pub(super) fn translate(&self, request: &Request) -> Result<Request, EspError> {
+        let mut request = request.clone();
+        if let Request::Accept { listener, .. }
+        | Request::Lease {
+            listener: Some(listener),
+            ..
+        } = &mut request
+            && let Some(held) = lock(&self.listeners).get(listener)
+        {
+            *listener = held.at.clone()?;
+        }
+        Ok(request)
+    }
+}
