@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -62,38 +62,45 @@ fn copy(flags: &Flags, stream: EspStream) -> Result<Verdict, Failure> {
     let stream = Arc::new(stream);
     let traffic = Arc::new(Traffic::new(flags.verbose));
     // A thread that reads a terminal cannot be stopped; it ends with the process.
-    let ended = Arc::new(AtomicBool::new(false));
-    let sender = if flags.detached {
+    let (ended, end) = channel();
+    if flags.detached {
         stream.shutdown(Shutdown::Write).map_err(Failure::broken)?;
-        None
+        let _ = ended.send(Ok(()));
     } else {
         let (stream, traffic) = (Arc::clone(&stream), Arc::clone(&traffic));
-        let ended = Arc::clone(&ended);
-        let run = move || {
-            let sent = send(&stream, &traffic);
-            ended.store(true, Ordering::Release);
-            sent
-        };
+        let run = move || drop(ended.send(send(&stream, &traffic)));
         let name = thread::Builder::new().name("stdin".into());
-        Some(name.spawn(run).doing("starting a thread")?)
-    };
-    receive(&stream, &traffic, flags.wait)?;
-    if let Some(sender) = sender {
-        let idle = |limit| traffic.patience(limit).is_zero();
-        while !ended.load(Ordering::Acquire) {
-            if flags.wait.is_some_and(idle) {
-                return Err(idle_for(flags.wait));
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        let sent = sender.join().map_err(|_| Failure::new("a thread failed"))?;
-        sent?;
+        name.spawn(run).doing("starting a thread")?;
     }
+    receive(&stream, &traffic, flags.wait)?;
+    wait_for(&end, &traffic, flags.wait)?;
     stream
         .finish(flags.wait.unwrap_or(LAST_BYTES))
         .map_err(Failure::broken)?;
     traffic.report();
     Ok(Verdict::Done)
+}
+
+/// Waits for the end of the sending direction. With `wait` it may pause for that long.
+fn wait_for(
+    end: &Receiver<Result<(), Failure>>,
+    traffic: &Traffic,
+    wait: Option<Duration>,
+) -> Result<(), Failure> {
+    let failed = || Failure::new("a thread failed");
+    let Some(limit) = wait else {
+        return end.recv().map_err(|_| failed())?;
+    };
+    loop {
+        // Bytes may have been sent when this time is over.
+        let patience = traffic.patience(limit);
+        match end.recv_timeout(patience) {
+            Ok(sent) => return sent,
+            Err(RecvTimeoutError::Disconnected) => return Err(failed()),
+            Err(RecvTimeoutError::Timeout) if patience.is_zero() => return Err(idle_for(limit)),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
 }
 
 /// Copies standard input to the stream, and ends the sending direction.
@@ -129,7 +136,7 @@ fn receive(
         if let Some(wait) = wait {
             let patience = traffic.patience(wait);
             if patience.is_zero() {
-                return Err(idle_for(Some(wait)));
+                return Err(idle_for(wait));
             }
             // The other direction may have had bytes when this time is over.
             stream
@@ -149,9 +156,6 @@ fn receive(
     }
 }
 
-fn idle_for(wait: Option<Duration>) -> Failure {
-    Failure::Broken(format!(
-        "no data for {:?}: the time-out of -w is over",
-        wait.unwrap_or_default()
-    ))
+fn idle_for(wait: Duration) -> Failure {
+    Failure::Broken(format!("no data for {wait:?}: the time-out of -w is over"))
 }
