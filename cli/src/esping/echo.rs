@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::flags::Target;
 use super::report::{Ignored, Report, Streams};
-use super::wire::{Answer, Arrival, Wire};
+use super::wire::{Answer, Arrival, STREAM_WAIT, Wire};
 use crate::out::{Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 use run::Run;
@@ -95,7 +95,13 @@ pub(super) fn streams(
     datagrams: bool,
     report: &mut Report,
 ) -> Result<bool, Failure> {
-    let streams = wire.streams(target.addr);
+    // A node from which nothing came back is probably not there.
+    let wait = if datagrams {
+        STREAM_WAIT
+    } else {
+        STREAM_WAIT / 4
+    };
+    let streams = wire.streams(target.addr, wait);
     let found = Streams {
         target: target.text.clone(),
         mac: target.addr.to_string(),

@@ -319,8 +319,8 @@ impl Display for Streams {
         let target = named(&self.target, &self.mac);
         let filtered = |answers, silent, ethertype| {
             format!(
-                "{target} answers {answers}, but not {silent}: does a switch or firewall drop their \
-                 EtherType ({ethertype} by default)?"
+                "{target} answers {answers}, but not {silent}: does a switch or firewall drop \
+                 their EtherType ({ethertype} by default)?"
             )
         };
         let (datagrams, streams) = ("datagrams (EDP)", "packets of streams (ESP)");

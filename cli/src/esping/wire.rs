@@ -14,8 +14,8 @@ use crate::out::Failure;
 /// Port to which a stream is tried: only the superuser's programs can listen there, and one that
 /// does sees a connection that ends at once.
 const TRIED_PORT: u16 = 1;
-/// Wait for the answer to it.
-const STREAM_WAIT: Duration = Duration::from_millis(1500);
+/// Wait for the answer to it. A daemon that has just replaced another one refuses nothing for 3 s.
+pub(crate) const STREAM_WAIT: Duration = Duration::from_secs(4);
 
 /// Content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +52,9 @@ pub(crate) trait Wire {
     fn info(&mut self, dst: NodeAddr, sequence: u16) -> io::Result<()>;
     /// Receives a datagram; `None` after `patience`, or if it is not an answer.
     fn receive(&mut self, patience: Duration) -> io::Result<Option<Arrival>>;
-    /// Tries whether packets of streams, which have an EtherType of their own, are answered. `None`
-    /// if that cannot be tried.
-    fn streams(&mut self, dst: NodeAddr) -> Option<bool>;
+    /// Tries whether packets of streams, which have an EtherType of their own, are answered within
+    /// `wait`. `None` if that cannot be tried.
+    fn streams(&mut self, dst: NodeAddr, wait: Duration) -> Option<bool>;
 }
 
 /// Datagram socket: of the node's daemon, or for UDP of this program.
@@ -168,7 +168,7 @@ impl Wire for Datagrams {
         }
     }
 
-    fn streams(&mut self, dst: NodeAddr) -> Option<bool> {
+    fn streams(&mut self, dst: NodeAddr, wait: Duration) -> Option<bool> {
         // Over UDP, datagrams and streams have one port.
         if dst.is_udp() {
             return None;
@@ -176,7 +176,7 @@ impl Wire for Datagrams {
         let attempt = EspStream::builder()
             .interface(self.socket.interface())
             .path(Path::Daemon)
-            .timeout(STREAM_WAIT)
+            .timeout(wait)
             .connect_at(&self.client, EspAddr::new(dst, TRIED_PORT));
         attempt.map_or_else(|error| is_answer(&error), |_| Some(true))
     }
@@ -280,7 +280,7 @@ pub(super) mod fake {
             self.now
         }
 
-        fn streams(&mut self, _dst: NodeAddr) -> Option<bool> {
+        fn streams(&mut self, _dst: NodeAddr, _wait: Duration) -> Option<bool> {
             self.streams
         }
 

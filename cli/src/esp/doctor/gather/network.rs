@@ -11,7 +11,7 @@ use crate::esp::doctor::flags::Flags;
 use crate::esping::discover::{Ask, find};
 use crate::esping::echo::body;
 use crate::esping::mtu::{Tries, measure};
-use crate::esping::wire::{Answer, Datagrams, Wire};
+use crate::esping::wire::{Answer, Datagrams, STREAM_WAIT, Wire};
 use crate::names::Names;
 use crate::out::{Failure, printable, progress};
 use crate::signal::Interrupt;
@@ -304,7 +304,7 @@ fn esp(wires: &mut [Datagrams], peer: &Peer) -> Option<bool> {
     let mut wires = wires.iter_mut();
     wires
         .find(|wire| wire.interface() == way.interface)?
-        .streams(way.addr)
+        .streams(way.addr, STREAM_WAIT)
 }
 
 fn nanos(time: Duration) -> u64 {
