@@ -10,28 +10,12 @@ use esp_engine::shm::{Region, RingSizes};
 use esp_proto::{ConnImage, MacAddr, NodeAddr};
 use rustix::fs::MemfdFlags;
 use support::program::{Program, RINGS};
-use support::{Rig, eventually};
+use support::{Rig, eventually, image};
 
 const SIZES: RingSizes = RingSizes {
     tx: RINGS.tx,
     rx: RINGS.rx,
 };
-
-/// An image of a connection from `port` at the link `net0`.
-fn image(port: u16) -> ConnImage {
-    ConnImage {
-        local_port: port,
-        peer: MacAddr([2, 0, 0, 0, 0, 9]).into(),
-        peer_port: 7,
-        nonce: 11,
-        peer_nonce: 12,
-        epoch: 0,
-        payload: 1489,
-        max_ack_delay: 200,
-        ecn: false,
-        rails: Default::default(),
-    }
-}
 
 fn link(last: u8) -> NodeAddr {
     MacAddr([2, 0, 0, 0, 0, last]).into()
@@ -60,7 +44,7 @@ fn refused(program: &mut Program, request: Request, file: &OwnedFd) -> ErrorKind
 fn an_honest_program_continues() {
     let rig = Rig::new("");
     let mut program = rig.program();
-    let file = memory(&image(40_000), link(1));
+    let file = memory(&image(40_000, link(9)), link(1));
     // The engine has the last word: the fake one refuses every connection.
     let kind = refused(&mut program, stream(3, RINGS), &file);
     assert_eq!(kind, ErrorKind::BadArgument);
@@ -98,13 +82,13 @@ fn lies_in_an_image_and_in_a_request_are_refused() {
     let mut program = rig.program();
     let mut lie = |file: &OwnedFd, slot, rings| refused(&mut program, stream(slot, rings), file);
     // A port of the superuser, an address of another node, no image, slot and sizes.
-    let file = memory(&image(80), link(1));
+    let file = memory(&image(80, link(9)), link(1));
     assert_eq!(lie(&file, 0, RINGS), ErrorKind::Permission);
-    let file = memory(&image(40_000), link(9));
+    let file = memory(&image(40_000, link(9)), link(9));
     assert_eq!(lie(&file, 0, RINGS), ErrorKind::NotFound);
     let (_, file) = Region::create(SIZES).unwrap();
     assert_eq!(lie(&file, 0, RINGS), ErrorKind::BadArgument);
-    let file = memory(&image(40_000), link(1));
+    let file = memory(&image(40_000, link(9)), link(1));
     assert_eq!(lie(&file, 4096, RINGS), ErrorKind::BadArgument);
     let tx = 3000;
     assert_eq!(lie(&file, 0, Rings { tx, ..RINGS }), ErrorKind::BadArgument);
@@ -121,12 +105,12 @@ fn ports_of_others_and_limits_hold() {
     let mut owner = rig.program_of(1001);
     owner.listen(40_000);
     let mut thief = rig.program_of(1002);
-    let file = memory(&image(40_000), link(1));
+    let file = memory(&image(40_000, link(9)), link(1));
     let kind = refused(&mut thief, stream(0, RINGS), &file);
     assert_eq!(kind, ErrorKind::InUse);
     thief.open(0);
     thief.open(0);
-    let file = memory(&image(40_001), link(1));
+    let file = memory(&image(40_001, link(9)), link(1));
     let kind = refused(&mut thief, stream(9, RINGS), &file);
     assert_eq!(kind, ErrorKind::Limit);
     assert_eq!(rig.engine.books().resumed, 0);

@@ -20,7 +20,7 @@ use esp_proto::{CloseReason, ConnImage, MacAddr, NodeAddr, ResetReason};
 use netns::TwoNodes;
 use rustix::process::{Pid, Signal, kill_process};
 use support::program::{Program, RINGS};
-use support::{PATIENCE, TempDir, eventually};
+use support::{PATIENCE, TempDir, eventually, image};
 
 /// Bytes of each direction that a checked transfer carries at least.
 const LEAST: u64 = 4 << 20;
@@ -323,18 +323,7 @@ fn lies_of_a_program_hurt_no_other() {
     };
     let (left, right) = cluster.pair(0, 1, 7000);
     let mac = |node| cluster.address(node, 0).addr;
-    let image = ConnImage {
-        local_port: 40_000,
-        peer: mac(1),
-        peer_port: 7000,
-        nonce: 11,
-        peer_nonce: 12,
-        epoch: 0,
-        payload: 1489,
-        max_ack_delay: 200,
-        ecn: false,
-        rails: Default::default(),
-    };
+    let image = image(40_000, mac(1));
     let mut liar = Program::connect(&cluster.socket(0));
     liar.hello("liar");
     let mut bring = |slot, image: &ConnImage, indices: [u64; 4]| {

@@ -16,7 +16,7 @@ use super::rates::Sample;
 use crate::out::printable;
 use crate::units::show_count;
 
-/// What a line of the list stands for.
+/// Unit of a line of the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Grouping {
     /// A connection
@@ -72,17 +72,7 @@ impl Grouping {
     }
 }
 
-/// Columns of groups, the most important ones first: those that do not fit are left out.
-const SHOWN: [Column; 7] = [
-    Column::Tx,
-    Column::Rx,
-    Column::Rate,
-    Column::Retrans,
-    Column::Rtt,
-    Column::SendQ,
-    Column::RecvQ,
-];
-/// Columns that groups can be sorted by: that of the names, and all of [`SHOWN`].
+/// Columns that groups can be sorted by: that of the names, and those that are shown.
 const SORTED: [Column; 8] = [
     Column::Peer,
     Column::Tx,
@@ -93,6 +83,8 @@ const SORTED: [Column; 8] = [
     Column::SendQ,
     Column::RecvQ,
 ];
+/// Columns of groups, the most important ones first: those that do not fit are left out.
+const SHOWN: &[Column] = SORTED.split_at(1).1;
 /// Characters for the name and for the number of connections.
 const WIDTHS: (u16, u16) = (16, 6);
 
@@ -217,7 +209,11 @@ fn compare(by: Column, left: &Group, right: &Group) -> Ordering {
 
 /// Formats the list without a terminal: all columns but the bars.
 pub(super) fn text(app: &App) -> String {
-    let shown: Vec<_> = SHOWN.into_iter().filter(|c| *c != Column::Rate).collect();
+    let shown: Vec<_> = SHOWN
+        .iter()
+        .copied()
+        .filter(|c| *c != Column::Rate)
+        .collect();
     let mut headings = vec![app.grouping.title().to_owned(), ">Conns".to_owned()];
     headings.extend(shown.iter().map(|column| format!(">{}", column.title())));
     let groups = groups(app);
@@ -282,7 +278,7 @@ fn cell(text: String, place: usize, shown: &[Column], group: &Group) -> Cell<'st
 fn fitting(width: u16) -> Vec<Column> {
     let mut left = width.saturating_sub(WIDTHS.0 + 1 + WIDTHS.1);
     let mut shown = Vec::new();
-    for column in SHOWN {
+    for &column in SHOWN {
         match left.checked_sub(column.width() + 1) {
             Some(rest) => left = rest,
             None => break,

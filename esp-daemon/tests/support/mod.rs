@@ -14,7 +14,7 @@ use esp_daemon::config::Config;
 use esp_daemon::node::{Node, NodeOptions};
 use esp_daemon::peer::{Credentials, Identify};
 use esp_daemon::server;
-use esp_proto::MacAddr;
+use esp_proto::{ConnImage, MacAddr, NodeAddr, Port};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -24,6 +24,22 @@ use program::Program;
 
 /// Timeout of every wait; only a failing test reaches it.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Returns the image of a connection to port 7000 of a peer.
+pub fn image(local_port: Port, peer: NodeAddr) -> ConnImage {
+    ConnImage {
+        local_port,
+        peer,
+        peer_port: 7000,
+        nonce: 11,
+        peer_nonce: 12,
+        epoch: 0,
+        payload: 1489,
+        max_ack_delay: 200,
+        ecn: false,
+        rails: Default::default(),
+    }
+}
 
 /// A temporary directory, removed on drop.
 pub struct TempDir(PathBuf);

@@ -4,6 +4,17 @@ use crate::common::*;
 use esp_proto::wire::FrameType;
 use esp_proto::*;
 
+/// Returns a filter that drops every frame of station B.
+fn loses_all_of_b() -> Box<dyn FnMut(&OnWire) -> Wire> {
+    Box::new(|frame| {
+        if frame.src == MAC_B {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    })
+}
+
 #[test]
 fn acknowledgements_of_what_was_never_sent_are_dropped_whole() {
     let (mut pair, _, b) = Pair::connected();
@@ -48,13 +59,7 @@ fn an_acknowledgement_older_than_any_window_takes_the_data_with_it() {
 #[test]
 fn a_frame_with_a_far_sequence_acknowledges_nothing() {
     let (mut pair, _, b) = Pair::connected();
-    pair.filter = Box::new(|f| {
-        if f.src == MAC_B {
-            Wire::Drop
-        } else {
-            Wire::Pass
-        }
-    });
+    pair.filter = loses_all_of_b();
     pair.b.write(pair.now, b, 1489 * 4);
     pair.flush();
     let n = pair.numbers();
@@ -102,13 +107,7 @@ fn resets_without_a_nonce_are_limited() {
 #[test]
 fn selective_acknowledgements_beyond_what_was_sent_are_dropped() {
     let (mut pair, _, b) = Pair::connected();
-    pair.filter = Box::new(|f| {
-        if f.src == MAC_B {
-            Wire::Drop
-        } else {
-            Wire::Pass
-        }
-    });
+    pair.filter = loses_all_of_b();
     pair.b.write(pair.now, b, 1489 * 4);
     pair.flush();
     let n = pair.numbers();
