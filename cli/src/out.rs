@@ -28,7 +28,7 @@ pub enum Failure {
     /// A command that was to be run cannot be: exit code as of a shell, 126 or 127.
     #[error("{1}")]
     Command(u8, String),
-    /// What the program was to do broke off midway: one line, and exit code 1.
+    /// The task broke off midway: one line, and exit code 1.
     #[error("{0}")]
     Broken(String),
     /// Writing the output failed; a closed pipe ends the program cleanly.

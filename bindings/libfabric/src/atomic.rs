@@ -62,7 +62,7 @@ enum Values {
     Many(*const Ioc, usize),
 }
 
-/// What a call passes beside its operands: comparands, and memory for the old values.
+/// Kind of an operation, with its comparands and the memory for the old values.
 #[derive(Clone, Copy)]
 enum Kind {
     Plain,

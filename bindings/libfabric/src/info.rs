@@ -47,7 +47,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     0
 }
 
-/// What is offered to a program.
+/// An offer to a program: what `fi_getinfo` describes.
 struct Offer {
     asked: Asked,
     destination: Option<Name>,

@@ -15,7 +15,7 @@ use lab::{DaemonAction, Node};
 pub(super) struct Flags {
     #[command(flatten)]
     name: Name,
-    /// What to do
+    /// The action
     #[arg(value_enum)]
     action: Action,
     /// The node: node1, or 1

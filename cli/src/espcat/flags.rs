@@ -45,7 +45,7 @@ pub(super) struct Flags {
     pub(super) way: Way,
 }
 
-/// What to do.
+/// Task of a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     /// Listen on this port.

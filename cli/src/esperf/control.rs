@@ -38,7 +38,7 @@ pub(super) enum Reply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Begin;
 
-/// What a side counted, by stream. The sides exchange it at the end.
+/// Results of one side, by stream. The sides exchange them at the end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Results {
     pub(super) bytes: Vec<u64>,

@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Period at which the reporting thread looks for the end of the others.
 const STEP: Duration = Duration::from_millis(10);
 
-/// What the threads of a test share.
+/// State shared by the threads of a test.
 struct Shared {
     /// Bytes of each stream, so far.
     bytes: Vec<AtomicU64>,
@@ -35,7 +35,7 @@ pub(super) struct Interval {
     pub(super) from: f64,
     pub(super) to: f64,
     pub(super) bytes: Vec<u64>,
-    /// What the node knows of each connection.
+    /// State of each connection, as its node reports it.
     pub(super) links: Vec<Link>,
 }
 

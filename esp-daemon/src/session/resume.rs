@@ -1,9 +1,9 @@
 //! Sockets of an earlier daemon, which their programs bring (see
 //! [`esp_client::control::Request::ResumeStream`]).
 //!
-//! A program may bring anything. Its memory is mapped only if nobody can shorten it, and is read as
-//! any other region. The port in it is checked as for a new socket, and charges are equal. A wrong
-//! image of a connection reaches no peer but one that knows both nonces.
+//! The memory is untrusted. It is mapped only if it is sealed against shortening, and is read like
+//! any other region. Its port is checked and its rings are charged as for a new socket. A peer
+//! ignores a forged image, which lacks its nonces.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -32,7 +32,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, setsid};
 use table::Table;
 use tcp::Tcp;
 
-/// What the broker prints once it serves.
+/// Line that the broker prints once it serves.
 pub(crate) const READY: &str = "ready";
 /// Period of looks at programs and sockets.
 const LOOK: Duration = Duration::from_millis(500);
