@@ -1,8 +1,10 @@
-//! The ends of streams: which client a program uses, and the address of a node.
+//! The other end: its node's address, and the client that reaches it.
 
 use clap::Args;
 use esp_client::{Client, EspAddr, EspError, NodeAddr, resolve, resolve_udp};
 
+use crate::esping::hint;
+use crate::names::Names;
 use crate::out::Failure;
 
 /// Carrier of streams and datagrams.
@@ -53,17 +55,8 @@ impl Way {
     /// # Errors
     /// The name is unknown, the carrier does not fit, or there is no daemon.
     pub fn reach(&self, node: &str, port: u16) -> Result<(Client, EspAddr), Failure> {
-        let addr = self.look_up(node).map_err(Failure::new)?;
-        if self.carrier == Some(Carrier::Raw) && addr.is_udp() {
-            return Err(Failure::new(format_args!(
-                "{node} has no Ethernet address: add it to /etc/ethers, or leave out --carrier raw"
-            )));
-        }
-        if addr.is_group() {
-            return Err(Failure::new(format_args!(
-                "{node} is a group address: write the address of one node"
-            )));
-        }
+        let hint = |name: &str| hint::of(name, &Names::load());
+        let addr = look_up(node, self.interface.as_deref(), self.carrier, hint)?;
         let client = if addr.is_udp() {
             Client::udp()
         } else {
@@ -73,11 +66,39 @@ impl Way {
         addr.interface.clone_from(&self.interface);
         Ok((client.map_err(Failure::new)?, addr))
     }
+}
 
-    fn look_up(&self, node: &str) -> Result<NodeAddr, EspError> {
-        match self.carrier {
-            Some(Carrier::Udp) => resolve_udp(node),
-            Some(Carrier::Raw) | None => resolve(node, self.interface.as_deref()),
-        }
+/// Returns the address of a node by its address or name. `hint` adds to the error of an unknown
+/// name.
+///
+/// # Errors
+/// The name is unknown, the carrier does not fit, or it is the address of a group.
+pub(crate) fn look_up(
+    node: &str,
+    interface: Option<&str>,
+    carrier: Option<Carrier>,
+    hint: impl Fn(&str) -> Option<String>,
+) -> Result<NodeAddr, Failure> {
+    let addr = match carrier {
+        Some(Carrier::Udp) => resolve_udp(node),
+        Some(Carrier::Raw) | None => resolve(node, interface),
+    };
+    let addr = addr.map_err(|error| match &error {
+        EspError::UnknownName { .. } => match hint(node) {
+            Some(hint) => Failure::new(format_args!("{error}; {hint}")),
+            None => Failure::new(error),
+        },
+        _ => Failure::new(error),
+    })?;
+    if carrier == Some(Carrier::Raw) && addr.is_udp() {
+        return Err(Failure::new(format_args!(
+            "{node} has no Ethernet address: add it to /etc/ethers, or leave out --carrier raw"
+        )));
     }
+    if addr.is_group() {
+        return Err(Failure::new(format_args!(
+            "{node} is a group address: write the address of one node (esping --discover shows all)"
+        )));
+    }
+    Ok(addr)
 }

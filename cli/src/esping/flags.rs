@@ -4,20 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use esp_client::{EspError, NodeAddr, resolve, resolve_udp};
+use esp_client::NodeAddr;
 
 use super::echo::Pace;
+use crate::ends::{Carrier, look_up};
 use crate::out::Failure;
 use crate::units;
-
-/// Carrier of the requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Carrier {
-    /// Raw Ethernet, by the node's daemon
-    Raw,
-    /// UDP, by this program
-    Udp,
-}
 
 /// Ask nodes for an echo over raw Ethernet or UDP (EDP), as ping(8) does over IP
 ///
@@ -147,27 +139,7 @@ impl Flags {
                 "{text} has a port: esping asks a node, not a program; write {node}"
             )));
         }
-        let addr = match self.carrier {
-            Some(Carrier::Udp) => resolve_udp(name),
-            Some(Carrier::Raw) | None => resolve(name, interface.as_deref()),
-        };
-        let addr = addr.map_err(|error| match &error {
-            EspError::UnknownName { .. } => match hint(name) {
-                Some(hint) => Failure::new(format_args!("{error}; {hint}")),
-                None => Failure::new(error),
-            },
-            _ => Failure::new(error),
-        })?;
-        if self.carrier == Some(Carrier::Raw) && addr.is_udp() {
-            return Err(Failure::new(format_args!(
-                "{text} has no Ethernet address: add it to /etc/ethers, or leave out --carrier raw"
-            )));
-        }
-        if addr.is_group() {
-            return Err(Failure::new(format_args!(
-                "{text} is a group address: ask one node (esping --discover asks all)"
-            )));
-        }
+        let addr = look_up(name, interface.as_deref(), self.carrier, hint)?;
         let shown = if self.numeric {
             addr.to_string()
         } else {

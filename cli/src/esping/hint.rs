@@ -14,7 +14,7 @@ const WAIT: Duration = Duration::from_millis(250);
 
 /// Returns what the user may have meant by a name. Where no known name is similar, the nodes of the
 /// segment are asked for theirs.
-pub(super) fn of(name: &str, names: &Names) -> Option<String> {
+pub(crate) fn of(name: &str, names: &Names) -> Option<String> {
     if let Some(known) = closest(name, names.all()) {
         return Some(format!("did you mean `{known}`?"));
     }

@@ -7,7 +7,7 @@ pub(crate) mod discover;
 pub(crate) mod echo;
 mod ethers;
 mod flags;
-mod hint;
+pub(crate) mod hint;
 pub(crate) mod mtu;
 mod report;
 pub(crate) mod wire;
