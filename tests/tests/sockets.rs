@@ -158,18 +158,24 @@ else:
         c = socket.create_connection((host, 7000), 30)
         c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         f = c.makefile("rb")
-        print(f.readline().decode().strip(), c.getpeername()[0], flush=True)
+        line = "%s %s\n" % (f.readline().decode().strip(), c.getpeername()[0])
         sender = threading.Thread(target=lambda: (c.sendall(block * 4), c.shutdown(socket.SHUT_WR)))
         sender.start()
         got = f.read()
         sender.join()
         assert got == block * 4, len(got)
         c.close()
+        # In one piece, for there are other threads.
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    failed = []
+    threading.excepthook = lambda args: (failed.append(args), sys.__excepthook__(*args[:3]))
     all = [threading.Thread(target=one) for i in range(count)]
     for t in all:
         t.start()
     for t in all:
         t.join()
+    sys.exit(len(failed))
 "#;
 
 /// Returns a counter of a node's IP layer.
