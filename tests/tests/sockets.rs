@@ -125,10 +125,10 @@ fn esprun_ends_as_its_program_does() {
 
 /// A server of TCP that answers each connection with its own and the peer's address, and then with
 /// what it gets; and a client that checks both. The first argument is the role, the second the
-/// address, the third the number of connections.
+/// address, the third the port, the fourth the number of connections.
 const TCP_PROGRAM: &str = r#"
 import hashlib, select, socket, sys, threading
-role, host, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+role, host, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 block = hashlib.sha256(b"x").digest() * 8192
 def serve(c, peer):
     c.sendall(("%s %s\n" % (peer[0], c.getpeername()[0])).encode())
@@ -142,7 +142,7 @@ def serve(c, peer):
 if role == "server":
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    s.bind((host, 7000))
+    s.bind((host, port))
     s.listen()
     print("ready", flush=True)
     threads = []
@@ -155,7 +155,7 @@ if role == "server":
         t.join()
 else:
     def one():
-        c = socket.create_connection((host, 7000), 30)
+        c = socket.create_connection((host, port), 30)
         c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         f = c.makefile("rb")
         line = "%s %s\n" % (f.readline().decode().strip(), c.getpeername()[0])
@@ -201,24 +201,42 @@ fn tcp_segments(lab: &Lab, node: usize) -> u64 {
     counter(lab, node, "Tcp:", "InSegs")
 }
 
-/// Runs the server with these options of esprun (`None`: without it) and the client under
-/// `esprun --tcp`; returns the client's output.
-fn tcp(lab: &Lab, server: Option<&[&str]>, bind: &str, count: usize) -> Finished {
+/// Starts the server with these options of esprun (`None`: without it).
+fn tcp_server(
+    lab: &Lab,
+    options: Option<&[&str]>,
+    bind: &str,
+    port: u16,
+    count: usize,
+) -> (TempFile, Killed) {
     let script = TempFile::new(TCP_PROGRAM);
     let python = Path::new("python3");
-    let mut command = match server {
+    let mut command = match options {
         Some(options) => esprun(lab, 1, options, python),
         None => lab.command(1, python).expect("a command of the node"),
     };
-    command.stdout(Stdio::piped());
-    let count = count.to_string();
-    command.arg(script.path()).args(["server", bind, &count]);
+    command.stdout(Stdio::piped()).arg(script.path());
+    command.args(["server", bind, &port.to_string(), &count.to_string()]);
     let mut server = Killed(command.spawn().expect("start the server"));
-    let _out = prints(&mut server.0, "ready");
-    let mut client = esprun(lab, 0, &["--tcp"], python);
+    prints(&mut server.0, "ready");
+    (script, server)
+}
+
+/// Runs the client under `esprun --tcp`; returns its output.
+fn tcp_client(lab: &Lab, script: &TempFile, port: u16, count: usize) -> Finished {
+    let mut client = esprun(lab, 0, &["--tcp"], Path::new("python3"));
     let node = Node(1).ip().to_string();
-    let client = output(client.arg(script.path()).args(["client", &node, &count]));
+    let client = client.arg(script.path()).args(["client", &node]);
+    let client = output(client.args([port.to_string(), count.to_string()]));
     assert_eq!(client.code, Some(0), "{client:?}");
+    client
+}
+
+/// Runs the server with these options of esprun (`None`: without it) and the client under
+/// `esprun --tcp`; returns the client's output.
+fn tcp(lab: &Lab, options: Option<&[&str]>, bind: &str, port: u16, count: usize) -> Finished {
+    let (script, mut server) = tcp_server(lab, options, bind, port, count);
+    let client = tcp_client(lab, &script, port, count);
     let mut status = None;
     wait_until("the server ends", || {
         status = server.0.try_wait().expect("look at it");
@@ -240,15 +258,33 @@ fn tcp_goes_over_esp_where_both_sides_run_under_esprun() {
     let Some(lab) = bare_lab("tcp_goes_over_esp", 2) else {
         return;
     };
-    for bind in ["0.0.0.0", &Node(1).ip().to_string()] {
+    for (bind, port) in [("0.0.0.0", 7000), (&Node(1).ip().to_string(), 7001)] {
         let before = datagrams(&lab, 1);
-        let client = tcp(&lab, Some(&["--tcp"]), bind, 8);
+        let client = tcp(&lab, Some(&["--tcp"]), bind, port, 8);
         let lines: Vec<_> = client.out.lines().collect();
         assert_eq!(lines, vec![line(); 8], "{client:?}");
         // 8 MiB each way in packets of at most 64 KiB.
         let packets = datagrams(&lab, 1) - before;
         assert!(packets > 50, "{packets} packets of UDP: TCP was used");
     }
+}
+
+#[test]
+fn a_server_that_is_started_again_loses_no_connection_and_is_reached_by_esp() {
+    let Some(lab) = bare_lab("a_server_that_is_started_again", 2) else {
+        return;
+    };
+    // The first server's broker holds the UDP port until it finds that its program has ended, and
+    // cannot reach the second server, which listens on one address only.
+    tcp(&lab, Some(&["--tcp"]), "0.0.0.0", 7000, 1);
+    let node = Node(1).ip().to_string();
+    let (script, _server) = tcp_server(&lab, Some(&["--tcp"]), &node, 7000, 1000);
+    wait_until("connections go by ESP again", || {
+        let before = datagrams(&lab, 1);
+        let client = tcp_client(&lab, &script, 7000, 8);
+        assert_eq!(client.out.lines().count(), 8, "{client:?}");
+        datagrams(&lab, 1) - before > 50
+    });
 }
 
 #[test]
@@ -261,7 +297,7 @@ fn tcp_is_left_alone_where_the_other_side_or_a_rule_has_no_esp() {
     let other_ports = ["--tcp", "--rules", &file];
     for server in [None, Some(&other_ports[..]), Some(&[][..])] {
         let (udp, tcp_before) = (datagrams(&lab, 1), tcp_segments(&lab, 1));
-        let client = tcp(&lab, server, "0.0.0.0", 2);
+        let client = tcp(&lab, server, "0.0.0.0", 7000, 2);
         assert_eq!(client.out, format!("{0}\n{0}\n", line()), "{client:?}");
         assert!(datagrams(&lab, 1) - udp < 50, "UDP was used");
         assert!(tcp_segments(&lab, 1) - tcp_before > 20, "TCP was not used");

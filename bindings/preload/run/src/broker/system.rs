@@ -15,21 +15,22 @@ pub(super) fn names() -> HashSet<String> {
     text.lines().filter_map(name).collect()
 }
 
-/// Returns the ports that sockets of TCP listen on.
-pub(super) fn tcp_listeners() -> HashSet<u16> {
+/// Returns the inodes of the sockets of TCP that listen on a port.
+pub(super) fn tcp_listeners(port: u16) -> HashSet<u64> {
     let files = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
     let files = files.into_iter().flatten();
-    files.flat_map(|text| listening(&text)).collect()
+    files.flat_map(|text| listening(&text, port)).collect()
 }
 
-fn listening(text: &str) -> Vec<u16> {
-    let port = |line: &str| {
+fn listening(text: &str, port: u16) -> Vec<u64> {
+    let inode = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let (local, state) = (words.next()?, words.nth(1)?);
-        let port = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
-        (state == "0A").then_some(port)
+        let inode = words.nth(5)?.parse().ok()?;
+        let found = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
+        (state == "0A" && found == port).then_some(inode)
     };
-    text.lines().filter_map(port).collect()
+    text.lines().filter_map(inode).collect()
 }
 
 /// Returns true if a process has this variable in the environment it began with.
@@ -88,11 +89,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listening_ports_are_those_in_state_0a() {
-        let text = "  sl  local_address rem_address   st\n\
-             0: 0100007F:18EB 00000000:0000 0A 0\n\
-             1: 0100007F:0016 0100007F:9999 01 0\nrubbish\n";
-        assert_eq!(listening(text), [6379]);
+    fn listeners_are_those_of_the_port_in_state_0a() {
+        let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   \
+                    uid  timeout inode\n\
+             0: 0100007F:18EB 00000000:0000 0A 0:0 00:0 0 1000 0 4711 1 0 100 0 0 10 0\n\
+             1: 0100007F:18EB 0100007F:9999 01 0:0 00:0 0 1000 0 4712 1 0 100 0 0 10 0\n\
+             2: 0100007F:0016 00000000:0000 0A 0:0 00:0 0 0 0 4713 1 0 100 0 0 10 0\nrubbish\n";
+        assert_eq!(listening(text, 6379), [4711]);
     }
 
     #[test]

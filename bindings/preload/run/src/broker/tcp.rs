@@ -2,12 +2,12 @@
 //!
 //! A program that listens on a port of TCP is reached by ESP in UDP at the UDP port of this number.
 //! The broker connects to the program's listener over loopback for each stream that it accepts, so
-//! that the listener is ready when the kernel says so, and other programs still see its port. A
-//! program that connects is sent to a listener of the broker on loopback once the stream is
-//! connected.
+//! that the listener is ready when the kernel says so, and other programs still see its port. Once
+//! that is done it sends one byte, [`ACCEPTED`]. A program that connects is sent to a listener of the
+//! broker on loopback once the byte has come; without it the connection is one of TCP.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -36,7 +36,9 @@ const REMEMBER: Duration = Duration::from_secs(10);
 const MAX_REMEMBERED: usize = 4096;
 /// Maximum wait for the program's half of a connection.
 const OTHER_HALF: Duration = Duration::from_secs(10);
-/// Longest wait for a connection between two looks whether the program still listens.
+/// First byte of a stream: the program's listener has accepted the connection.
+const ACCEPTED: u8 = 1;
+/// Longest wait for a connection, or for the port, between two looks whether the program listens.
 const LOOK: Duration = Duration::from_millis(500);
 /// Key of all streams of TCP, so that other listeners refuse them.
 const KEY: &[u8] = b"esprun-tcp";
@@ -61,8 +63,8 @@ pub(super) struct Tcp {
     names: Mutex<HashMap<SocketAddr, (SocketAddr, SocketAddr)>>,
     /// Addresses without ESP.
     without: Mutex<HashMap<SocketAddr, Instant>>,
-    /// Ports that are served.
-    ports: Mutex<HashSet<u16>>,
+    /// Inodes of the programs' listeners that are served, by address.
+    listeners: Mutex<HashMap<SocketAddr, HashSet<u64>>>,
 }
 
 impl Tcp {
@@ -75,13 +77,13 @@ impl Tcp {
             claimed: Mutex::default(),
             names: Mutex::default(),
             without: Mutex::default(),
-            ports: Mutex::default(),
+            listeners: Mutex::default(),
         })
     }
 
     /// Returns true while a program listens.
     pub(super) fn is_listening(&self) -> bool {
-        !lock(&self.ports).is_empty()
+        !lock(&self.listeners).is_empty()
     }
 
     /// Drops what was not taken in time.
@@ -165,7 +167,8 @@ fn ask(peer: SocketAddr) -> Option<EspStream> {
     let attempt = move || {
         let addr = EspAddr::new(NodeAddr::Udp(peer), peer.port());
         let builder = EspStream::builder().key(KEY).spin(SLEEP).timeout(ASK);
-        let _ = done.send(builder.connect_at(&client, addr).ok());
+        let stream = builder.connect_at(&client, addr).and_then(accepted);
+        let _ = done.send(stream.ok());
     };
     thread::Builder::new()
         .name("ask".into())
@@ -190,6 +193,19 @@ fn ask(peer: SocketAddr) -> Option<EspStream> {
         }
     }
     None
+}
+
+/// Waits until the program of the other side has the connection.
+fn accepted(stream: EspStream) -> io::Result<EspStream> {
+    stream.set_read_timeout(Some(ASK))?;
+    let mut byte = [0];
+    (&stream).read_exact(&mut byte)?;
+    stream.set_read_timeout(None)?;
+    if byte == [ACCEPTED] {
+        Ok(stream)
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
+    }
 }
 
 /// Takes the connections of programs.
@@ -217,20 +233,42 @@ fn serve(socket: TcpStream, stream: EspStream) {
 
 /// Serves a program's listener by ESP, too. Errors leave it to TCP.
 pub(super) fn listen(node: &Arc<Node>, addr: SocketAddr) -> io::Result<()> {
-    let port = addr.port();
-    let is_wanted = node.tcp.via.is_some() && node.tcp.rules.allow_port(port);
-    if !is_wanted || addr.ip().is_loopback() || !lock(&node.tcp.ports).insert(port) {
+    let is_wanted = node.tcp.via.is_some() && node.tcp.rules.allow_port(addr.port());
+    if !is_wanted || addr.ip().is_loopback() {
         return Ok(());
     }
-    let listener = bind(addr).inspect_err(|_| {
-        lock(&node.tcp.ports).remove(&port);
-    })?;
+    let inodes = system::tcp_listeners(addr.port());
+    if lock(&node.tcp.listeners).insert(addr, inodes).is_some() {
+        // The thread of an earlier listener serves this one.
+        return Ok(());
+    }
+    let mut listener = bind(addr).ok();
     let listening = Arc::clone(node);
     node.busy("tcp-listener", move |node| {
-        accept_streams(&listening, addr, &listener);
-        lock(&node.tcp.ports).remove(&port);
+        // The port is held by a broker that has not yet found its program ended, or by another
+        // program; or there is no network yet.
+        while listener.is_none() && still_listens(node, addr) {
+            thread::sleep(LOOK);
+            listener = bind(addr).ok();
+        }
+        if let Some(listener) = listener {
+            accept_streams(&listening, addr, &listener);
+        }
     });
     Ok(())
+}
+
+/// Returns true if the program's listener exists, not just another program's at its port; forgets it
+/// otherwise.
+fn still_listens(node: &Node, addr: SocketAddr) -> bool {
+    let now = system::tcp_listeners(addr.port());
+    let mut listeners = lock(&node.tcp.listeners);
+    let inodes = listeners.get(&addr);
+    let listens = inodes.is_some_and(|inodes| !inodes.is_disjoint(&now));
+    if !listens {
+        listeners.remove(&addr);
+    }
+    listens
 }
 
 fn bind(addr: SocketAddr) -> io::Result<EspListener> {
@@ -244,20 +282,23 @@ fn bind(addr: SocketAddr) -> io::Result<EspListener> {
     builder.bind_at(&client, addr.port())
 }
 
+/// Accepts streams for a program's listener while that exists.
 fn accept_streams(node: &Arc<Node>, addr: SocketAddr, listener: &EspListener) {
+    let mut looked = Instant::now();
     loop {
-        match listener.accept_timeout(LOOK) {
-            Ok((stream, _)) => {
-                if hand_over(node, addr, stream).is_err() {
-                    return;
-                }
+        let is_handed_over = match listener.accept_timeout(LOOK) {
+            Ok((stream, _)) => hand_over(node, addr, stream).is_ok(),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => true,
+            Err(_) => {
+                lock(&node.tcp.listeners).remove(&addr);
+                return;
             }
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                if !system::tcp_listeners().contains(&addr.port()) {
-                    return;
-                }
+        };
+        if !is_handed_over || looked.elapsed() >= LOOK {
+            if !still_listens(node, addr) {
+                return;
             }
-            Err(_) => return,
+            looked = Instant::now();
         }
     }
 }
@@ -291,6 +332,8 @@ fn hand_over(node: &Arc<Node>, addr: SocketAddr, stream: EspStream) -> io::Resul
         lock(&node.tcp.names).remove(&own);
     })?;
     node.busy("tcp", move |node| {
+        // An error: `serve` finds it, too.
+        let _ = (&stream).write_all(&[ACCEPTED]);
         serve(socket.into(), stream);
         lock(&node.tcp.names).remove(&own);
     });
