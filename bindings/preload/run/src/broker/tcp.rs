@@ -3,8 +3,8 @@
 //! A program that listens on a port of TCP is reached by ESP in UDP at the UDP port of this number.
 //! The broker connects to the program's listener over loopback for each stream that it accepts, so
 //! that the listener is ready when the kernel says so, and other programs still see its port. Once
-//! that is done it sends one byte, [`ACCEPTED`]. A program that connects is sent to a listener of the
-//! broker on loopback once the byte has come; without it the connection is one of TCP.
+//! that is done it sends one byte, [`ACCEPTED`]. A program that connects is sent to a listener of
+//! the broker on loopback once the byte has come; without it the connection is one of TCP.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
@@ -258,8 +258,8 @@ pub(super) fn listen(node: &Arc<Node>, addr: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if the program's listener exists, not just another program's at its port; forgets it
-/// otherwise.
+/// Returns true if the program's listener exists, not just another program's at its port; forgets
+/// it otherwise.
 fn still_listens(node: &Node, addr: SocketAddr) -> bool {
     let now = system::tcp_listeners(addr.port());
     let mut listeners = lock(&node.tcp.listeners);
