@@ -12,7 +12,7 @@ use crate::addr::EspAddr;
 use crate::client::Client;
 use crate::control::{ErrorKind, InterfaceInfo, Reply, Request};
 use crate::error::EspError;
-use crate::lease::{LeasedListener, candidates};
+use crate::lease::{Event, LeasedListener, candidates};
 use crate::options::{DEFAULT_RING, SocketOptions, socket_options, stream_options};
 use crate::path::Path;
 use crate::session::{Call, ReplyCell};
@@ -238,7 +238,9 @@ impl EspListener {
         loop {
             let step = Instant::now() + DAEMON_CHECK;
             let until = deadline.map_or(step, |deadline| deadline.min(step));
-            if first.leases.engine.wait(spin, ready, Some(until)) || cell.wait(Some(Instant::now()))
+            let engine = &first.leases.engine;
+            if engine.wait(spin, Event::Arrival, ready, Some(until))
+                || cell.wait(Some(Instant::now()))
             {
                 return true;
             }

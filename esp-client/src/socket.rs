@@ -14,7 +14,7 @@ use esp_engine::shm::{Region, RingSizes, RxConsumer, Spin, TxProducer, Wake};
 use crate::client::Client;
 use crate::control::Rings;
 use crate::error::{EspError, MISSING_DESCRIPTORS};
-use crate::lease::{LeasedSlot, LeasedSocketParts};
+use crate::lease::{Event, LeasedSlot, LeasedSocketParts};
 use crate::session::{Answer, Held, HeldSocket};
 use crate::sync::{Waiting, lock};
 
@@ -159,7 +159,11 @@ impl Socket {
     ) -> bool {
         match &self.engine {
             SocketEngine::Daemon(_) => self.waiting.status.wait(what, self.spin, ready, deadline),
-            SocketEngine::Embedded(lease) => lease.leases.engine.wait(self.spin, ready, deadline),
+            SocketEngine::Embedded(lease) => {
+                let event = Event::Socket(&self.waiting, what);
+                let engine = &lease.leases.engine;
+                engine.wait(self.spin, event, ready, deadline)
+            }
         }
     }
 

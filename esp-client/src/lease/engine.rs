@@ -2,10 +2,10 @@
 //!
 //! One [`Engine`] behind a mutex. A call that has work for it tries the lock, polls once and
 //! unlocks. Of the threads that block, one holds the engine and sleeps in its epoll set (the
-//! *driver*, see [`wait`](super::wait)). The others sleep on a condition variable; the driver wakes
-//! them after each poll that found work, and when it unlocks. A thread that writes while another
-//! one drives rings the doorbell, as it would towards a daemon: if the engine sleeps, an eventfd
-//! wakes the driver.
+//! *driver*, see [`wait`](super::wait)). The others are [parked](super::parked): the engine wakes
+//! those of the sockets that changed, and a driver that unlocks calls one more, which drives.
+//! A thread that writes while another one drives rings the doorbell, as it would towards a daemon:
+//! if the engine sleeps, an eventfd wakes the driver.
 //!
 //! No doorbell is lost when the lock changes hands: the thread that unlocks checks the doorbells
 //! afterwards, and the thread that rings tries the lock afterwards. One of the two sees the other.
@@ -14,7 +14,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events};
@@ -23,6 +23,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::log::EventLog;
+use super::parked::ParkedThreads;
 use super::progress::ProgressSleep;
 use crate::error::EspError;
 use crate::session::Session;
@@ -41,10 +42,7 @@ pub(crate) struct EmbeddedEngine {
     pub(super) doorbell: Doorbell,
     doorbell_fd: OwnedFd,
     pub(super) log: Arc<Mutex<EventLog>>,
-    /// Number of threads that sleep on `polled`.
-    pub(super) parked: AtomicU32,
-    pub(super) park: Mutex<()>,
-    pub(super) polled: Condvar,
+    pub(super) parked: Arc<ParkedThreads>,
     /// Start of the last poll, in ns of the engine's clock.
     pub(super) last_poll: AtomicU64,
     pub(super) progress: ProgressSleep,
@@ -68,10 +66,13 @@ impl EmbeddedEngine {
         let failed = EspError::resource::<std::io::Error>;
         let log = Arc::new(Mutex::new(EventLog::default()));
         let (sink, poller) = (Arc::clone(&log), Arc::clone(session));
+        let parked = Arc::new(ParkedThreads::default());
+        let listeners = Arc::clone(&parked);
         let events = Box::new(move |event| {
             lock(&sink).add(&event);
             if let EngineEvent::Incoming { .. } = event {
                 poller.notify_poller();
+                listeners.arrived();
             }
         });
         let (engine, handle) = Engine::embedded(IdleConfig::default(), events)
@@ -103,9 +104,7 @@ impl EmbeddedEngine {
             doorbell: Doorbell::new(page, view),
             doorbell_fd,
             log,
-            parked: AtomicU32::new(0),
-            park: Mutex::new(()),
-            polled: Condvar::new(),
+            parked,
             last_poll: AtomicU64::new(0),
             progress: ProgressSleep::new()?,
             contended_until: AtomicU64::new(0),
@@ -206,30 +205,22 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Unlocks the engine after a poll. Wakes the threads that wait for it, since no thread drives
-    /// it now, and the progress thread if it took the program for away.
+    /// Unlocks the engine after a poll. Wakes a thread that waits for it, since no thread drives it
+    /// now, and the progress thread if it took the program for away.
     pub(super) fn leave(&self, engine: MutexGuard<'_, Engine>) {
         self.last_poll
             .store(engine.polled_at().as_nanos(), Ordering::Relaxed);
         drop(engine);
-        self.wake_parked();
+        self.parked.call_driver();
         self.progress.wake();
-    }
-
-    pub(super) fn wake_parked(&self) {
-        fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed) > 0 {
-            let _turn = lock(&self.park);
-            self.polled.notify_all();
-        }
     }
 
     /// Wakes all waiting threads to check their condition again.
     pub(crate) fn poke(&self) {
         if !self.is_forked() {
-            // The driver sleeps in epoll, the others on the condition variable.
+            // The driver sleeps in epoll, the others are parked.
             self.interrupt();
-            self.wake_parked();
+            self.parked.call_all();
         }
     }
 

@@ -11,6 +11,7 @@ use esp_engine::{LINGER, LeasedLink, LeasedSocket, LinkId, RingShape, UdpLink};
 use esp_proto::{EndpointConfig, FIRST_USER_PORT};
 
 use super::engine::EmbeddedEngine;
+use super::parked::Event;
 use super::registry::Registry;
 use crate::control::{InterfaceInfo, LeaseRing, Reply, Request};
 use crate::error::{EspError, MISSING_DESCRIPTORS};
@@ -281,7 +282,8 @@ impl Leases {
         let is_idle = || lock(&self.engine.log).all_closed();
         if self.session.notice.is_some() && !is_idle() {
             let deadline = Some(Instant::now() + LINGER);
-            self.engine.wait(Spin::default(), is_idle, deadline);
+            self.engine
+                .wait(Spin::default(), Event::Poll, is_idle, deadline);
         }
         self.finished.store(true, Ordering::Relaxed);
         // Else the daemon would reset them at their peers.

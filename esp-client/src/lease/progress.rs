@@ -132,7 +132,7 @@ impl EmbeddedEngine {
                 limit = deadline.map_or(limit, |deadline| limit.min(deadline));
             }
             drop(engine);
-            self.wake_parked();
+            self.parked.call_driver();
             // A set that stays readable without work (an error at a socket) must not make this a
             // busy loop.
             let futile = std::mem::take(&mut state.woken_by_engine) && !work;

@@ -11,6 +11,7 @@ use esp_proto::{ConnectError, FIRST_EPHEMERAL_PORT, ListenError};
 
 use super::engine::SELF;
 use super::leases::{LeaseKind, LeasedPorts, Leases};
+use super::parked::Event;
 use crate::control::{ErrorKind, Rings};
 use crate::error::{EspError, PeerName};
 use crate::options::DEFAULT_RING;
@@ -284,7 +285,7 @@ impl LeasedSlot {
         let (engine, slot) = (&self.leases.engine, self.slot);
         if self.leases.session.notice.is_none() {
             let deadline = Some(Instant::now() + LINGER);
-            engine.wait(Spin::default(), delivered, deadline);
+            engine.wait(Spin::default(), Event::Poll, delivered, deadline);
         }
         self.leases.unregister(slot);
         engine.send(Command::Close { client: SELF, slot });

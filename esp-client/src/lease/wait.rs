@@ -1,6 +1,6 @@
 //! Waiting threads: as the driver of the engine, or parked beside one.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use esp_engine::shm::Spin;
 use esp_engine::{CONTENDED_TIME, Clock, Command, Engine, YIELD_HOGGED};
 
 use super::engine::{EmbeddedEngine, STEP_ASIDE};
+use super::parked::{Event, Slept};
 use crate::session::DAEMON_TIMEOUT;
 use crate::sync::lock;
 
@@ -21,10 +22,11 @@ impl EmbeddedEngine {
     pub(crate) fn wait(
         &self,
         spin: Spin,
+        event: Event<'_>,
         ready: impl FnMut() -> bool,
         deadline: Option<Instant>,
     ) -> bool {
-        self.wait_by(spin, Engine::poll, ready, deadline)
+        self.wait_by(spin, Engine::poll, event, ready, deadline)
     }
 
     /// Like [`EmbeddedEngine::wait`], with `poll` in place of [`Engine::poll`]. It must not block.
@@ -32,24 +34,28 @@ impl EmbeddedEngine {
         &self,
         spin: Spin,
         mut poll: impl FnMut(&mut Engine) -> bool,
+        event: Event<'_>,
         mut ready: impl FnMut() -> bool,
         deadline: Option<Instant>,
     ) -> bool {
         let is_late = || deadline.is_some_and(|at| at <= Instant::now());
         let (mut spins, mut yields) = (spin.spins, spin.yields);
         let mut polls = 0u32;
+        let mut called = false;
         loop {
-            if ready() {
-                return true;
-            }
+            let is_ready = ready();
             // In a forked child the engine is the parent's.
-            if self.is_forked() || is_late() {
-                return false;
+            if is_ready || self.is_forked() || is_late() {
+                if called {
+                    self.parked.call_driver();
+                }
+                return is_ready;
             }
             let Some(mut engine) = self.try_engine() else {
-                self.sleep_parked(&mut ready, deadline);
+                called |= self.sleep_parked(event, &mut ready, deadline);
                 continue;
             };
+            called = false;
             let found = loop {
                 let work = poll(&mut engine);
                 self.count(work);
@@ -60,7 +66,7 @@ impl EmbeddedEngine {
                     break None;
                 }
                 if work {
-                    self.wake_parked();
+                    self.parked.call_ready();
                     // Incoming frames must not delay the deadline.
                     polls = polls.wrapping_add(1);
                     if polls.is_multiple_of(DEADLINE_POLLS) && is_late() {
@@ -109,29 +115,27 @@ impl EmbeddedEngine {
         alone
     }
 
-    /// Sleeps until the driver's next poll with work.
-    fn sleep_parked(&self, ready: &mut impl FnMut() -> bool, deadline: Option<Instant>) {
-        let guard = lock(&self.park);
-        self.parked.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        // The driver may have unlocked, or found the work, before it could see this thread.
-        let is_ready = ready();
-        let free = if is_ready { None } else { self.try_engine() };
-        if is_ready || free.is_some() {
-            drop(guard);
-        } else {
-            let left = deadline.map_or(LONGEST_PARK, |at| {
-                at.saturating_duration_since(Instant::now())
-            });
-            let _ = self.polled.wait_timeout(guard, left.min(LONGEST_PARK));
-        }
-        self.parked.fetch_sub(1, Ordering::SeqCst);
-        // Others may have failed to lock it meanwhile, so their doorbells are served here.
-        if let Some(mut engine) = free {
-            let work = engine.poll();
-            self.count(work);
-            self.leave(engine);
-            self.serve_doorbells();
+    /// Sleeps until `ready` may be true, or until this thread is called to drive the engine; returns
+    /// true if it was.
+    fn sleep_parked(
+        &self,
+        event: Event<'_>,
+        ready: &mut impl FnMut() -> bool,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let longest = Instant::now() + LONGEST_PARK;
+        let until = deadline.map_or(longest, |deadline| deadline.min(longest));
+        match self.parked.park(event, ready, until, || self.try_engine()) {
+            Slept::Woken => false,
+            Slept::Called => true,
+            // Others may have failed to lock it meanwhile, so their doorbells are served here.
+            Slept::Free(mut engine) => {
+                let work = engine.poll();
+                self.count(work);
+                self.leave(engine);
+                self.serve_doorbells();
+                false
+            }
         }
     }
 
@@ -145,6 +149,7 @@ impl EmbeddedEngine {
         self.send(command(Box::new(move |value| *lock(&answer) = Some(value))));
         self.wait(
             Spin::default(),
+            Event::Poll,
             || lock(&cell).is_some(),
             Some(Instant::now() + DAEMON_TIMEOUT),
         );

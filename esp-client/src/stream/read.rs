@@ -11,6 +11,7 @@ use esp_engine::shm::{RxConsumer, Wake};
 
 use super::EspStream;
 use crate::error::EspError;
+use crate::lease::Event;
 use crate::socket::would_block;
 use crate::sync::lock;
 
@@ -163,8 +164,9 @@ impl EspStream {
                         work
                     };
                     let ready = || posted.get() > 0 || self.readable();
+                    let event = Event::Socket(&self.socket.waiting, Wake::Readable);
                     let engine = &lease.leases.engine;
-                    engine.wait_by(self.socket.spin, poll, ready, deadline)
+                    engine.wait_by(self.socket.spin, poll, event, ready, deadline)
                 }
             };
             if posted.get() > 0 {
