@@ -210,6 +210,13 @@ impl Leases {
         self.numbers(UNCLAIMED)
     }
 
+    /// Returns the ids of the reserved leases whose holders have ended.
+    pub(crate) fn reserved_by_the_dead(&self) -> Vec<u64> {
+        let is_dead = |lease: &Lease| lease.client == UNCLAIMED && !lease.entry.may_live();
+        let dead = self.table.iter().filter(|lease| is_dead(lease));
+        dead.map(|lease| *lease.key()).collect()
+    }
+
     /// Stops updating the record, which the next daemon reads: leases outlive this one.
     pub(crate) fn stop(&self) {
         *self.record.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -298,6 +298,14 @@ impl Node {
         }
     }
 
+    /// Frees the ports that are reserved for programs that have ended. Returns the number of their
+    /// leases.
+    pub(crate) fn free_ports_of_the_dead(&self) -> usize {
+        let dead = self.leases.reserved_by_the_dead();
+        dead.iter().for_each(|lease| self.end_lease(*lease));
+        dead.len()
+    }
+
     /// Refuses an incoming connection.
     pub(crate) fn refuse(&self, handle: ConnHandle) {
         self.stats.refused_incoming.add();

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkConfig, LinkId};
 use rustix::process::Gid;
@@ -32,6 +32,8 @@ const MANAGER: Duration = Duration::from_secs(1);
 
 /// Threads of the control plane.
 const WORKERS: usize = 2;
+/// Period of looks whether the programs that may adopt leases still live.
+const RESERVED_CHECK: Duration = Duration::from_millis(500);
 /// Time within which a program must send Hello, complete a message, or read a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Failure while running: the engine's thread ended unexpectedly.
@@ -204,14 +206,20 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
         return;
     }
     info!(leases = waiting, "reserved the ports of earlier leases");
-    tokio::time::sleep(grace).await;
+    let end = Instant::now() + grace;
+    let mut freed = 0;
+    while Instant::now() < end && !node.leases.reserved().is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        tokio::time::sleep(RESERVED_CHECK.min(left)).await;
+        freed += node.free_ports_of_the_dead();
+    }
     let left = node.leases.reserved();
     for lease in &left {
         node.end_lease(*lease);
     }
     info!(
-        adopted = waiting - left.len(),
-        expired = left.len(),
+        adopted = waiting.saturating_sub(left.len() + freed),
+        expired = left.len() + freed,
         "grace period over: freed the ports of leases that were not adopted"
     );
 }

@@ -338,6 +338,34 @@ fn ports_of_a_holder_that_died_meanwhile_are_free() {
 }
 
 #[test]
+fn ports_of_a_holder_that_dies_before_it_adopts_are_free() {
+    let Some(lab) = bare_lab("adopt_dying", 1) else {
+        return;
+    };
+    let mut near = Daemon::start(&lab, 0, IMPATIENT);
+    let mut holder = Program::start(
+        PROGRAM,
+        &lab.socket(0),
+        &["path:lease", "listen:7000", "accept"],
+    );
+    holder.says("ok path");
+    holder.says("ok listen");
+    // Its lease waits for it.
+    signal(holder.pid(), Signal::STOP);
+    near.kill();
+    near = Daemon::start(&lab, 0, IMPATIENT);
+    let listen = || {
+        EspListener::builder()
+            .path(Path::Daemon)
+            .bind_at(&near.client(), 7000)
+    };
+    let error = listen().unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}");
+    holder.kill();
+    listen().expect("the port is free at once");
+}
+
+#[test]
 fn refused_adoption_ends_a_lease_with_the_daemons_error() {
     let Some(lab) = bare_lab("adopt_refused", 2) else {
         return;

@@ -77,7 +77,7 @@ impl Entry {
     }
 
     /// Returns false only when its process has certainly ended.
-    fn may_live(&self) -> bool {
+    pub(super) fn may_live(&self) -> bool {
         let pid = self.pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
         pid.is_none_or(|pid| test_kill_process(pid) != Err(Errno::SRCH))
     }
