@@ -68,6 +68,15 @@ impl Way {
     }
 }
 
+/// Describes an error of a connection; for an unknown name, with what the user may have meant.
+pub fn describe(error: &std::io::Error) -> String {
+    let hint = match EspError::of(error) {
+        Some(EspError::UnknownName { name, .. }) => hint::of(name, &Names::load()),
+        _ => None,
+    };
+    hint.map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}"))
+}
+
 /// Returns the address of a node by its address or name. `hint` adds to the error of an unknown
 /// name.
 ///

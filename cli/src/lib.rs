@@ -24,3 +24,4 @@ pub mod signal;
 pub mod suggest;
 pub mod table;
 pub mod units;
+pub mod version;

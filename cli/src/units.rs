@@ -32,6 +32,17 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     })
 }
 
+/// Parses a number of things, such as `10`; at least 1.
+///
+/// # Errors
+/// The text is not such a number.
+pub fn count(text: &str) -> Result<u64, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| {
+        format!("invalid number `{text}`: write a whole number from 1 on, such as 10")
+    })
+}
+
 /// Parses a share as parts per million: `0.01` and `1%` are 10000. At most 1.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ways: {error}");
+            eprintln!("paths: {error}");
             ExitCode::FAILURE
         }
     }

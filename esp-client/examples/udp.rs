@@ -3,11 +3,22 @@
 //! `udp serve` prints its address; `udp ADDRESS:PORT [MIB]` sends to it.
 
 use std::io::{Read, Write};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use esp_client::{Client, EspAddr, EspListener, EspStream};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("udp: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let client = Client::udp()?;
     match args.first().map(String::as_str) {

@@ -24,7 +24,7 @@ use dashmap::DashMap;
 use esp_client::control::ErrorKind;
 use esp_engine::{ClientId, LinkId, Orphan};
 use esp_proto::{EdpKind, EndpointConfig, NodeAddr, Port};
-use netif::{Filter, PacketSocket, RingShape, SocketOptions};
+use netif::{Filter, Interface, PacketSocket, RingShape, SocketOptions};
 use tracing::warn;
 
 use crate::accounts::Charge;
@@ -60,7 +60,7 @@ pub struct LeaseSetup {
     /// Parameters of the protocol.
     pub endpoint: EndpointConfig,
     /// The interfaces, in the engine's order.
-    pub interfaces: Vec<netif::Interface>,
+    pub interfaces: Vec<Interface>,
     /// File for the record of leases; `None` to keep none.
     pub record: Option<PathBuf>,
     /// Leases in the record of the previous daemon; the engine holds their ports already.
@@ -71,6 +71,8 @@ pub struct LeaseSetup {
 #[derive(Debug)]
 pub(crate) struct Leases {
     setup: LeaseSetup,
+    /// The interfaces of `setup` as they are now.
+    interfaces: Mutex<Vec<Interface>>,
     table: DashMap<u64, Arc<Lease>>,
     next: AtomicU64,
     demux: Demux,
@@ -162,6 +164,7 @@ impl Leases {
             demux: Demux::default(),
             record: Mutex::new(setup.record.clone()),
             record_logged: Seldom::default(),
+            interfaces: Mutex::new(setup.interfaces.clone()),
             setup,
         };
         for entry in &leases.setup.before {
@@ -269,9 +272,32 @@ impl Leases {
                 slots: 0,
             };
         }
-        let interface = self.setup.interfaces.get(usize::from(link.0));
+        let interface = self.interface(link);
         let mtu = interface.map_or(0, |interface| interface.mtu);
         RingShape::for_streams(ETHERNET_HEADER + mtu.min(JUMBO) as usize)
+    }
+
+    fn interface(&self, link: LinkId) -> Option<Interface> {
+        self.interfaces().get(usize::from(link.0)).cloned()
+    }
+
+    fn interfaces(&self) -> MutexGuard<'_, Vec<Interface>> {
+        self.interfaces
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the present index and address of an interface for later leases. Returns true if the
+    /// index is new: the interface was made again.
+    pub(crate) fn update_interface(&self, link: LinkId, index: u32, addr: NodeAddr) -> bool {
+        let mut interfaces = self.interfaces();
+        let Some(interface) = interfaces.get_mut(usize::from(link.0)) else {
+            return false;
+        };
+        if let Some(mac) = addr.mac() {
+            interface.mac = mac.0.into();
+        }
+        std::mem::replace(&mut interface.index, index) != index
     }
 
     /// Opens the sockets of a lease: for streams, for replies, and an unbound spare for each.
@@ -287,8 +313,8 @@ impl Leases {
 
     fn open_sockets(&self, id: u64, lease: &Lease) -> Result<Vec<OwnedFd>, Refusal> {
         let (link, ports) = (lease.link, &lease.entry.ports);
-        let interface = self.setup.interfaces.get(usize::from(link.0));
-        let interface = interface
+        let interface = &self
+            .interface(link)
             .ok_or_else(|| Refusal::new(ErrorKind::NotFound, "leases are of raw Ethernet only"))?;
         let EndpointConfig {
             esp_ethertype: esp,

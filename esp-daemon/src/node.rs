@@ -9,12 +9,15 @@ use dashmap::DashMap;
 use esp_client::control::{InterfaceInfo, Rings};
 use esp_engine::shm::{MIN_RING, RingSizes};
 use esp_engine::{
-    Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, ListenerId, Reply, Snapshot,
+    Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkCondition, LinkId,
+    ListenerId, Reply, Snapshot,
 };
+use esp_proto::EndpointConfig;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
 use crate::accounts::Accounts;
+use crate::claim::InterfaceClaim;
 use crate::config::{Limits, RingOptions};
 use crate::leases::{LeaseSetup, Leases};
 use crate::links::Link;
@@ -52,6 +55,8 @@ pub struct Node {
     next_listener: AtomicU64,
     corruption_logged: Seldom,
     last_snapshot: AsyncMutex<Option<(Instant, Arc<Snapshot>)>>,
+    /// Claims on interfaces that were made again since the start.
+    claims: Mutex<Vec<InterfaceClaim>>,
 }
 
 /// Queues a command for the engine; waits while the queue is full, which the engine empties in
@@ -131,6 +136,7 @@ impl Node {
             next_listener: AtomicU64::new(1),
             corruption_logged: Seldom::default(),
             last_snapshot: AsyncMutex::new(None),
+            claims: Mutex::default(),
         })
     }
 
@@ -252,17 +258,13 @@ impl Node {
                     client.slots().moved(slot, take);
                 }
             }
-            EngineEvent::Link {
-                link,
-                up,
-                mtu,
-                gone,
-            } => {
-                if let Some(found) = self.links.get(usize::from(link.0)) {
-                    let mut state = found.state();
-                    (state.up, state.mtu) = (up && !gone, mtu);
-                    info!(interface = found.name(), up, mtu, gone, "link changed");
-                }
+            EngineEvent::Link { link, condition } => self.link_changed(link, condition),
+            EngineEvent::NotAttached { link, ref why } => {
+                let interface = self.links.get(usize::from(link.0)).map(Link::name);
+                warn!(
+                    interface,
+                    why, "the interface was made again and cannot be used"
+                );
             }
             EngineEvent::CaptureEnded { ref path, ref why } => {
                 let path = path.display();
@@ -284,6 +286,52 @@ impl Node {
                 }
             }
         }
+    }
+
+    fn link_changed(&self, link: LinkId, condition: LinkCondition) {
+        let Some(found) = self.links.get(usize::from(link.0)) else {
+            return;
+        };
+        let LinkCondition {
+            up,
+            mtu,
+            gone,
+            addr,
+            index,
+        } = condition;
+        let interface = found.name();
+        let before = {
+            let mut state = found.state();
+            (state.up, state.mtu) = (up && !gone, mtu);
+            std::mem::replace(&mut state.addr, addr)
+        };
+        info!(interface, up, mtu, gone, "link changed");
+        if before != addr {
+            warn!(
+                interface,
+                %before, now = %addr,
+                "the address changed: connections over the interface have ended"
+            );
+        }
+        let made_again = self.leases.update_interface(link, index, addr);
+        if made_again && !gone {
+            info!(interface, index, "the interface was made again: attached");
+            let EndpointConfig {
+                esp_ethertype,
+                edp_ethertype,
+                ..
+            } = *self.leases.endpoint();
+            for ethertype in [esp_ethertype, edp_ethertype] {
+                match InterfaceClaim::take(interface, index, ethertype) {
+                    Ok(claim) => self.claims().push(claim),
+                    Err(error) => warn!(interface, %error, "two daemons serve the interface"),
+                }
+            }
+        }
+    }
+
+    fn claims(&self) -> MutexGuard<'_, Vec<InterfaceClaim>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends a lease. Its ports are freed (drop) after the command.

@@ -108,6 +108,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         Duration::ZERO
     };
     let mut engine = start_engine(settings, all, &lease, adoption)?;
+    warn_of_small_buffers();
     // Last of the steps that can fail: from now on programs find the daemon.
     let path = &config.socket.path;
     let (mut claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
@@ -262,6 +263,23 @@ fn start_engine(
         events,
         ended,
     })
+}
+
+/// Warns if the kernel grants smaller socket buffers than the engine asks for.
+fn warn_of_small_buffers() {
+    let wanted = netif::WINDOW_BYTES;
+    if let Ok((receive, send)) = netif::granted_buffers(wanted, wanted)
+        && receive.min(send) < wanted
+    {
+        warn!(
+            wanted,
+            receive,
+            send,
+            "small socket buffers: frames of fast senders may be lost; run sysctl -w \
+             net.core.rmem_max=16777216 net.core.wmem_max=16777216, or give the daemon \
+             CAP_NET_ADMIN"
+        );
+    }
 }
 
 /// Serves the metrics, if the config says where. Returns the claim of a Unix socket.

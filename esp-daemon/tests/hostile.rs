@@ -279,9 +279,13 @@ fn a_program_that_corrupts_memory_is_disconnected() {
     });
     rig.engine.emit(EngineEvent::Link {
         link: esp_engine::LinkId(99),
-        up: true,
-        mtu: 1,
-        gone: true,
+        condition: esp_engine::LinkCondition {
+            up: true,
+            mtu: 1,
+            gone: true,
+            addr: esp_proto::MacAddr([2; 6]).into(),
+            index: 1,
+        },
     });
     serves(&rig);
 }

@@ -25,6 +25,21 @@ pub struct ClientId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u64);
 
+/// Condition of a link that may change while it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkCondition {
+    /// Administratively up, with a carrier.
+    pub up: bool,
+    /// Bytes after the EtherType.
+    pub mtu: u32,
+    /// The interface was removed.
+    pub gone: bool,
+    /// Own address.
+    pub addr: NodeAddr,
+    /// Index of the interface, which is another one after it was made again.
+    pub index: u32,
+}
+
 /// Index into the links given to [`crate::EngineConfig`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
@@ -288,16 +303,21 @@ pub enum EngineEvent {
         /// Address of the peer after the move.
         peer: NodeAddr,
     },
-    /// A link went up or down, changed its MTU, or was removed.
+    /// A link went up or down, changed its MTU or address, or its interface was removed or made
+    /// again.
     Link {
         /// The link.
         link: LinkId,
-        /// Administratively up, with a carrier.
-        up: bool,
-        /// Bytes after the EtherType.
-        mtu: u32,
-        /// The interface was removed.
-        gone: bool,
+        /// Its condition from now on.
+        condition: LinkCondition,
+    },
+    /// An interface was made again, but its link cannot use it. Tried again at the next change of
+    /// an interface.
+    NotAttached {
+        /// The link.
+        link: LinkId,
+        /// Description for the log.
+        why: String,
     },
     /// The pcap file could not be written. Further frames are not recorded.
     CaptureEnded {

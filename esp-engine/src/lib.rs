@@ -49,8 +49,8 @@ mod udp;
 pub use {
     clock::Clock,
     command::{
-        Arrival, ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkId, LinkSnapshot,
-        ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
+        Arrival, ClientId, Command, ConnHandle, EngineEvent, HoldError, LinkCondition, LinkId,
+        LinkSnapshot, ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
     },
     config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, LinkConfig, YIELD_HOGGED},
     engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, random},

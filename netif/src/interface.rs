@@ -195,6 +195,8 @@ pub struct LinkState {
     pub up: bool,
     /// Largest number of bytes after the EtherType of an untagged frame.
     pub mtu: u32,
+    /// Hardware address.
+    pub mac: MacAddr,
 }
 
 /// Returns the state of an interface in the socket's network namespace; `None` if it has no such
@@ -210,9 +212,14 @@ pub(crate) fn state_by(socket: &Socket, index: u32) -> io::Result<Option<LinkSta
     query(socket, &mut request, libc::SIOCGIFFLAGS)?;
     // SAFETY: plain data filled by the request of that member.
     let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+    let mtu = query_mtu(socket, &mut request)?;
+    query(socket, &mut request, libc::SIOCGIFHWADDR)?;
+    // SAFETY: plain data filled by the request of that member.
+    let [a, b, c, d, e, f, ..] = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data }.map(|b| b as u8);
     Ok(Some(LinkState {
         up: flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0,
-        mtu: query_mtu(socket, &mut request)?,
+        mtu,
+        mac: MacAddr::new(a, b, c, d, e, f),
     }))
 }
 

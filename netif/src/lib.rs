@@ -80,5 +80,7 @@ pub use pcap::PcapWriter;
 pub use pnet::ipnetwork::IpNetwork;
 pub use pnet::util::MacAddr;
 pub use ring::{RecvRing, RingShape, Slot};
-pub use socket::{OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES, peer_groups};
+pub use socket::{
+    OpenError, PacketSocket, SocketOptions, Statistics, WINDOW_BYTES, granted_buffers, peer_groups,
+};
 pub use udp::{Datagram, UdpOpenError, UdpOptions, UdpRecvBatch, UdpSocket};

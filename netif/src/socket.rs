@@ -376,6 +376,21 @@ pub(crate) fn set_buffers(socket: &Socket, receive: usize, send: usize) -> io::R
     Ok(())
 }
 
+/// Returns the sizes of the receive and the send buffer that the system grants to a socket of this
+/// process for these requests, in the bytes that [`SocketOptions`] counts.
+///
+/// # Errors
+/// Those of the system.
+pub fn granted_buffers(receive: usize, send: usize) -> io::Result<(usize, usize)> {
+    let socket = Socket::new(Domain::UNIX, Type::DGRAM, None)?;
+    set_buffers(&socket, receive, send)?;
+    // The kernel reports the doubled number.
+    Ok((
+        socket.recv_buffer_size()? / 2,
+        socket.send_buffer_size()? / 2,
+    ))
+}
+
 pub(crate) fn set<T: Copy>(socket: &Socket, level: i32, option: i32, value: &T) -> io::Result<()> {
     let len = mem::size_of::<T>() as libc::socklen_t;
     // SAFETY: the value is plain data that outlives the call and `len` is its size.

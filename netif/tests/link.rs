@@ -39,6 +39,7 @@ fn the_state_is_that_of_the_interface() {
     let expected = Some(LinkState {
         up: true,
         mtu: interface.mtu,
+        mac: interface.mac,
     });
     assert_eq!(socket.link_state().unwrap(), expected);
     let loopback = "127.0.0.1:0".parse().unwrap();
@@ -57,7 +58,8 @@ fn changes_of_mtu_and_state_are_noticed() {
         return;
     };
     let (mut monitor, socket) = open(&nodes);
-    let up = |up, mtu| move |state| state == Some(LinkState { up, mtu });
+    let mac = nodes.a.interface().mac;
+    let up = |up, mtu| move |state| state == Some(LinkState { up, mtu, mac });
     nodes.a.set_link("mtu 9000");
     wait_for(&mut monitor, &socket, up(true, 9000));
     nodes.a.set_link("down");
@@ -67,6 +69,18 @@ fn changes_of_mtu_and_state_are_noticed() {
     // The other end is switched off: the carrier is lost, the interface remains.
     nodes.b.set_link("down");
     wait_for(&mut monitor, &socket, up(false, 9000));
+}
+
+#[test]
+fn a_changed_hardware_address_is_noticed() {
+    let Some(nodes) = TwoNodes::new_or_skip("new_address") else {
+        return;
+    };
+    let (mut monitor, socket) = open(&nodes);
+    nodes.a.set_link("address 02:00:00:00:77:01");
+    wait_for(&mut monitor, &socket, |state| {
+        state.is_some_and(|state| state.mac.octets() == [2, 0, 0, 0, 0x77, 1])
+    });
 }
 
 #[test]

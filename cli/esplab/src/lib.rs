@@ -27,7 +27,7 @@ use cli::out::{self, Failure, Verdict};
 /// Runs as root, or without privilege in a user namespace. The machine's own network is never
 /// touched.
 #[derive(Debug, Parser)]
-#[command(name = "esplab", version)]
+#[command(name = "esplab", version = cli::version::version())]
 struct Flags {
     #[command(subcommand)]
     command: Command,

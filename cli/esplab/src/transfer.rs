@@ -12,6 +12,7 @@ use esp_client::{EspListener, EspStream};
 use indicatif::{BinaryBytes, ProgressBar};
 use serde::Serialize;
 
+use cli::ends;
 use cli::names::Names;
 use cli::out::{self, Doing, Failure, Verdict};
 use cli::units;
@@ -121,7 +122,9 @@ impl Output {
 
 pub(super) fn run_send(flags: &SendFlags) -> Result<Verdict, Failure> {
     let (target, bytes) = (&flags.target, flags.bytes);
-    let mut stream = EspStream::connect(target).doing(target)?;
+    let connected = EspStream::connect(target);
+    let failed = |error| Failure::new(format_args!("{target}: {}", ends::describe(&error)));
+    let mut stream = connected.map_err(failed)?;
     let bar = flags.output.bar();
     bar.set_length(bytes);
     // The pattern differs each time, so that data of an earlier transfer cannot pass.

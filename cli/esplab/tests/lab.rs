@@ -468,7 +468,7 @@ fn a_lab_needs_no_privilege() -> TestResult {
             .arg(&state_dir)
             .status()?;
     }
-    let run = |args: &[&str]| {
+    let run_with = |state: &std::path::Path, args: &[&str]| {
         let mut command = if root {
             Command::new("setpriv")
         } else {
@@ -479,11 +479,24 @@ fn a_lab_needs_no_privilege() -> TestResult {
             .arg(&program)
             .args(args);
         command
-            .env("ESPLAB_STATE", &state_dir)
+            .env("ESPLAB_STATE", state)
             .env_remove("ESPLAB")
             .stdin(Stdio::null())
             .output()
     };
+    let run = |args: &[&str]| run_with(&state_dir, args);
+    if root {
+        // The folder of root's labs, as another user finds it.
+        let roots = dir.join("roots");
+        Command::new("mkdir").arg("-m700").arg(&roots).status()?;
+        let refused = run_with(&roots, &["exec", "--name", "lab", "0", "id"])?;
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{text}");
+        assert!(
+            text.contains("belongs to another user") && text.contains("sudo esplab"),
+            "{text}"
+        );
+    }
     let made = run(&[
         "up",
         "--name",

@@ -234,6 +234,47 @@ fn esperf_measures_for_a_time_without_a_daemon() {
 }
 
 #[test]
+fn esperf_counts_losses_of_datagrams() {
+    // The switch loses every tenth frame, those of streams as well.
+    let options = LabOptions {
+        programs: Some(programs()),
+        daemon_config: "[lease]\nallow = \"off\"\n".into(),
+        ..LabOptions::new(2)
+    };
+    for (loss, carrier) in [(100_000, &[][..]), (0, &[]), (0, &["--carrier", "udp"])] {
+        let mut options = options.clone();
+        options.wire.loss_ppm = loss;
+        options.daemon = carrier.is_empty();
+        let Some(lab) = lab(&options) else { return };
+        let ip = Node(1).ip().to_string();
+        let node = if carrier.is_empty() { "node1" } else { &ip };
+        for reverse in [&[][..], &["-R"]] {
+            let args = [
+                "-c", node, "-u", "-b", "8m", "-n", "500000", "-l", "1000", "-P", "2",
+            ];
+            let args = [&args[..], reverse].concat();
+            let [client, server] = measured(&lab, carrier, &args);
+            for side in [&client, &server] {
+                assert_eq!(number(side, "/end/sum_sent/packets"), 500, "{side}");
+                let sum = "/end/sum_received";
+                assert_eq!(number(side, &format!("{sum}/packets")), 500, "{side}");
+                let lost = number(side, &format!("{sum}/lost_packets"));
+                let arrived = number(side, &format!("{sum}/bytes")) / 1000;
+                assert_eq!(lost + arrived, 500, "{side}");
+                assert_eq!(lost > 0, loss > 0, "{side}");
+                assert_eq!(lost, number(side, "/end/sum/lost_packets"), "{side}");
+                let jitter = side.pointer("/end/sum/jitter_ms").and_then(Value::as_f64);
+                assert!(jitter.is_some_and(|jitter| jitter > 0.0), "{side}");
+                assert_eq!(
+                    side.pointer("/start/test_start/protocol"),
+                    Some(&"EDP".into())
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn esperf_refuses_what_is_no_test() {
     let Some(lab) = with_daemons() else { return };
     let run = |args: &[&str]| Running::start(&lab, 0, "esperf", args, Stdio::null()).ends(vec![]);

@@ -14,7 +14,7 @@ use crate::out;
 /// Exit code: 0 when the tool did its work, 2 when it could not run; that of doctor says what it
 /// found.
 #[derive(Debug, Parser)]
-#[command(name = "esp", version)]
+#[command(name = "esp", version = crate::version::version())]
 struct Flags {
     #[command(subcommand)]
     tool: Tool,

@@ -18,7 +18,7 @@ use crate::units;
 /// Exit code: 0 when all was copied, 1 when the connection was refused, broke, or timed out, 2 when
 /// espcat could not run.
 #[derive(Debug, Parser)]
-#[command(name = "espcat", version)]
+#[command(name = "espcat", version = crate::version::version())]
 #[command(override_usage = "espcat [OPTIONS] NODE PORT\n       espcat [OPTIONS] -l PORT")]
 pub(super) struct Flags {
     /// NODE and PORT to connect to, or with -l the PORT to listen on. NODE is a MAC address, a name

@@ -5,34 +5,56 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use esp_client::{Client, EspAddr, EspStream};
 
-use super::control::{AT_ONCE, Begin, Hello, Reply, Results, receive, send};
+use super::control::{AT_ONCE, Begin, End, Hello, Reply, Results, receive, send};
+use super::datagrams::Flows;
 use super::flags::Flags;
-use super::report::{Report, Side};
-use super::streams::measure;
+use super::measure::measure;
+use super::report::{Report, Side, addresses};
+use super::streams;
 use crate::out::{Failure, Verdict};
 use crate::signal::Interrupt;
 
 /// Runs one test.
 pub(super) fn run(flags: &Flags, node: &str, interrupt: &Interrupt) -> Result<Verdict, Failure> {
-    let plan = flags.plan()?;
+    // Wrong values are found before another node is asked.
+    flags.plan(None)?;
     let (client, addr) = flags.way.reach(node, flags.port)?;
-    let control = open(&client, &addr)?;
+    let control = Arc::new(open(&client, &addr)?);
+    let mut flows = if flags.datagrams {
+        let interface = control.local_addr().interface.unwrap_or_default();
+        let peer = control.peer_addr().addr;
+        Some(Flows::bind(&client, &interface, flags.parallel, peer)?)
+    } else {
+        None
+    };
+    let plan = flags.plan(flows.as_ref().map(Flows::longest))?;
     let cookie = cookie();
     let hello = Hello::Test {
         cookie: cookie.clone(),
         plan,
+        ports: flows.as_ref().map(Flows::ports).unwrap_or_default(),
     };
     send(&control, &hello)?;
-    match receive(&control, AT_ONCE)? {
-        Reply::Ready => {}
-        Reply::Refused(why) => return Err(Failure::Broken(format!("the server refuses: {why}"))),
+    match (receive(&control, AT_ONCE)?, &mut flows) {
+        (Reply::Ready, None) => {}
+        (Reply::Ports(ports), Some(flows)) => flows.connect(ports)?,
+        (Reply::Refused(why), _) => {
+            return Err(Failure::Broken(format!("the server refuses: {why}")));
+        }
+        _ => {
+            return Err(Failure::Broken(
+                "the server is no esperf of this version: it answers another kind of test".into(),
+            ));
+        }
     }
     let mut streams = Vec::new();
-    for index in 0..plan.streams {
-        let stream = open(&client, &addr)?;
-        let cookie = cookie.clone();
-        send(&stream, &Hello::Data { cookie, index })?;
-        streams.push(Arc::new(stream));
+    if flows.is_none() {
+        for index in 0..plan.streams {
+            let stream = open(&client, &addr)?;
+            let cookie = cookie.clone();
+            send(&stream, &Hello::Data { cookie, index })?;
+            streams.push(Arc::new(stream));
+        }
     }
     let Begin = receive(&control, AT_ONCE)?;
     let side = Side {
@@ -41,14 +63,24 @@ pub(super) fn run(flags: &Flags, node: &str, interrupt: &Interrupt) -> Result<Ve
         interval: flags.interval,
         json: flags.json,
     };
-    let mut report = Report::start(side, Some((node, flags.port)), &cookie, &streams)?;
+    let (work, connected) = match &flows {
+        Some(flows) => (flows.work(&plan, side.sends, &control)?, flows.addresses()),
+        None => (
+            streams::work(&plan, side.sends, &client, &streams),
+            addresses(&streams),
+        ),
+    };
+    let mut report = Report::start(side, Some((node, flags.port)), &cookie, &connected)?;
     let pace = (flags.interval, interrupt);
-    let own = measure(&plan, side.sends, &client, &streams, pace, |interval| {
+    let own = measure(&plan, side.sends, work, pace, |interval| {
         report.interval(interval)
     })?;
     if interrupt.is_set() {
         report.end(&own, None)?;
         return Ok(Verdict::Partly);
+    }
+    if flows.is_some() && side.sends {
+        send(&control, &End)?;
     }
     send(&control, &own)?;
     let theirs: Results = receive(&control, AT_ONCE)?;

@@ -19,8 +19,13 @@ pub(super) const AT_ONCE: Duration = Duration::from_secs(10);
 /// First line of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Hello {
-    /// The control stream of a test.
-    Test { cookie: String, plan: Plan },
+    /// The control stream of a test. Datagrams come from, or go to, these ports of the client.
+    Test {
+        cookie: String,
+        plan: Plan,
+        #[serde(default)]
+        ports: Vec<u16>,
+    },
     /// A stream of the test with this cookie.
     Data { cookie: String, index: u16 },
 }
@@ -30,6 +35,8 @@ pub(super) enum Hello {
 pub(super) enum Reply {
     /// The server waits for the streams.
     Ready,
+    /// Datagrams go to, or come from, these ports of the server.
+    Ports(Vec<u16>),
     /// The server refuses the test.
     Refused(String),
 }
@@ -37,6 +44,21 @@ pub(super) enum Reply {
 /// Follows once the server has all streams: both sides begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Begin;
+
+/// Ends the sending of datagrams, which have no end of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct End;
+
+/// Datagrams of a stream: sent, or received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Datagrams {
+    pub(super) packets: u64,
+    /// Gaps in the sequence numbers received.
+    pub(super) lost: u64,
+    pub(super) out_of_order: u64,
+    /// Smoothed variation of the transit times (RFC 3550, section 6.4.1), in milliseconds.
+    pub(super) jitter_ms: f64,
+}
 
 /// Results of one side, by stream. The sides exchange them at the end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -46,6 +68,9 @@ pub(super) struct Results {
     pub(super) retransmits: Vec<Option<u64>>,
     pub(super) seconds: f64,
     pub(super) cpu: Cpu,
+    /// Empty for streams.
+    #[serde(default)]
+    pub(super) datagrams: Vec<Datagrams>,
 }
 
 /// Time of processors, in per cent of one.

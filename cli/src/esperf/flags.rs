@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
+use super::datagrams;
 use crate::ends::Way;
 use crate::out::Failure;
 use crate::units;
@@ -12,14 +13,17 @@ use crate::units;
 const DEFAULT_PORT: u16 = 5201;
 /// Most streams of a test.
 pub(super) const MAX_STREAMS: u16 = 128;
+/// Default of `-l` for streams.
+const DEFAULT_LENGTH: u64 = 128 << 10;
 /// Longest write.
 pub(super) const MAX_LENGTH: u64 = 1 << 20;
 
-/// Measure the throughput of streams to another node, as iperf3(1) does over TCP
+/// Measure the throughput of streams to another node, as iperf3(1) does over TCP, or with -u the
+/// losses and the jitter of datagrams
 ///
 /// Exit code: 0 when the test was done, 1 when it broke off, 2 when esperf could not run.
 #[derive(Debug, Parser)]
-#[command(name = "esperf", version)]
+#[command(name = "esperf", version = crate::version::version())]
 #[command(override_usage = "esperf -s [OPTIONS]\n       esperf -c NODE [OPTIONS]")]
 pub(super) struct Flags {
     /// Serve tests, one after the other
@@ -56,6 +60,13 @@ pub(super) struct Flags {
     #[arg(short = 'n', long, value_name = "BYTES", value_parser = units::bytes)]
     #[arg(conflicts_with_all = ["time", "server"])]
     pub(super) bytes: Option<u64>,
+    /// Datagrams (EDP) instead of streams: counts losses, and measures the jitter
+    #[arg(short = 'u', long = "udp", conflicts_with = "server")]
+    pub(super) datagrams: bool,
+    /// With -u, bits per second of each sender; 0: as fast as possible
+    #[arg(short, long, value_name = "RATE", value_parser = bit_rate, default_value = "1mbit")]
+    #[arg(conflicts_with = "server", requires = "datagrams")]
+    pub(super) bitrate: u64,
     /// Number of streams
     #[arg(short = 'P', long, value_name = "STREAMS", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_STREAMS)))]
@@ -64,10 +75,10 @@ pub(super) struct Flags {
     /// The server sends
     #[arg(short = 'R', long, conflicts_with = "server")]
     pub(super) reverse: bool,
-    /// Bytes of each write and read
-    #[arg(short, long, value_name = "BYTES", value_parser = units::bytes, default_value = "128KiB")]
+    /// Bytes of each write and read, or of each datagram [default: 128KiB, or the longest datagram]
+    #[arg(short, long, value_name = "BYTES", value_parser = units::bytes)]
     #[arg(conflicts_with = "server")]
-    pub(super) length: u64,
+    pub(super) length: Option<u64>,
     #[command(flatten)]
     pub(super) way: Way,
 }
@@ -81,6 +92,18 @@ pub(super) struct Plan {
     /// Time to send, unless `bytes` says how many.
     pub(super) time: Duration,
     pub(super) bytes: Option<u64>,
+    /// Bits per second of each sender of datagrams, 0 without a limit; `None`: streams.
+    #[serde(default)]
+    pub(super) datagrams: Option<u64>,
+}
+
+/// Parses bits per second; 0: no limit.
+fn bit_rate(text: &str) -> Result<u64, String> {
+    if text == "0" {
+        Ok(0)
+    } else {
+        units::rate(text)
+    }
 }
 
 impl Plan {
@@ -98,6 +121,13 @@ impl Plan {
                 self.streams
             ));
         }
+        let least = datagrams::HEADER as u64;
+        if self.datagrams.is_some() && self.length < least {
+            return Err(format!(
+                "invalid length {} for -l: a datagram has {least} bytes or more",
+                self.length
+            ));
+        }
         if self.bytes == Some(0) || self.time > Duration::from_secs(86_400) {
             return Err("the test is empty, or longer than a day".into());
         }
@@ -106,16 +136,24 @@ impl Plan {
 }
 
 impl Flags {
-    /// Returns the test of a client.
-    pub(super) fn plan(&self) -> Result<Plan, Failure> {
+    /// Returns the test of a client; `longest` is the longest datagram.
+    pub(super) fn plan(&self, longest: Option<usize>) -> Result<Plan, Failure> {
+        let longest = longest.map(|longest| longest as u64);
         let plan = Plan {
             streams: self.parallel,
-            length: self.length,
+            length: self.length.or(longest).unwrap_or(DEFAULT_LENGTH),
             reverse: self.reverse,
             time: self.time,
             bytes: self.bytes,
+            datagrams: self.datagrams.then_some(self.bitrate),
         };
         plan.check().map_err(Failure::new)?;
+        if let Some(longest) = longest.filter(|longest| plan.length > *longest) {
+            return Err(Failure::new(format!(
+                "invalid length {} for -l: a datagram on this way has at most {longest} bytes",
+                plan.length
+            )));
+        }
         Ok(plan)
     }
 }
@@ -127,7 +165,8 @@ mod tests {
 
     fn plan(line: &str) -> Result<Plan, String> {
         let flags = Flags::try_parse_from(line.split(' ')).map_err(|e| e.to_string())?;
-        flags.plan().map_err(|e| e.to_string())
+        let longest = flags.datagrams.then_some(1489);
+        flags.plan(longest).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -143,11 +182,16 @@ mod tests {
             reverse: true,
             time: Duration::from_secs(5),
             bytes: None,
+            datagrams: None,
         };
         let line = "esperf -c node1 -p 7000 -t 5 -P 8 -R -l 64K -i 0.5 --json";
         assert_eq!(plan(line), Ok(expected));
         let bytes = plan("esperf -c node1 -n 1M").map(|plan| plan.bytes);
         assert_eq!(bytes, Ok(Some(1 << 20)));
+        let rate = |line: &str| plan(line).map(|plan| (plan.datagrams, plan.length));
+        assert_eq!(rate("esperf -c node1"), Ok((None, 128 << 10)));
+        assert_eq!(rate("esperf -c node1 -u"), Ok((Some(1_000_000), 1489)));
+        assert_eq!(rate("esperf -c node1 -u -b 0 -l 99"), Ok((Some(0), 99)));
     }
 
     #[test]
@@ -161,6 +205,10 @@ mod tests {
             ("esperf -c node1 -n 0", "empty"),
             ("esperf -c node1 -t 1 -n 1", "cannot be used"),
             ("esperf -c node1 -t x", "invalid duration"),
+            ("esperf -c node1 -b 1g", "required"),
+            ("esperf -c node1 -u -b 1", "invalid rate"),
+            ("esperf -c node1 -u -l 15", "16 bytes or more"),
+            ("esperf -c node1 -u -l 1490", "at most 1489 bytes"),
         ] {
             let error = plan(line).unwrap_err();
             assert!(error.contains(why), "{line}: {error}");

@@ -1,11 +1,13 @@
 //! `esperf`: throughput of streams with the command line and the reports of iperf3(1).
 //!
 //! `flags` is the command line; `client` and `server` agree on a test by the messages of `control`;
-//! `streams` sends or receives; `report` prints.
+//! `measure` reports while `streams` or `datagrams` send or receive; `report` prints.
 
 mod client;
 mod control;
+mod datagrams;
 mod flags;
+mod measure;
 mod report;
 mod server;
 mod streams;

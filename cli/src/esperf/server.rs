@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use esp_client::{Client, EspListener, EspStream};
 
-use super::control::{AT_ONCE, Begin, Hello, Reply, Results, receive, send};
+use super::control::{AT_ONCE, Begin, End, Hello, Reply, Results, receive, send};
+use super::datagrams::Flows;
 use super::flags::{Flags, Plan};
-use super::report::{Report, Side};
-use super::streams::measure;
+use super::measure::measure;
+use super::report::{Report, Side, addresses};
+use super::streams;
 use crate::out::{self, Doing, Failure, Verdict};
 use crate::signal::Interrupt;
 
@@ -34,12 +36,17 @@ pub(super) fn run(flags: &Flags, interrupt: &Interrupt) -> Result<Verdict, Failu
         let Some(control) = accept(&listener)? else {
             continue;
         };
+        let control = Arc::new(control);
         let ended = match receive(&control, FIRST_LINE) {
-            Ok(Hello::Test { cookie, plan }) => match plan.check() {
+            Ok(Hello::Test {
+                cookie,
+                plan,
+                ports,
+            }) => match plan.check() {
                 Ok(()) => serve(
                     flags,
                     &plan,
-                    &cookie,
+                    (&cookie, ports),
                     (&client, &listener),
                     &control,
                     interrupt,
@@ -76,32 +83,76 @@ fn accept(listener: &EspListener) -> Result<Option<EspStream>, Failure> {
 fn serve(
     flags: &Flags,
     plan: &Plan,
-    cookie: &str,
+    (cookie, ports): (&str, Vec<u16>),
     (client, listener): (&Client, &EspListener),
-    control: &EspStream,
+    control: &Arc<EspStream>,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
-    send(control, &Reply::Ready)?;
-    let streams = gather(listener, plan.streams, cookie)?;
-    send(control, &Begin)?;
+    let mut flows = None;
+    let mut streams = Vec::new();
+    if plan.datagrams.is_some() {
+        match prepare(client, plan, ports, control)? {
+            Ok(prepared) => flows = Some(prepared),
+            Err(why) => return send(control, &Reply::Refused(why)),
+        }
+    } else {
+        send(control, &Reply::Ready)?;
+        streams = gather(listener, plan.streams, cookie)?;
+    }
     let side = Side {
         plan: *plan,
         sends: plan.reverse,
         interval: flags.interval,
         json: flags.json,
     };
-    let mut report = Report::start(side, None, cookie, &streams)?;
+    let (work, connected) = match &flows {
+        Some(flows) => (flows.work(plan, side.sends, control)?, flows.addresses()),
+        None => (
+            streams::work(plan, side.sends, client, &streams),
+            addresses(&streams),
+        ),
+    };
+    send(control, &Begin)?;
+    let mut report = Report::start(side, None, cookie, &connected)?;
     let pace = (flags.interval, interrupt);
-    let own = measure(plan, side.sends, client, &streams, pace, |interval| {
+    let own = measure(plan, side.sends, work, pace, |interval| {
         report.interval(interval)
     })?;
     if interrupt.is_set() {
         return report.end(&own, None);
     }
+    if flows.is_some() && side.sends {
+        send(control, &End)?;
+    }
     let theirs: Results = receive(control, AT_ONCE)?;
     send(control, &own)?;
     control.finish(AT_ONCE).map_err(Failure::broken)?;
     report.end(&own, Some(&theirs))
+}
+
+/// Binds the sockets of a test of datagrams, and sends their ports; or returns why that cannot be.
+fn prepare(
+    client: &Client,
+    plan: &Plan,
+    ports: Vec<u16>,
+    control: &EspStream,
+) -> Result<Result<Flows, String>, Failure> {
+    let interface = control.local_addr().interface.unwrap_or_default();
+    let peer = control.peer_addr().addr;
+    let mut flows = match Flows::bind(client, &interface, plan.streams, peer) {
+        Ok(flows) => flows,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let longest = flows.longest();
+    if plan.length > longest as u64 {
+        return Ok(Err(format!(
+            "invalid length {} for -l: a datagram has at most {longest} bytes on {interface} there",
+            plan.length
+        )));
+    }
+    flows.connect(ports)?;
+    send(control, &Reply::Ports(flows.ports()))?;
+    Ok(Ok(flows))
 }
 
 /// Accepts the streams of a test, in the order of their numbers.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::flags::Target;
 use super::report::{Ignored, Report, Streams};
+use super::survey::{self, Doubled};
 use super::wire::{Answer, Arrival, STREAM_WAIT, Wire};
 use crate::out::{Doing, Failure, Verdict};
 use crate::signal::Interrupt;
@@ -88,13 +89,18 @@ pub(super) fn run(
     Ok(if fine { Verdict::Done } else { Verdict::Partly })
 }
 
-/// Tries packets of streams, too, and reports what is wrong. Returns true if nothing is.
+/// Looks for other nodes with the target's address, tries packets of streams, too, and reports what
+/// is wrong. Returns true if nothing is.
 pub(super) fn streams(
     wire: &mut impl Wire,
     target: &Target,
     datagrams: bool,
     report: &mut Report,
 ) -> Result<bool, Failure> {
+    let neighbours = survey::neighbours(wire, datagrams);
+    if let Some(doubled) = Doubled::of(target, &neighbours) {
+        report.show(&doubled)?;
+    }
     // A node from which nothing came back is probably not there.
     let wait = if datagrams {
         STREAM_WAIT
@@ -102,12 +108,14 @@ pub(super) fn streams(
         STREAM_WAIT / 4
     };
     let streams = wire.streams(target.addr, wait);
+    let silent = !datagrams && streams != Some(true);
     let found = Streams {
         target: target.text.clone(),
         mac: target.addr.to_string(),
         interface: wire.interface().to_owned(),
         datagrams,
         streams,
+        silence: silent.then(|| survey::silence(wire, target, &neighbours)),
     };
     Ok(report.streams(&found)?)
 }

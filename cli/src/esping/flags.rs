@@ -15,7 +15,7 @@ use crate::units;
 ///
 /// Exit code: 0 when every request was answered, 1 when some were not, 2 when esping could not run.
 #[derive(Debug, Parser)]
-#[command(name = "esping", version)]
+#[command(name = "esping", version = crate::version::version())]
 pub(super) struct Flags {
     /// MAC address, a name of /etc/ethers (or of the file $ESP_ETHERS names), or NAME.esp, the node
     /// that announces NAME: over raw Ethernet. IPv4 address, IPv6 address in brackets or another
@@ -24,7 +24,7 @@ pub(super) struct Flags {
     #[arg(required_unless_present = "discover", value_name = "TARGET")]
     pub(super) targets: Vec<String>,
     /// Stop after COUNT requests to each target
-    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short, long, value_name = "COUNT", value_parser = units::count)]
     pub(super) count: Option<u64>,
     /// Time between requests [default: 1]; with 0 the next one is sent as soon as one is answered.
     /// Less than 2 ms is for root only
@@ -39,8 +39,9 @@ pub(super) struct Flags {
     #[arg(short = 'A', long, conflicts_with_all = ["mtu", "discover"])]
     pub(super) adaptive: bool,
     /// Bytes of data in a request [default: 56]
-    #[arg(short, long, value_name = "BYTES", conflicts_with_all = ["mtu", "discover"])]
-    pub(super) size: Option<usize>,
+    #[arg(short, long, value_name = "BYTES", value_parser = units::bytes)]
+    #[arg(conflicts_with_all = ["mtu", "discover"])]
+    pub(super) size: Option<u64>,
     /// Stop after SECS seconds, answered or not
     #[arg(short = 'w', long, value_name = "SECS", value_parser = units::seconds)]
     #[arg(conflicts_with_all = ["mtu", "discover"])]

@@ -1,7 +1,8 @@
 //! `esping`: EDP echo with the command line of ping(8).
 //!
 //! `flags` is the command line; `echo`, `mtu`, `discover` and `ethers` run it over a `wire` (a
-//! datagram socket, or a fake in tests); `report` prints; `hint` helps with misspelt names.
+//! datagram socket, or a fake in tests); `survey` says what else is known; `report` prints; `hint`
+//! helps with misspelt names.
 
 pub(crate) mod discover;
 pub(crate) mod echo;
@@ -10,6 +11,7 @@ mod flags;
 pub(crate) mod hint;
 pub(crate) mod mtu;
 mod report;
+mod survey;
 pub(crate) mod wire;
 
 use std::process::ExitCode;
@@ -85,7 +87,10 @@ fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let echo = Echo {
         count: flags.count,
         pace: flags.pace(geteuid().is_root())?,
-        size: flags.size.unwrap_or(56),
+        // A size that does not fit is refused with that of the interface.
+        size: flags
+            .size
+            .map_or(56, |size| usize::try_from(size).unwrap_or(usize::MAX)),
         deadline: flags.deadline,
         wait: flags.wait.unwrap_or(DEFAULT_WAIT),
         outstanding: flags.outstanding,

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use esp_client::NodeAddr;
 use serde::Serialize;
 
+use super::survey::Silence;
 use crate::names::Names;
 use crate::out;
 
@@ -110,6 +111,9 @@ pub(super) struct Streams {
     pub(super) datagrams: bool,
     /// Packets of streams were answered; `None` if they were not tried.
     pub(super) streams: Option<bool>,
+    /// What is known when nothing came back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) silence: Option<Silence>,
 }
 
 /// Result of `--mtu`.
@@ -324,14 +328,15 @@ impl Display for Streams {
             )
         };
         let (datagrams, streams) = ("datagrams (EDP)", "packets of streams (ESP)");
-        let text = match (self.datagrams, self.streams) {
-            (true, Some(false)) => filtered(datagrams, streams, "0x88b5"),
-            (false, Some(true)) => filtered(streams, datagrams, "0x88b6"),
-            (true, _) => format!("{target} answers"),
-            (false, _) => format!(
-                "nothing came back; to look for the cause: esp doctor --peer {}",
-                self.target
-            ),
+        let text = match (self.datagrams, self.streams, &self.silence) {
+            (true, Some(false), _) => filtered(datagrams, streams, "0x88b5"),
+            (false, Some(true), _) => filtered(streams, datagrams, "0x88b6"),
+            (true, _, _) => format!("{target} answers"),
+            (false, _, Some(silence)) => {
+                let more = format!("to look further: esp doctor --peer {}", self.target);
+                format!("nothing came back: {silence}\n{more}")
+            }
+            (false, _, None) => "nothing came back".to_owned(),
         };
         f.write_str(&text)
     }

@@ -42,6 +42,8 @@ pub(crate) trait Wire {
     fn interface(&self) -> &str;
     /// Address of the interface.
     fn addr(&self) -> NodeAddr;
+    /// Returns whether the interface is up now; `None` if that is unknown.
+    fn is_up(&self) -> Option<bool>;
     /// Maximum number of bytes in the body of an echo request.
     fn max_body(&self) -> usize;
     /// Current time in nanoseconds, by the clock of [`Arrival::at`].
@@ -136,6 +138,13 @@ impl Wire for Datagrams {
         self.socket.addr()
     }
 
+    fn is_up(&self) -> Option<bool> {
+        let status = self.client.status().ok()?;
+        let name = self.socket.interface();
+        let own = status.interfaces.iter().find(|own| own.name == name)?;
+        Some(own.up)
+    }
+
     fn max_body(&self) -> usize {
         // The type precedes the body.
         self.socket.max_payload().saturating_sub(1)
@@ -195,7 +204,6 @@ fn arrival(info: &DatagramInfo, body: &[u8]) -> Option<Arrival> {
     })
 }
 
-/// A wire whose peer is a closure; only waiting advances its clock.
 /// Returns whether the error of a connection attempt is an answer of the peer; `None` if it is one
 /// of this node.
 fn is_answer(error: &io::Error) -> Option<bool> {
@@ -220,11 +228,13 @@ pub(super) mod fake {
     /// microseconds.
     type Peer = Box<dyn FnMut(NodeAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)>>;
 
+    /// A wire whose peer is a closure; only waiting advances its clock.
     pub(in crate::esping) struct Fake {
         pub(in crate::esping) now: u64,
         pub(in crate::esping) max: usize,
         pub(in crate::esping) sent: u64,
         pub(in crate::esping) streams: Option<bool>,
+        pub(in crate::esping) up: Option<bool>,
         peer: Peer,
         coming: VecDeque<Arrival>,
     }
@@ -239,6 +249,7 @@ pub(super) mod fake {
                 max,
                 sent: 0,
                 streams: None,
+                up: None,
                 peer: Box::new(peer),
                 coming: VecDeque::new(),
             }
@@ -270,6 +281,10 @@ pub(super) mod fake {
 
         fn addr(&self) -> NodeAddr {
             esp_client::MacAddr([2, 0, 0, 0, 0, 0xff]).into()
+        }
+
+        fn is_up(&self) -> Option<bool> {
+            self.up
         }
 
         fn max_body(&self) -> usize {

@@ -25,7 +25,7 @@ use sockets::Sockets;
 /// ESP is the Ethernet Streaming Protocol of esp-daemon, not IPsec's ESP; EDP is its datagram
 /// protocol.
 #[derive(Debug, Parser)]
-#[command(name = "espstat", version, after_long_help = help())]
+#[command(name = "espstat", version = crate::version::version(), after_long_help = help())]
 struct Flags {
     /// Sockets to show, such as `state established dport = 5000`; see below
     #[arg(value_name = "FILTER", conflicts_with = "counters")]

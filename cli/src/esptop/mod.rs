@@ -45,7 +45,7 @@ const LOOK: Duration = Duration::from_millis(100);
 ///
 /// `?` explains the keys. Where standard output is no terminal, one snapshot is printed.
 #[derive(Debug, Parser)]
-#[command(name = "esptop", version, after_long_help = filter::HELP)]
+#[command(name = "esptop", version = crate::version::version(), after_long_help = filter::HELP)]
 struct Flags {
     /// Connections to show, such as `state established dport = 5000`; see below
     #[arg(value_name = "FILTER")]

@@ -23,6 +23,27 @@ pub enum LabError {
         /// Requested name.
         name: String,
     },
+    /// The labs of this folder belong to another user.
+    #[error(
+        "lab `{name}`: no permission to read {}, which belongs to another user: run esplab as that \
+         user (`sudo esplab …` for root's labs), or make a lab of this user: `esplab up --nodes 2`",
+        dir.display()
+    )]
+    OtherUser {
+        /// Requested name.
+        name: String,
+        /// Folder of the labs.
+        dir: PathBuf,
+    },
+    /// This user has no such lab, but root has labs.
+    #[error(
+        "no lab `{name}` of this user; root has labs: `sudo esplab …` uses them, `esplab up --nodes 2` \
+         makes one of this user"
+    )]
+    RootsLab {
+        /// Requested name.
+        name: String,
+    },
     /// Another process is creating the lab.
     #[error("lab `{name}` is being set up by process {pid}; wait for it or end that process")]
     Busy {

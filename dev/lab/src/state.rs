@@ -133,6 +133,16 @@ pub(crate) fn boot_id() -> String {
 /// Variable with the folder of all labs, for programs in a node, which may run as another user.
 pub(crate) const ENV: &str = "ESPLAB_STATE";
 
+/// Folder of root's labs.
+const ROOTS: &str = "/run/esplab";
+
+/// Returns true if a folder of labs does not exist or has no lab. One that this user may not read
+/// counts as not empty if it has subfolders.
+fn is_empty(dir: &Path) -> bool {
+    // A folder has a link of each subfolder, besides its name and its own `.`.
+    fs::metadata(dir).map_or(true, |found| found.nlink() <= 2)
+}
+
 /// Folder of all labs of this user.
 #[derive(Clone, Debug)]
 pub(crate) struct Root(PathBuf);
@@ -149,7 +159,7 @@ impl Root {
         }
         let uid = geteuid();
         if uid.is_root() {
-            return Root("/run/esplab".into());
+            return Root(ROOTS.into());
         }
         let runtime = std::env::var_os("XDG_RUNTIME_DIR")
             .map(PathBuf::from)
@@ -235,10 +245,21 @@ impl Root {
     pub(crate) fn open(&self, name: &str) -> Result<(State, PathBuf), LabError> {
         check_name(name)?;
         let dir = self.dir(name);
-        let state = State::read(&dir)?.ok_or_else(|| LabError::NotFound {
-            name: name.to_owned(),
-        })?;
-        Ok((state, dir))
+        let name = name.to_owned();
+        match State::read(&dir) {
+            Ok(Some(state)) => Ok((state, dir)),
+            Ok(None) if self.0 != Path::new(ROOTS) && !is_empty(Path::new(ROOTS)) => {
+                Err(LabError::RootsLab { name })
+            }
+            Ok(None) => Err(LabError::NotFound { name }),
+            Err(LabError::Io { source, .. })
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                let dir = self.0.clone();
+                Err(LabError::OtherUser { name, dir })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns all labs, by name, except those that cannot be read.

@@ -49,8 +49,9 @@ impl EventLog {
             } => {
                 self.moved.insert(slot, (link, peer));
             }
-            // An embedded engine has no pcap file.
+            // An embedded engine has no pcap file, and does not attach links again.
             EngineEvent::Link { .. }
+            | EngineEvent::NotAttached { .. }
             | EngineEvent::CaptureEnded { .. }
             | EngineEvent::Corrupted { .. } => {}
         }

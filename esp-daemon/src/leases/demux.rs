@@ -51,6 +51,8 @@ struct Groups {
 #[derive(Debug)]
 struct Group {
     link: LinkId,
+    /// Index of its interface.
+    index: u32,
     ethertype: u16,
     fanout: Arc<FanoutGroup>,
     /// In the order in which the sockets were created.
@@ -225,14 +227,17 @@ impl Groups {
         if kept >= MAX_KEPT {
             return None;
         }
-        let fits =
-            |group: &Group| group.link == link && group.ethertype == ethertype && group.has_room();
+        let fits = |group: &Group| {
+            (group.link, group.index, group.ethertype) == (link, interface.index, ethertype)
+                && group.has_room()
+        };
         if let Some(found) = self.all.iter().position(fits) {
             return Some(found);
         }
         let fanout = Arc::new(FanoutGroup::open(interface, ethertype).ok()?);
         self.all.push(Group {
             link,
+            index: interface.index,
             ethertype,
             fanout,
             members: Vec::new(),

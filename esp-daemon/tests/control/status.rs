@@ -93,14 +93,22 @@ fn link_events_reach_programs() {
     let rig = Rig::new("");
     let link_event = |link, up| esp_engine::EngineEvent::Link {
         link: esp_engine::LinkId(link),
-        up,
-        mtu: 9000,
-        gone: false,
+        condition: esp_engine::LinkCondition {
+            up,
+            mtu: 9000,
+            gone: false,
+            addr: esp_proto::MacAddr([2, 0, 0, 0, 0, 9]).into(),
+            index: 1,
+        },
     };
     rig.engine.emit(link_event(0, false));
     let mut program = rig.program();
     eventually("net0 is down", || !status(&mut program).interfaces[0].up);
-    assert_eq!(status(&mut program).interfaces[0].mtu, 9000);
+    let seen = status(&mut program).interfaces.remove(0);
+    assert_eq!(
+        (seen.mtu, seen.addr),
+        (9000, esp_proto::MacAddr([2, 0, 0, 0, 0, 9]).into())
+    );
     let Reply::Stream { interface, .. } = program.ask(connect(0)) else {
         panic!()
     };

@@ -45,6 +45,14 @@ impl Link {
         }
     }
 
+    /// Keeps the frames of held ports from a new socket. Without the filter they are received and
+    /// dropped, which only costs time.
+    pub(super) fn filter_held(&self) {
+        if !self.held.is_empty() {
+            let _ = self.attach_filter();
+        }
+    }
+
     fn release(&mut self, ports: impl Iterator<Item = Port>) {
         for port in ports {
             self.endpoint.unhold(port);

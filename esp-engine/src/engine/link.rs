@@ -13,13 +13,17 @@ use super::datagrams::Datagrams;
 use super::stats::LinkStats;
 use super::streams::Stream;
 use super::{TX_BATCH, UDP_TX_BATCH, entropy};
-use crate::command::ListenerId;
+use crate::command::{LinkCondition, ListenerId};
 use crate::config::{EngineError, LinkConfig};
 use crate::shm::Region;
 
 /// Maximum number of queued frames to the own address. Further ones are dropped, and retransmitted
 /// by the protocol.
 const LOOP_QUEUE: usize = 1024;
+
+/// Rounds of transmission before a changed address is adopted, enough for the resets of a full
+/// table.
+const LAST_FRAMES: usize = 64;
 
 /// One interface of the engine.
 pub(super) struct Link {
@@ -140,9 +144,15 @@ impl Link {
         })
     }
 
-    /// Returns whether the link is up, its MTU for frames, and whether its interface was removed.
-    pub(super) fn condition(&self) -> (bool, u32, bool) {
-        (self.up, self.endpoint.mtu(), self.gone)
+    /// Returns the present condition.
+    pub(super) fn condition(&self) -> LinkCondition {
+        LinkCondition {
+            up: self.up,
+            mtu: self.endpoint.mtu(),
+            gone: self.gone,
+            addr: self.endpoint.addr(),
+            index: self.interface.index,
+        }
     }
 
     /// Returns true if the link has nothing to transmit: it is in standby, and no program has
@@ -200,17 +210,68 @@ impl Link {
                 self.endpoint.abandon(now, true);
             }
             Some(state) => {
-                if before.0 && !self.up {
+                if before.up && !self.up {
                     self.endpoint.abandon(now, false);
                 }
-                if state.mtu != self.interface.mtu {
-                    self.interface.mtu = state.mtu;
-                    self.carrier.set_mtu(state.mtu);
-                    let mtu = self.endpoint.addr().frame_mtu(state.mtu);
-                    self.endpoint.set_mtu(now, mtu);
-                }
+                self.set_mtu(now, state.mtu);
+                self.set_mac(now, MacAddr(state.mac.octets()));
             }
         }
         before != self.condition()
+    }
+
+    fn set_mtu(&mut self, now: Instant, mtu: u32) {
+        if mtu != self.interface.mtu {
+            self.interface.mtu = mtu;
+            self.carrier.set_mtu(mtu);
+            let mtu = self.endpoint.addr().frame_mtu(mtu);
+            self.endpoint.set_mtu(now, mtu);
+        }
+    }
+
+    /// Adopts a changed hardware address. Peers know the connections by the old one, so those that
+    /// cannot move are reset, from the old address while the interface can send.
+    fn set_mac(&mut self, now: Instant, mac: MacAddr) {
+        let own = self.endpoint.addr();
+        if own.is_udp() || own == NodeAddr::Mac(mac) || mac == MacAddr([0; 6]) {
+            return;
+        }
+        self.endpoint.abandon(now, true);
+        for _ in 0..LAST_FRAMES {
+            if !self.transmit(now) {
+                break;
+            }
+        }
+        self.interface.mac = mac.0.into();
+        self.endpoint.set_addr(mac);
+    }
+
+    /// Attaches the link to the interface that was made again under the name of the removed one,
+    /// by new sockets. Returns false if there is no such interface yet.
+    ///
+    /// # Errors
+    /// The sockets cannot be opened.
+    #[cold]
+    pub(super) fn attach_again(
+        &mut self,
+        now: Instant,
+        options: &netif::SocketOptions,
+    ) -> Result<bool, EngineError> {
+        let Ok(interface) = Interface::by_name(&self.interface.name) else {
+            return Ok(false);
+        };
+        if self.carrier.packet_sockets().is_some() {
+            let config = self.endpoint.config();
+            let esp = PacketSocket::open(&interface, config.esp_ethertype, options)?;
+            let edp = PacketSocket::open(&interface, config.edp_ethertype, options)?;
+            self.carrier.replace_sockets((esp.into(), edp.into()));
+            self.filter_held();
+        }
+        self.gone = false;
+        self.up = interface.up && interface.running;
+        self.interface.index = interface.index;
+        self.set_mtu(now, interface.mtu);
+        self.set_mac(now, MacAddr(interface.mac.octets()));
+        Ok(true)
     }
 }

@@ -94,6 +94,8 @@ pub struct Engine {
     page: EnginePage,
     waiter: Waiter,
     events: EventSink,
+    /// Options of the sockets of interfaces.
+    socket: netif::SocketOptions,
     monitor: Option<netif::LinkMonitor>,
     capture: Option<Capture>,
     stats: EngineStats,
@@ -148,6 +150,7 @@ impl Engine {
             let capture = engine.capture.clone();
             engine.add_link(Link::open(link, endpoint, &socket, capture)?)?;
         }
+        engine.socket = socket;
         for (link, ports) in held {
             if let Some(link) = engine.links.get_mut(link) {
                 let _ = link.hold(ports);
@@ -201,6 +204,7 @@ impl Engine {
             page,
             waiter,
             events,
+            socket: netif::SocketOptions::default(),
             monitor: None,
             capture: None,
             stats: EngineStats::default(),
@@ -341,18 +345,26 @@ impl Engine {
             return false;
         }
         self.next_link_poll = now + LINK_POLL_INTERVAL;
-        let mut any = false;
+        let (mut any, mut other_links) = (false, false);
         for (id, link) in self.links.numbered_mut() {
-            if link.poll_state(now) {
+            let before = link.endpoint.addr();
+            let mut changed = link.poll_state(now);
+            if link.gone && self.monitor.is_some() {
+                let to = (&mut self.waiter, &mut self.events);
+                let attached = attach_again((id, link), now, &self.socket, to);
+                (changed, other_links) = (changed || attached, other_links || attached);
+            }
+            if changed {
                 any = true;
-                let (up, mtu, gone) = link.condition();
+                other_links |= before != link.endpoint.addr();
                 (self.events)(EngineEvent::Link {
                     link: id,
-                    up,
-                    mtu,
-                    gone,
+                    condition: link.condition(),
                 });
             }
+        }
+        if other_links {
+            self.update_rails();
         }
         any
     }
@@ -419,6 +431,24 @@ impl Engine {
         self.poll_at(now, None);
         self.clients.daemon_gone();
     }
+}
+
+/// Attaches a link whose interface was removed and made again. Returns true if it was.
+fn attach_again(
+    (id, link): (LinkId, &mut Link),
+    now: Instant,
+    options: &netif::SocketOptions,
+    (waiter, events): (&mut Waiter, &mut EventSink),
+) -> bool {
+    waiter.remove_link(link);
+    let attached = link.attach_again(now, options);
+    // If this fails, the sockets are polled when the loop wakes for another reason.
+    let _ = waiter.add_link(id, link);
+    attached.unwrap_or_else(|error| {
+        let why = error.to_string();
+        events(EngineEvent::NotAttached { link: id, why });
+        false
+    })
 }
 
 /// Returns an unpredictable number that is not 0, such as an incarnation.

@@ -26,7 +26,7 @@ impl Engine {
         let all: Vec<_> = self
             .links
             .iter()
-            .filter(|link| !link.condition().2)
+            .filter(|link| !link.gone)
             .filter_map(ports_of)
             .collect();
         self.has_rails = false;
@@ -76,8 +76,8 @@ impl Rails for Mover<'_> {
     fn usable(&self, rail: usize, local_port: Port) -> bool {
         let link = self.engine.links.get(link_of(rail));
         link.is_some_and(|link| {
-            let (up, _, gone) = link.condition();
-            up && !gone && link.ports.contains(&local_port)
+            let condition = link.condition();
+            condition.up && !condition.gone && link.ports.contains(&local_port)
         })
     }
 

@@ -3,7 +3,7 @@
 use super::Engine;
 use super::link::Link;
 use super::streams::Stream;
-use crate::command::{ClientId, LinkSnapshot, Slot, Snapshot};
+use crate::command::{ClientId, LinkCondition, LinkSnapshot, Slot, Snapshot};
 
 impl Engine {
     pub(super) fn snapshot(&mut self) -> Snapshot {
@@ -28,7 +28,7 @@ impl Engine {
     }
 
     fn link_snapshot(&self, link: &Link) -> LinkSnapshot {
-        let (up, mtu, _) = link.condition();
+        let LinkCondition { up, mtu, .. } = link.condition();
         let mut counters: Vec<_> = link.endpoint.counters().iter().collect();
         counters.extend(link.stats.list());
         let dropped = link.carrier.dropped();

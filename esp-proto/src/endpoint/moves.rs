@@ -44,19 +44,22 @@ impl Endpoint {
     }
 
     /// Abandons the interface because it carries no frames: connections that may move look for
-    /// another path at once (W-103). With `for_good`, the interface will not return: connections
-    /// that cannot move are reset (SHUTDOWN), listeners are removed, and the others have the peer
+    /// another path at once (W-103). With `for_good`, the interface will not return with its
+    /// address: connections that cannot move are reset (SHUTDOWN), and the others have the peer
     /// timeout to move.
     pub fn abandon(&mut self, now: Instant, for_good: bool) {
         self.clock(now);
-        if for_good {
-            self.listeners.clear();
-        }
         self.with_all(|conn, cx| match (for_good, conn.abandon_path(cx)) {
             (true, true) => conn.start_peer_timeout(cx),
             (true, false) => conn.abort(ResetReason::Shutdown),
             (false, _) => {}
         });
+    }
+
+    /// Changes the endpoint's own address, after [`abandon`](Self::abandon) for good. Connections
+    /// that are left send from the new address. Frames that were polled before have the old one.
+    pub fn set_addr(&mut self, addr: impl Into<NodeAddr>) {
+        self.cx.own = addr.into();
     }
 
     /// Returns true when [`serve`](crate::rails::serve) has work for this endpoint.

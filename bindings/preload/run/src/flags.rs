@@ -10,7 +10,7 @@ use clap::Parser;
 /// Exit code: that of the program; 126 or 127 when it cannot be started, 2 when esprun could not
 /// run.
 #[derive(Debug, Parser)]
-#[command(name = "esprun", version)]
+#[command(name = "esprun", version = cli::version::version())]
 pub(crate) struct Flags {
     /// Connections of TCP to nodes whose program runs under esprun --tcp, too, go over ESP in UDP;
     /// all others stay TCP

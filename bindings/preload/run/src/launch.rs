@@ -66,17 +66,19 @@ pub(crate) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     Err(Failure::Command(code, text))
 }
 
-/// Returns the library: beside this program, or in the folder `lib` beside that of this program.
+/// Returns the library: beside this program, or in the folder `lib/esp` or `lib` beside that of
+/// this program.
 fn library() -> Result<PathBuf, Failure> {
     let exe = env::current_exe().doing("finding the running program")?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
-    let places = [dir.join(LIBRARY), dir.join("../lib").join(LIBRARY)];
-    let found = places.iter().find(|place| place.is_file()).cloned();
+    let places = [".", "../lib/esp", "../lib"].map(|place| dir.join(place));
+    let file = places.iter().map(|place| place.join(LIBRARY));
+    let found = file.clone().find(|file| file.is_file());
     found.ok_or_else(|| {
+        let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
         Failure::new(format_args!(
-            "no {LIBRARY} at {} and {}: install it there",
-            places[0].display(),
-            places[1].display()
+            "no {LIBRARY} in {}: install the package esp-preload, or copy it there",
+            places.join(", ")
         ))
     })
 }

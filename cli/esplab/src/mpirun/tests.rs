@@ -81,7 +81,7 @@ fn open_mpi_4_gets_all_options() {
         &line,
         &[
             "esplab exec --name lab 0 -- /usr/bin/env /bin/sh -c m=$1; shift; exec \"$m\" --mca plm_rsh_agent \"$ESPLAB_RSH\" \"$@\" mpirun DIR/bin/launcher ",
-            "-n 3 --host node0:2,node1:1 --map-by slot --bind-to none",
+            "--allow-run-as-root -n 3 --host node0:2,node1:1 --map-by slot --bind-to none",
             "--mca mpi_yield_when_idle 1 --timeout 9",
             "--mca pml ob1 --mca btl tcp,vader,self",
             "-x FOO --mca a_b c=d --mca orte_tmpdir_base DIR",

@@ -52,7 +52,7 @@ fn absent(link: &Link) -> Finding {
             "it is in the daemon's network namespace, not in this one: only its counters are known",
         ),
         Some(false) => Finding::error("link.gone", "the interface does not exist any more")
-            .mend("bring it back, then: systemctl restart esp-daemon"),
+            .mend("bring it back: the daemon attaches to an interface of this name by itself"),
         None => {
             Finding::error("link.unknown", format!("there is no interface {name}")).mend("ip link")
         }
@@ -276,7 +276,7 @@ fn counters(state: &State, name: &str, findings: &mut Vec<Finding>) {
 fn storm(state: &State, name: &str, findings: &mut Vec<Finding>) {
     let useless = |counter: &&(String, String)| {
         let (interface, counter) = *counter;
-        interface == name && (counter.starts_with("rx_drop_") || counter == "link_rx_not_for_us")
+        interface == name && (counter.starts_with("rx_drop_") || counter == "link_rx_foreign")
     };
     let rise = |(_, counter): &(String, String)| state.rise(name, counter);
     let rise: u64 = state.later.keys().filter(useless).map(rise).sum();

@@ -23,7 +23,7 @@ pub(crate) struct Flags {
     #[arg(short, value_name = "FILE")]
     pub(super) write: Option<PathBuf>,
     /// Stop after COUNT packets (frames, with -w)
-    #[arg(short, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short, value_name = "COUNT", value_parser = crate::units::count)]
     pub(super) count: Option<u64>,
     /// Show addresses instead of names
     #[arg(short)]

@@ -34,9 +34,10 @@ const fn package(name: &'static str, dir: &'static str, multiarch: bool) -> Pack
 }
 
 /// All packages.
-const PACKAGES: [Package; 6] = [
+const PACKAGES: [Package; 7] = [
     package("esp-daemon", "esp-daemon", false),
     package("esp-tools", "cli", false),
+    package("esp-preload", "bindings/preload/run", false),
     package(LIBESP, "job/capi", true),
     Package {
         variant: Some("dev"),

@@ -16,8 +16,18 @@ const DAEMON: &[&str] = &["esp-daemon"];
 const TOOLS: &[&str] = &[
     "esp", "espcat", "esperf", "esping", "esplab", "espstat", "esptop",
 ];
+/// Programs of the package `esp-preload`.
+const PRELOAD: &[&str] = &["esprun"];
 /// Crates to build.
-const CRATES: &[&str] = &["esp-daemon", "cli", "esplab", "capi", "libfabric"];
+const CRATES: &[&str] = &[
+    "esp-daemon",
+    "cli",
+    "esplab",
+    "capi",
+    "libfabric",
+    "preload",
+    "esprun",
+];
 
 /// Folders of staged files.
 pub(super) struct Staged {
@@ -50,6 +60,8 @@ pub(super) fn build(workspace: &Workspace, debug: bool) -> Result<Staged, Failur
 
     programs(&built, &dir.join("esp-daemon"), DAEMON)?;
     programs(&built, &dir.join("esp-tools"), TOOLS)?;
+    programs(&built, &dir.join("esp-preload"), PRELOAD)?;
+    library(&built, "libesp_preload.so", &dir.join("esp-preload/lib"))?;
     texts(&dir)?;
     dissector(&dir.join("esp-tools"))?;
     libesp(&built, &dir)?;
@@ -89,10 +101,7 @@ fn texts(dir: &Path) -> Result<(), Failure> {
         let entries = fs::read_dir(&from).map_err(|e| error(&from, &e))?;
         for entry in entries {
             let name = entry.map_err(|e| error(&from, &e))?.file_name();
-            let package = match name.to_string_lossy().contains("esp-daemon") {
-                true => "esp-daemon",
-                false => "esp-tools",
-            };
+            let package = package_of(&name.to_string_lossy());
             copy(
                 &from.join(&name),
                 &dir.join(package).join(folder).join(&name),
@@ -100,6 +109,23 @@ fn texts(dir: &Path) -> Result<(), Failure> {
         }
     }
     fs::remove_dir_all(&all).map_err(|e| error(&all, &e))
+}
+
+/// Returns the package of a manual page or completion, by its file's name.
+fn package_of(file: &str) -> &'static str {
+    if file.contains("esp-daemon") {
+        "esp-daemon"
+    } else if PRELOAD.iter().any(|program| file.contains(program)) {
+        "esp-preload"
+    } else {
+        "esp-tools"
+    }
+}
+
+fn library(built: &Path, name: &str, dir: &Path) -> Result<(), Failure> {
+    let to = dir.join(name);
+    copy(&built.join(name), &to)?;
+    strip(&to, "--strip-unneeded")
 }
 
 /// The Wireshark dissector: Debian has a folder of plugins for each architecture.
