@@ -1,4 +1,4 @@
-//! Protection of a link's packets (section 14 of the wire format): between the endpoint and the
+//! Protection of a link's packets (section 15 of the wire format): between the endpoint and the
 //! carrier.
 
 use std::ptr::NonNull;

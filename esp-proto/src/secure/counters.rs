@@ -40,6 +40,6 @@ counters! {
     auth_drop_setup_forged: "Dropped: set-up packet with a wrong tag.",
     auth_drop_setup_stale: "Dropped: set-up packet of an earlier attempt (replayed or late).",
     auth_drop_setup_rate: "Dropped: set-up packet above the rate limit of answers.",
-    auth_drop_group_unknown: "Dropped: broadcast of a node without a session (one is set up).",
+    auth_group_waits: "Broadcasts of nodes without a session, which is set up first.",
     auth_unsent: "Packets not sent, because no session was set up in time.",
 }

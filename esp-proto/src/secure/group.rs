@@ -6,20 +6,42 @@ use super::Crypto;
 use super::keys::KeyId;
 use super::layer::Layer;
 use super::packet::{DATA_AT, GROUP, GROUP_DATA_AT, TAG_LEN, clear_flag, emit};
+use super::peer::Broadcast;
 use super::session::nonce;
 use crate::addr::NodeAddr;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::HEADER_LEN;
+
+/// Time for which a broadcast is recent: a node that does not know its sender yet processes it once
+/// it has a session.
+const RECENT: Duration = Duration::from_secs(1);
+/// Maximum number of recent broadcasts.
+const MAX_RECENT: usize = 64;
+/// Maximum length of a broadcast that waits for a session.
+const MAX_WAITING: usize = 256;
 
 impl<C: Crypto> Layer<C> {
     /// Protects a broadcast, which is always encrypted.
-    pub(super) fn seal_group(&mut self, mut packet: Vec<u8>) -> Option<Vec<u8>> {
+    pub(super) fn seal_group(&mut self, now: Instant, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let sealed = self.seal_group_in(&mut packet);
         match sealed {
-            Some(()) => self.counters.auth_sealed += 1,
+            Some(()) => {
+                self.counters.auth_sealed += 1;
+                if self.recent.len() >= MAX_RECENT {
+                    self.recent.pop_front();
+                }
+                self.recent.push_back((now, self.group - 1));
+            }
             None => self.counters.auth_unsent += 1,
         }
         sealed.map(|()| packet)
+    }
+
+    /// Returns the counter of the first broadcast of the last second, otherwise of the next one.
+    pub(super) fn first_recent(&self, now: Instant) -> u64 {
+        let mut recent = self.recent.iter();
+        let first = recent.find(|(sent, _)| now.since(*sent) < RECENT);
+        first.map_or(self.group, |(_, counter)| *counter)
     }
 
     fn seal_group_in(&mut self, packet: &mut Vec<u8>) -> Option<()> {
@@ -36,8 +58,8 @@ impl<C: Crypto> Layer<C> {
     }
 
     /// Verifies a broadcast and writes it without protection to `opened`. Only the run that the
-    /// sender named in a session is accepted, and each counter once; the first broadcast of another
-    /// one leads to a session, after which its sender repeats it.
+    /// sender named in a session is accepted, and each counter once. One of another run leads to a
+    /// session, and waits for it.
     pub(super) fn open_group(
         &mut self,
         now: Instant,
@@ -58,8 +80,16 @@ impl<C: Crypto> Layer<C> {
         }
         let run = self.peer(now, src).run.as_mut();
         let Some(run) = run.filter(|run| run.boot == boot) else {
-            self.counters.auth_drop_group_unknown += 1;
-            self.greet(now, src, false);
+            self.counters.auth_group_waits += 1;
+            if self.opened.len() <= MAX_WAITING {
+                let packet = self.opened.clone();
+                self.peer(now, src).broadcast = Some(Broadcast {
+                    boot,
+                    counter,
+                    packet,
+                });
+            }
+            self.greet(now, src, true);
             return false;
         };
         if !run.window.is_new(counter) {

@@ -39,6 +39,8 @@ pub struct Layer<C: Crypto> {
     /// Counter of the next broadcast, and its key.
     pub(super) group: u64,
     pub(super) group_key: Option<C::Key>,
+    /// The broadcasts of the last second: time and counter.
+    pub(super) recent: VecDeque<(Instant, u64)>,
     peers: HashMap<NodeAddr, Peer<C::Key>, FixedState>,
     /// Packets that wait in all peers.
     held: usize,
@@ -77,6 +79,7 @@ impl<C: Crypto> Layer<C> {
             boot,
             group: 0,
             group_key: None,
+            recent: VecDeque::new(),
             peers: HashMap::with_hasher(hasher),
             held: 0,
             answers: TokenBucket::new(ANSWER_RATE.0, ANSWER_RATE.1),
@@ -133,7 +136,7 @@ impl<C: Crypto> Layer<C> {
     /// session with the peer, or cannot be sent.
     pub fn seal(&mut self, now: Instant, dst: NodeAddr, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         if dst.is_group() {
-            return self.seal_group(packet);
+            return self.seal_group(now, packet);
         }
         let crypto = &self.crypto;
         let peer = peer_of(&mut self.peers, &mut self.held, now, dst);
@@ -185,7 +188,7 @@ impl<C: Crypto> Layer<C> {
             suite: self.suite,
             key: key.id,
             boot: self.boot,
-            group: self.group,
+            group: self.first_recent(now),
             nonces,
         };
         let bytes = self.signed(key, dst, hello);
@@ -227,7 +230,12 @@ impl<C: Crypto> Layer<C> {
             Form::Plain if self.takes_plain(now, src, dst) => return Opened::Packet(body),
             Form::Plain => self.counters.auth_drop_plain += 1,
             Form::Malformed => self.counters.auth_drop_malformed += 1,
-            Form::SetUp(fields, signed, tag) => self.on_setup(now, src, fields, (signed, tag)),
+            Form::SetUp(fields, signed, tag) => {
+                self.on_setup(now, src, fields, (signed, tag));
+                if fields.step == Step::Accept && self.take_broadcast(src) {
+                    return Opened::Packet(&self.opened);
+                }
+            }
             Form::Data { session, counter } => {
                 if self.open_data(now, src, (session, counter), body) {
                     return Opened::Packet(&self.opened);
@@ -340,7 +348,7 @@ impl<C: Crypto> Layer<C> {
             suite,
             key: hello.key,
             boot: self.boot,
-            group: self.group,
+            group: self.first_recent(now),
             nonces,
         };
         let answer = self.signed(key, src, accept);
@@ -401,6 +409,25 @@ impl<C: Crypto> Layer<C> {
                 self.outbox.push_back((dst, sealed));
             }
         }
+    }
+
+    /// Takes the broadcast that the session with its sender has shown to be recent.
+    fn take_broadcast(&mut self, src: NodeAddr) -> bool {
+        let Some(peer) = self.peers.get_mut(&src).filter(|peer| peer.hello.is_none()) else {
+            return false;
+        };
+        let Some(waiting) = peer.broadcast.take() else {
+            return false;
+        };
+        let run = peer.run.as_mut();
+        let run = run.filter(|run| run.boot == waiting.boot && run.window.is_new(waiting.counter));
+        let Some(run) = run else {
+            return false;
+        };
+        run.window.record(waiting.counter);
+        self.opened = waiting.packet;
+        self.counters.auth_opened += 1;
+        true
     }
 
     pub(super) fn peer(&mut self, now: Instant, addr: NodeAddr) -> &mut Peer<C::Key> {

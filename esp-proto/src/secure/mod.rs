@@ -1,4 +1,4 @@
-//! Authentication and encryption of whole packets (section 14 of the specification).
+//! Authentication and encryption of whole packets (section 15 of the specification).
 //!
 //! ```text
 //!   Endpoint::poll_transmit ──► Layer::seal ──► wire

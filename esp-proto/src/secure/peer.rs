@@ -38,6 +38,13 @@ pub(super) struct Run {
     pub(super) window: Window,
 }
 
+/// A verified broadcast that waits for a session, without protection.
+pub(super) struct Broadcast {
+    pub(super) boot: [u8; 16],
+    pub(super) counter: u64,
+    pub(super) packet: Vec<u8>,
+}
+
 /// State of a peer.
 pub(super) struct Peer<K> {
     /// Session whose keys protect sent packets.
@@ -46,6 +53,8 @@ pub(super) struct Peer<K> {
     pub(super) previous: Option<Session<K>>,
     pub(super) proposed: VecDeque<Proposed<K>>,
     pub(super) run: Option<Run>,
+    /// The last broadcast of a run that is not known yet.
+    pub(super) broadcast: Option<Broadcast>,
     pub(super) hello: Option<Hello>,
     /// Packets that wait for a session.
     pub(super) held: VecDeque<Vec<u8>>,
@@ -62,6 +71,7 @@ impl<K> Peer<K> {
             previous: None,
             proposed: VecDeque::new(),
             run: None,
+            broadcast: None,
             hello: None,
             held: VecDeque::new(),
             heard: now,

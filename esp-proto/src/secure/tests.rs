@@ -304,28 +304,36 @@ fn protection_is_used_with_those_that_have_it() {
 fn broadcasts_are_opened_once_and_of_the_present_run_only() {
     let all = NodeAddr::BROADCAST;
     let (mut a, mut b) = pair(Suite::ENCRYPT);
-    let broadcast = |a: &mut Node| {
-        a.send(at(0), all, b"who is there");
+    let broadcast = |a: &mut Node, now| {
+        a.send(now, all, b"who is there");
         a.sent.pop().unwrap().1
     };
-    let first = broadcast(&mut a);
-    assert_eq!(b.receive(at(0), A, &first), None, "not known yet");
-    assert_eq!(counted(&b, "auth_drop_group_unknown"), 1);
-    run(at(0), &mut a, &mut b);
-    assert_eq!(b.receive(at(1), A, &first), None, "sent before the session");
-    let second = broadcast(&mut a);
-    assert_eq!(b.receive(at(1), C, &second), None, "another source");
-    assert_eq!(b.receive(at(1), A, &second), Some(plain(b"who is there")));
-    assert_eq!(b.receive(at(1), A, &second), None);
+    let text = plain(b"who is there");
+    let old = broadcast(&mut a, at(0));
+    let first = broadcast(&mut a, at(1500));
+    assert_eq!(b.receive(at(1500), A, &first), None, "not known yet");
+    assert_eq!(counted(&b, "auth_group_waits"), 1);
+    assert_eq!(run(at(1500), &mut a, &mut b).0, [text.clone()]);
+    assert_eq!(b.receive(at(1501), A, &first), None, "once");
+    assert_eq!(
+        b.receive(at(1501), A, &old),
+        None,
+        "sent before the session"
+    );
+    let second = broadcast(&mut a, at(1502));
+    assert_eq!(b.receive(at(1502), C, &second), None, "another source");
+    assert_eq!(b.receive(at(1502), A, &second), Some(text.clone()));
+    assert_eq!(b.receive(at(1502), A, &second), None);
+    // Both have restarted: the recordings of the earlier run wait for a session, and are of no use.
     a = node(A, config(&[7], true), 9);
-    let third = broadcast(&mut a);
-    assert_eq!(b.receive(at(2), A, &third), None, "another run");
-    run(at(2), &mut a, &mut b);
-    a.send(at(3), B, b"x");
-    run(at(3), &mut a, &mut b);
-    let fourth = broadcast(&mut a);
-    assert!(b.receive(at(4), A, &fourth).is_some());
-    assert_eq!(b.receive(at(4), A, &second), None);
+    b = node(B, config(&[7], true), 10);
+    for recorded in [&old, &first, &second] {
+        assert_eq!(b.receive(at(1600), A, recorded), None);
+    }
+    assert_eq!(run(at(1600), &mut a, &mut b).0, Vec::<Vec<u8>>::new());
+    let third = broadcast(&mut a, at(1700));
+    assert_eq!(b.receive(at(1700), A, &third), Some(text));
+    assert_eq!(b.receive(at(1700), A, &second), None);
 }
 
 #[test]

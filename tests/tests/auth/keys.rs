@@ -109,7 +109,6 @@ fn a_key_that_others_can_read_is_refused() {
         .command(0, program)
         .expect("a command")
         .arg("--check-config")
-        .arg("--config")
         .arg(file.path())
         .output()
         .expect("run esp-daemon");
