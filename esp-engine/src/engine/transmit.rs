@@ -130,8 +130,8 @@ impl Link {
             return false;
         }
         if self.protects(now, dst) {
-            // SAFETY: as below. A program may change its ring bytes concurrently; the packet and its
-            // tag are made of one copy.
+            // SAFETY: as for `queue`. A program may change its ring bytes concurrently; the packet
+            // and its tag are made of one copy.
             let payload = unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) };
             self.enqueue_protected(now, prefix, dst, payload, tail_len);
             return false;

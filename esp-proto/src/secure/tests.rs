@@ -313,7 +313,7 @@ fn broadcasts_are_opened_once_and_of_the_present_run_only() {
     let first = broadcast(&mut a, at(1500));
     assert_eq!(b.receive(at(1500), A, &first), None, "not known yet");
     assert_eq!(counted(&b, "auth_group_waits"), 1);
-    assert_eq!(run(at(1500), &mut a, &mut b).0, [text.clone()]);
+    assert_eq!(run(at(1500), &mut a, &mut b).0, [&text[..]]);
     assert_eq!(b.receive(at(1501), A, &first), None, "once");
     assert_eq!(
         b.receive(at(1501), A, &old),
