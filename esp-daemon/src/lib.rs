@@ -27,6 +27,7 @@
 
 pub mod accounts;
 pub mod args;
+mod auth;
 mod claim;
 pub mod config;
 pub mod error;

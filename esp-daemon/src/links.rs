@@ -10,7 +10,7 @@ use crate::ports::Ports;
 use crate::refusal::Refusal;
 
 /// Describes a link at the start.
-pub(crate) fn describe(link: &LinkConfig) -> InterfaceInfo {
+pub(crate) fn describe(link: &LinkConfig, protected: bool) -> InterfaceInfo {
     let (interface, addr) = match link {
         LinkConfig::Ethernet(interface) => {
             (interface, NodeAddr::Mac(MacAddr(interface.mac.octets())))
@@ -22,7 +22,7 @@ pub(crate) fn describe(link: &LinkConfig) -> InterfaceInfo {
     InterfaceInfo {
         name: interface.name.clone(),
         addr,
-        mtu: addr.frame_mtu(interface.mtu),
+        mtu: esp_engine::frame_mtu(addr, interface.mtu, protected),
         up: interface.up && interface.running,
     }
 }

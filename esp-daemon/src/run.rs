@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkConfig, LinkId};
+use esp_proto::secure::SecureConfig;
 use rustix::process::Gid;
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
@@ -13,8 +14,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
+use crate::auth;
 use crate::claim::{self, InterfaceClaim, SocketClaim, beside};
-use crate::config::{Config, Listen};
+use crate::config::{Config, LeaseAllow, LeaseOptions, Listen};
 use crate::error::{Failure, StartError};
 use crate::exporter::{self, Listener, Token};
 use crate::leases::{LeaseSetup, record};
@@ -85,7 +87,10 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     let ethernet = interfaces.iter().cloned().map(LinkConfig::Ethernet);
     // Leases number the interfaces of raw Ethernet as the engine does, so these come first.
     let all: Vec<LinkConfig> = ethernet.chain(udp).collect();
-    let links: Vec<_> = all.iter().map(describe).collect();
+    let secure = auth::load(config)?;
+    let links: Vec<_> = (all.iter())
+        .map(|link| describe(link, secure.is_some()))
+        .collect();
     let names = links.iter().map(|link| link.name.as_str());
     let names = names.collect::<Vec<_>>().join(", ");
     let record = beside(&config.socket.path, ".leases");
@@ -94,7 +99,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         // Also with leases disabled, so that their programs are refused at once.
         before: record::load(&record),
         record: Some(record),
-        options: config.lease.clone(),
+        options: lease_options(config),
         // A missing group is not an error, because the default names one that may not exist.
         groups: lease_groups
             .filter_map(|name| Some(claim::group(name).ok()?.as_raw()))
@@ -107,7 +112,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     } else {
         Duration::ZERO
     };
-    let mut engine = start_engine(settings, all, &lease, adoption)?;
+    let mut engine = start_engine(settings, all, &lease, secure, adoption)?;
     warn_of_small_buffers();
     // Last of the steps that can fail: from now on programs find the daemon.
     let path = &config.socket.path;
@@ -156,7 +161,9 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
             _ = &mut engine.ended => break Err(ENGINE_STOPPED),
             _ = terminate.recv() => break Ok(End::Leave),
             _ = interrupt.recv() => break Ok(End::ForGood),
-            _ = hangup.recv() => reload(&node, settings.config_file.as_ref()),
+            _ = hangup.recv() => {
+                reload(&node, &engine.handle, settings.config_file.as_ref());
+            }
         }
     };
     info!("stopping");
@@ -225,10 +232,21 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     );
 }
 
+/// Returns the policy of leases. A program with a lease sends its packets itself and has no key.
+fn lease_options(config: &Config) -> LeaseOptions {
+    let mut options = config.lease.clone();
+    if !config.auth.key_files.is_empty() {
+        info!("no leases: packets are authenticated by the daemon ([auth])");
+        options.allow = LeaseAllow::Off;
+    }
+    options
+}
+
 fn start_engine(
     settings: &Settings,
     links: Vec<LinkConfig>,
     lease: &LeaseSetup,
+    secure: Option<SecureConfig>,
     adoption: Duration,
 ) -> Result<Running, StartError> {
     let held = lease.before.iter().filter_map(|entry| {
@@ -241,6 +259,7 @@ fn start_engine(
         links,
         held: held.collect(),
         idle: settings.idle(),
+        secure,
         pcap: settings.config.pcap.clone(),
         adoption,
         ..EngineConfig::default()
@@ -365,15 +384,22 @@ async fn notify_watchdog(node: Arc<Node>, pause: Duration) {
 }
 
 /// Reloads the limits; all other options need a restart.
-fn reload(node: &Node, file: Option<&PathBuf>) {
+fn reload(node: &Node, engine: &EngineHandle, file: Option<&PathBuf>) {
     let Some(file) = file else {
         warn!("SIGHUP: no config file to reload");
         return;
     };
     match Config::load(file) {
         Ok(config) => {
+            match auth::load_keys(&config.auth.key_files) {
+                Ok(keys) if keys.is_empty() => {}
+                Ok(keys) => {
+                    let _ = engine.send(Command::SetKeys(keys)); // fails during the shutdown only
+                }
+                Err(error) => error!(%error, "SIGHUP: cannot reload; the keys are unchanged"),
+            }
             node.accounts.set_limits(config.limits);
-            info!(file = %file.display(), "reloaded the limits; other options need a restart");
+            info!(file = %file.display(), "reloaded limits and keys; other options need a restart");
         }
         Err(error) => error!(%error, "SIGHUP: cannot reload; the limits are unchanged"),
     }

@@ -181,6 +181,7 @@ pub fn check_config(file: &Path) -> Result<(), StartError> {
     for name in &config.interfaces {
         ethernet(name)?;
     }
+    crate::auth::load(&config)?;
     if let Some(name) = &config.socket.group {
         crate::claim::group(name)?;
     }

@@ -79,6 +79,8 @@ pub enum Command {
         /// The program.
         client: ClientId,
     },
+    /// Replaces the keys of protected packets; without effect on links without protection.
+    SetKeys(Vec<esp_proto::secure::Key>),
     /// Listens on one link, or on all.
     Listen {
         /// Owner.

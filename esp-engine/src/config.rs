@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use esp_proto::secure::SecureConfig;
 use esp_proto::{EndpointConfig, Port};
 
 /// Configuration of an engine.
@@ -22,6 +23,8 @@ pub struct EngineConfig {
     /// are ignored from the start. Ports that cannot be held are skipped; `Hold` then reports the
     /// reason.
     pub held: Vec<(crate::LinkId, RangeInclusive<Port>)>,
+    /// Protection of the packets of all links; `None` for none.
+    pub secure: Option<SecureConfig>,
     /// pcap file for every frame sent and received.
     pub pcap: Option<PathBuf>,
     /// Time after the start during which programs may bring connections of an earlier engine

@@ -39,6 +39,8 @@ mod command;
 #[cfg(not(loom))]
 mod config;
 #[cfg(not(loom))]
+mod crypto;
+#[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]
 mod handle;
@@ -53,7 +55,8 @@ pub use {
         LinkSnapshot, ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
     },
     config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, LinkConfig, YIELD_HOGGED},
-    engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, random},
+    crypto::{Aead, AeadKey, hardware_suite},
+    engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, frame_mtu, random},
     handle::{EngineGone, EngineHandle},
     netif::RingShape,
     udp::{UdpAddresses, UdpLink},

@@ -314,6 +314,10 @@ pub struct EndpointConfig {
     /// sends its packets as ECT(0) (W-111) and reports the marks of received ones in
     /// [`RxFrame::ce`]. Default false.
     pub ecn: bool,
+    /// Bytes that the host adds to each packet, such as [`secure::OVERHEAD`](crate::secure). They
+    /// reduce the payload that needs no path verification (W-53); the MTU given to the endpoint
+    /// must not contain them. Default 0.
+    pub overhead: u16,
     /// Name sent in INFO_REPLY, truncated to 64 bytes. Default empty.
     pub node_name: alloc::string::String,
 }
@@ -352,6 +356,7 @@ impl Default for EndpointConfig {
             keepalive: Duration::from_secs(2),
             time_wait: Duration::from_millis(100),
             ecn: false,
+            overhead: 0,
             node_name: alloc::string::String::new(),
         }
     }

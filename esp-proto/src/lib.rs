@@ -91,6 +91,7 @@ pub mod rails;
 mod recovery;
 mod recv;
 mod rtt;
+pub mod secure;
 mod send;
 mod seq;
 mod state;

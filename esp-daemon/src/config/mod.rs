@@ -69,6 +69,8 @@ tables! {
         idle: Idle = Idle::default(),
         /// Prometheus endpoint.
         metrics: Metrics = Metrics::default(),
+        /// Authentication of packets.
+        auth: Auth = Auth::default(),
         /// Leases: packet sockets for programs.
         lease: LeaseOptions = LeaseOptions::default(),
     }
@@ -134,6 +136,17 @@ tables! {
         grace: Span = Span::millis(3000),
     }
 
+    /// `[auth]`
+    Auth {
+        /// Files with a key each, shared by the nodes of the cluster. The first is used for new
+        /// sessions, all are accepted. Default: none, no authentication.
+        key_files: Vec<PathBuf> = Vec::new(),
+        /// Protection of packets.
+        mode: AuthMode = AuthMode::Encrypt,
+        /// Refuses packets without protection.
+        require: bool = true,
+    }
+
     /// `[metrics]`
     Metrics {
         /// Unix socket, or address and port, of the HTTP endpoint. Default: off.
@@ -153,6 +166,16 @@ pub enum LeaseAllow {
     Root,
     /// Every user.
     All,
+}
+
+/// Protection of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AuthMode {
+    /// A tag for each packet; the content can be read.
+    Integrity,
+    /// Encryption, and a tag.
+    Encrypt,
 }
 
 /// An error in a config file, in one line: `FILE:LINE: KEY: description`, as far as known.
@@ -353,6 +376,16 @@ impl Config {
             self.lease.allow == LeaseAllow::Root || self.lease.users.is_empty(),
             "lease.users",
             "no effect unless lease.allow is \"root\": remove one of the two keys"
+        );
+        ensure!(
+            self.auth == Auth::default() || !self.auth.key_files.is_empty(),
+            "auth",
+            "no effect without auth.key_files: add that key, or remove the table"
+        );
+        ensure!(
+            self.auth.key_files.is_empty() || self.lease.allow != LeaseAllow::All,
+            "lease.allow",
+            "programs with leases cannot authenticate their packets: remove this key or auth.key_files"
         );
         ensure!(
             self.metrics.listen.is_some() || self.metrics.token_file.is_none(),

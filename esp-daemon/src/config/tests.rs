@@ -24,8 +24,8 @@ fn example_shows_the_defaults() {
 }
 
 /// Tables of the file, with the number of keys and tables of each.
-const TABLES: [(&str, usize); 11] = [
-    ("", 13),
+const TABLES: [(&str, usize); 12] = [
+    ("", 14),
     ("socket", 3),
     ("ethertypes", 2),
     ("limits", 9),
@@ -36,6 +36,7 @@ const TABLES: [(&str, usize); 11] = [
     ("idle", 2),
     ("metrics", 2),
     ("lease", 4),
+    ("auth", 3),
 ];
 
 #[test]

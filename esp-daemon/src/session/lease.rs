@@ -28,7 +28,7 @@ impl Session {
             permit.map_err(Refusal::from)
         } else {
             let message = format!(
-                "user {uid} may not have leases on this node ([lease] in the daemon's config); connections \
+                "user {uid} may not have leases on this node ([lease] and [auth] in the daemon's config); connections \
                  use the daemon"
             );
             Err(Refusal::new(ErrorKind::Permission, message))

@@ -305,7 +305,7 @@ impl Worker {
                 reply(Err(ResumeError::BadImage));
             }
             Command::Hold { reply, .. } => reply(Ok(())),
-            Command::Unhold { .. } => {}
+            Command::Unhold { .. } | Command::SetKeys(_) => {}
             Command::Snapshot { reply } => reply(books.snapshot()),
             Command::Shutdown { reply, .. } => {
                 drop(books);

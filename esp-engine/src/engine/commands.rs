@@ -134,6 +134,11 @@ impl Engine {
                 resume,
                 reply,
             } => reply(self.bind_datagrams((client, slot), link, port, region, resume)),
+            Command::SetKeys(keys) => {
+                for link in self.links.iter_mut() {
+                    link.set_keys(keys.clone());
+                }
+            }
             Command::Hold { link, ports, reply } => {
                 let link = self.links.get_mut(link).ok_or(HoldError::NoLink);
                 reply(link.and_then(|link| link.hold(ports)));
@@ -348,7 +353,7 @@ impl Engine {
         at.datagrams.insert(port, socket);
         if resume {
             // Records that the program wrote meanwhile.
-            at.serve_datagrams(port);
+            at.serve_datagrams(self.clock.now(), port);
         }
         Ok(())
     }
@@ -358,7 +363,7 @@ impl Engine {
         let Some(at) = self.links.get_mut(link) else {
             return;
         };
-        at.serve_datagrams(port);
+        at.serve_datagrams(self.clock.now(), port);
         at.endpoint.edp_unbind(port);
         // Its records were copied, so no frame in the send batch refers to its rings.
         at.datagrams.remove(&port);

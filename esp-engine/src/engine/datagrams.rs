@@ -95,7 +95,7 @@ impl Datagrams {
 
 impl Link {
     /// Transmits the records of a datagram socket, after its doorbell.
-    pub(super) fn serve_datagrams(&mut self, port: Port) {
+    pub(super) fn serve_datagrams(&mut self, now: Instant, port: Port) {
         // `publish_datagrams` checks whether the writer waits for the room made here.
         self.touched.push(port);
         for _ in 0..RECORDS_PER_DOORBELL {
@@ -139,7 +139,7 @@ impl Link {
                     self.recycle(bytes);
                 }
                 Some(made) => {
-                    self.enqueue_owned(kind.prefix_len(), made.dst, bytes, made.tail_len);
+                    self.enqueue_owned(now, kind.prefix_len(), made.dst, bytes, made.tail_len);
                 }
             }
         }
@@ -154,7 +154,7 @@ impl Link {
 
     /// Serves the sockets that had more records than one visit takes. Returns true if there were
     /// any.
-    pub(super) fn continue_datagrams(&mut self) -> bool {
+    pub(super) fn continue_datagrams(&mut self, now: Instant) -> bool {
         // The kernel refused a full batch: it is offered again later.
         if self.unfinished.is_empty() || self.tx.is_full() {
             return false;
@@ -167,7 +167,7 @@ impl Link {
             if let Some(socket) = self.datagrams.get_mut(&port) {
                 socket.unfinished = false;
             }
-            self.serve_datagrams(port);
+            self.serve_datagrams(now, port);
         }
         true
     }
@@ -175,7 +175,7 @@ impl Link {
     /// Transmits the rest of a ring whose socket is being closed, as far as a few batches take it.
     pub(super) fn finish_datagrams(&mut self, now: Instant, port: Port) {
         for _ in 0..CLOSING_VISITS {
-            self.serve_datagrams(port);
+            self.serve_datagrams(now, port);
             let Some(socket) = self.datagrams.get_mut(&port) else {
                 return;
             };

@@ -10,6 +10,7 @@ use netif::{Interface, PacketSocket, SendBatch, UdpSocket};
 use super::capture::Capture;
 use super::carrier::Carrier;
 use super::datagrams::Datagrams;
+use super::protect::{Secure, frame_mtu};
 use super::stats::LinkStats;
 use super::streams::Stream;
 use super::{TX_BATCH, UDP_TX_BATCH, entropy};
@@ -51,6 +52,8 @@ pub(super) struct Link {
     pub(super) spare_buffers: Vec<Vec<u8>>,
     /// Regions of closed streams that frames in `tx` may still refer to.
     pub(super) retired_regions: Vec<Arc<Region>>,
+    /// Protection of the packets, if configured.
+    pub(super) secure: Option<Secure>,
     /// Frames sent to the own address.
     pub(super) looped: VecDeque<Vec<u8>>,
     pub(super) pcap: Option<Capture>,
@@ -109,7 +112,7 @@ impl Link {
     ) -> Result<Link, EngineError> {
         let mut seed = [0u8; 32];
         entropy(&mut seed)?;
-        let mtu = addr.frame_mtu(interface.mtu);
+        let mtu = frame_mtu(addr, interface.mtu, config.overhead != 0);
         // The socket sends ECT(0) (W-111); Ethernet has no such field.
         config.ecn = addr.is_udp();
         let batch = if addr.is_udp() {
@@ -133,6 +136,7 @@ impl Link {
             owned: Vec::new(),
             spare_buffers: Vec::new(),
             retired_regions: Vec::new(),
+            secure: None,
             looped: VecDeque::new(),
             pcap: None,
             ports: 0..=Port::MAX,
@@ -164,6 +168,7 @@ impl Link {
             && self.tx.is_empty()
             && self.looped.is_empty()
             && self.unfinished.is_empty()
+            && !self.secure.as_ref().is_some_and(Secure::wants_transmit)
     }
 
     /// Queues a frame to the own address, given as parts from the destination address on.
@@ -224,7 +229,7 @@ impl Link {
         if mtu != self.interface.mtu {
             self.interface.mtu = mtu;
             self.carrier.set_mtu(mtu);
-            let mtu = self.endpoint.addr().frame_mtu(mtu);
+            let mtu = frame_mtu(self.endpoint.addr(), mtu, self.secure.is_some());
             self.endpoint.set_mtu(now, mtu);
         }
     }
@@ -244,6 +249,9 @@ impl Link {
         }
         self.interface.mac = mac.0.into();
         self.endpoint.set_addr(mac);
+        if let Some(secure) = &mut self.secure {
+            secure.set_addr(NodeAddr::Mac(mac));
+        }
     }
 
     /// Attaches the link to the interface that was made again under the name of the removed one,

@@ -12,6 +12,7 @@ mod held;
 mod link;
 mod links;
 mod posted;
+mod protect;
 mod publish;
 mod rails;
 mod receive;
@@ -38,6 +39,7 @@ pub use embedded::{ConnPath, LeasedLink, LeasedSocket};
 use link::Link;
 use links::Links;
 use posted::{Posted, posted_of};
+pub use protect::frame_mtu;
 use stats::EngineStats;
 use streams::{Deadlines, Owner};
 use wait::Waiter;
@@ -135,20 +137,28 @@ impl Engine {
             return Err(EngineError::NoLinks);
         }
         let EngineConfig {
-            endpoint,
+            mut endpoint,
             links,
             socket,
             idle,
             held,
+            secure,
             pcap,
             adoption,
         } = config;
+        if secure.is_some() {
+            endpoint.overhead = protect::OVERHEAD;
+        }
         let (mut engine, handle) = Engine::empty(idle, events)?;
         engine.capture = pcap.as_deref().map(Capture::create).transpose()?;
         for link in links {
             let endpoint = (endpoint.clone(), handle.incarnation());
             let capture = engine.capture.clone();
-            engine.add_link(Link::open(link, endpoint, &socket, capture)?)?;
+            let mut link = Link::open(link, endpoint, &socket, capture)?;
+            if let Some(secure) = &secure {
+                link.protect(secure.clone())?;
+            }
+            engine.add_link(link)?;
         }
         engine.socket = socket;
         for (link, ports) in held {
@@ -285,7 +295,7 @@ impl Engine {
             if let Some(link) = self.links.get_mut(id) {
                 work |= link.transmit(now);
                 work |= link.receive_loopback(now);
-                work |= link.continue_datagrams();
+                work |= link.continue_datagrams(now);
             }
         }
         work
@@ -324,7 +334,7 @@ impl Engine {
                 }
                 Object::Datagrams(at, port) => {
                     if let Some(link) = self.links.get_mut(at) {
-                        link.serve_datagrams(port);
+                        link.serve_datagrams(now, port);
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! Reception of frames: from sockets, from the receive ring of a leased one, and those a link sent
 //! to itself.
 
+use esp_proto::secure::Opened;
 use esp_proto::{Endpoint, Instant, MacAddr, NodeAddr, RxFrame};
 use netif::{Datagram, FrameKind, RawFrame};
 
@@ -9,6 +10,7 @@ use super::capture::Capture;
 use super::carrier::Carrier;
 use super::link::Link;
 use super::posted::Posted;
+use super::protect::Secure;
 use super::streams::LinkSink;
 
 /// The parts of a link that handle a received frame: all but sockets and batches, which own the
@@ -18,6 +20,7 @@ struct Intake<'a, 'b> {
     endpoint: &'a mut Endpoint,
     sink: LinkSink<'a, 'b>,
     pcap: Option<&'a Capture>,
+    secure: Option<&'a mut Secure>,
 }
 
 impl Intake<'_, '_> {
@@ -49,7 +52,7 @@ impl Intake<'_, '_> {
             looped: false,
             ce: false,
         };
-        self.endpoint.handle_frame(self.now, frame, &mut self.sink);
+        self.handle(frame);
     }
 
     /// Takes a packet of the UDP carrier. The kernel has checked its destination: the socket is
@@ -62,6 +65,18 @@ impl Intake<'_, '_> {
             looped: false,
             ce: datagram.ce,
         };
+        self.handle(frame);
+    }
+
+    /// Passes a frame from the wire to the endpoint, without its protection.
+    fn handle(&mut self, frame: RxFrame<'_>) {
+        let mut frame = frame;
+        if let Some(secure) = &mut self.secure {
+            match secure.open(self.now, frame.src, frame.dst, frame.body) {
+                Opened::Packet(body) => frame.body = body,
+                Opened::Nothing => return,
+            }
+        }
         self.endpoint.handle_frame(self.now, frame, &mut self.sink);
     }
 }
@@ -91,6 +106,7 @@ impl Link {
             endpoint: &mut self.endpoint,
             sink,
             pcap: self.pcap.as_ref(),
+            secure: self.secure.as_mut(),
         };
         Parts {
             carrier: &mut self.carrier,

@@ -31,6 +31,9 @@ impl Engine {
         let LinkCondition { up, mtu, .. } = link.condition();
         let mut counters: Vec<_> = link.endpoint.counters().iter().collect();
         counters.extend(link.stats.list());
+        if let Some(secure) = &link.secure {
+            counters.extend(secure.counters().iter());
+        }
         let dropped = link.carrier.dropped();
         counters.push((
             "socket_rx_dropped",

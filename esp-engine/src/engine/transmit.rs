@@ -39,19 +39,22 @@ impl Link {
     /// Builds frames until the batch is full (returns true) or the endpoint has no more (false).
     fn fill(&mut self, now: Instant) -> bool {
         loop {
+            if self.secure.is_some() && self.fill_setup() {
+                continue;
+            }
             let Some(head) = self.tx.head() else {
                 return true;
             };
             let Some(transmit) = self.endpoint.poll_transmit(now, head) else {
                 return false;
             };
-            self.enqueue(PREFIX_LEN, transmit);
+            self.enqueue(now, PREFIX_LEN, transmit);
         }
     }
 
     /// Queues the frame whose header is in the batch's next slot. `prefix` bytes of it precede the
     /// payload.
-    pub(super) fn enqueue(&mut self, prefix: usize, transmit: Transmit) {
+    pub(super) fn enqueue(&mut self, now: Instant, prefix: usize, transmit: Transmit) {
         let Transmit {
             dst,
             payload,
@@ -79,17 +82,18 @@ impl Link {
                 (NonNull::from(filler).cast(), filler.len())
             }
             Payload::Owned(bytes) => {
-                self.enqueue_owned(prefix, dst, bytes.into_vec(), tail_len);
+                self.enqueue_owned(now, prefix, dst, bytes.into_vec(), tail_len);
                 return;
             }
         };
-        self.enqueue_located(prefix, dst, (pointer, len), tail_len);
+        self.enqueue_located(now, prefix, dst, (pointer, len), tail_len);
     }
 
     /// Queues a frame with an owned payload, which is kept until the batch was sent, and then
     /// reused.
     pub(super) fn enqueue_owned(
         &mut self,
+        now: Instant,
         prefix: usize,
         dst: NodeAddr,
         bytes: Vec<u8>,
@@ -97,7 +101,7 @@ impl Link {
     ) {
         // On the heap, so it does not move with its owner.
         let payload = (NonNull::from(&*bytes).cast(), bytes.len());
-        if self.enqueue_located(prefix, dst, payload, tail_len) {
+        if self.enqueue_located(now, prefix, dst, payload, tail_len) {
             self.owned.push(bytes);
         } else {
             self.recycle(bytes);
@@ -115,6 +119,7 @@ impl Link {
     /// false if the batch does not refer to it.
     fn enqueue_located(
         &mut self,
+        now: Instant,
         prefix: usize,
         dst: NodeAddr,
         (pointer, len): (NonNull<u8>, usize),
@@ -124,6 +129,25 @@ impl Link {
             self.enqueue_loopback(prefix, pointer, len, tail_len);
             return false;
         }
+        if self.protects(now, dst) {
+            // SAFETY: as for `queue`. A program may change its ring bytes concurrently; the packet
+            // and its tag are made of one copy.
+            let payload = unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) };
+            self.enqueue_protected(now, prefix, dst, payload, tail_len);
+            return false;
+        }
+        self.queue(prefix, dst, (pointer, len), tail_len)
+    }
+
+    /// Queues a frame for the wire as it is. Returns false if the batch does not refer to its
+    /// payload.
+    pub(super) fn queue(
+        &mut self,
+        prefix: usize,
+        dst: NodeAddr,
+        (pointer, len): (NonNull<u8>, usize),
+        tail_len: usize,
+    ) -> bool {
         self.tx.set_destination(destination(dst));
         if len == 0 {
             self.tx.push_inline(prefix + tail_len);

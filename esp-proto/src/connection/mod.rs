@@ -94,6 +94,12 @@ impl Cx {
         self.config.max_window.min(MAX_WINDOW)
     }
 
+    /// Returns the payload to this address that needs no path verification (W-53), in bytes.
+    fn safe_payload(&self, peer: &NodeAddr) -> u16 {
+        let safe = peer.safe_payload().saturating_sub(self.config.overhead);
+        safe.max(crate::wire::MIN_MAX_PAYLOAD)
+    }
+
     /// Returns the expiry of the first half of a peer timeout that starts now (W-46, W-77).
     fn peer_deadline(&self) -> Instant {
         self.now + self.config.peer_timeout / 2
@@ -183,6 +189,8 @@ pub(crate) struct Connection {
     agreed: u16,
     /// Largest payload in use (W-53).
     payload: u16,
+    /// Payload that needs no path verification (W-53).
+    safe_payload: u16,
     peer_ack_delay: Duration,
     send: SendSide,
     recovery: Recovery,
@@ -303,7 +311,7 @@ impl Connection {
     /// Sets the largest payload that both sides accept.
     fn agree(&mut self, payload: u16) {
         self.agreed = payload;
-        self.payload = payload.min(self.key.peer.safe_payload()); // W-53
+        self.payload = payload.min(self.safe_payload); // W-53
     }
 
     /// Returns true when frames of the agreed payload arrive, or need no verification (W-53).

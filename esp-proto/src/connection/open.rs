@@ -117,6 +117,7 @@ impl Connection {
     ) -> Self {
         let mut timers = TimerTable::new();
         timers.set(Timer::Connect, cx.now + cx.config.connect_timeout);
+        let safe_payload = cx.safe_payload(&key.peer);
         Connection {
             id,
             key,
@@ -137,7 +138,8 @@ impl Connection {
             fate: None,
             timers,
             agreed: opening.offered,
-            payload: opening.offered.min(key.peer.safe_payload()),
+            payload: opening.offered.min(safe_payload),
+            safe_payload,
             opening,
             nonce,
             peer_nonce: 0,
@@ -145,7 +147,7 @@ impl Connection {
             peer_ack_delay: Duration::ZERO,
             send: SendSide::new(iss.plus(1)),
             recovery: Recovery::default(),
-            recv: RecvSide::new(Seq(0), 0, key.peer.safe_payload(), 0),
+            recv: RecvSide::new(Seq(0), 0, safe_payload, 0),
             rtt: Rtt::default(),
             congestion: Aimd::new(cx.max_window().into(), false),
             window_limited: false,

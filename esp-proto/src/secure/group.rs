@@ -1,0 +1,121 @@
+//! Broadcasts (W-146): their key does not depend on the receiver.
+
+use alloc::vec::Vec;
+
+use super::Crypto;
+use super::keys::KeyId;
+use super::layer::Layer;
+use super::packet::{DATA_AT, GROUP, GROUP_DATA_AT, TAG_LEN, clear_flag, emit};
+use super::peer::Broadcast;
+use super::session::nonce;
+use crate::addr::NodeAddr;
+use crate::time::{Duration, Instant};
+use crate::wire::HEADER_LEN;
+
+/// Time for which a broadcast is recent: a node that does not know its sender yet processes it once
+/// it has a session.
+const RECENT: Duration = Duration::from_secs(1);
+/// Maximum number of recent broadcasts.
+const MAX_RECENT: usize = 64;
+/// Maximum length of a broadcast that waits for a session.
+const MAX_WAITING: usize = 256;
+
+impl<C: Crypto> Layer<C> {
+    /// Protects a broadcast, which is always encrypted.
+    pub(super) fn seal_group(&mut self, now: Instant, mut packet: Vec<u8>) -> Option<Vec<u8>> {
+        let sealed = self.seal_group_in(&mut packet);
+        match sealed {
+            Some(()) => {
+                self.counters.auth_sealed += 1;
+                if self.recent.len() >= MAX_RECENT {
+                    self.recent.pop_front();
+                }
+                self.recent.push_back((now, self.group - 1));
+            }
+            None => self.counters.auth_unsent += 1,
+        }
+        sealed.map(|()| packet)
+    }
+
+    /// Returns the counter of the first broadcast of the last second, otherwise of the next one.
+    pub(super) fn first_recent(&self, now: Instant) -> u64 {
+        let mut recent = self.recent.iter();
+        let first = recent.find(|(sent, _)| now.since(*sent) < RECENT);
+        first.map_or(self.group, |(_, counter)| *counter)
+    }
+
+    fn seal_group_in(&mut self, packet: &mut Vec<u8>) -> Option<()> {
+        let (id, key) = (self.keys.first()?.id, self.group_key.as_ref()?);
+        let counter = self.group;
+        self.group = counter.checked_add(1)?;
+        let run = id.0.into_iter().chain(self.boot);
+        packet.splice(DATA_AT..DATA_AT, run);
+        emit(packet, GROUP, counter);
+        let (aad, text) = packet.split_at_mut_checked(GROUP_DATA_AT)?;
+        let tag = self.crypto.seal(key, nonce(counter), aad, text)?;
+        packet.extend_from_slice(&tag);
+        Some(())
+    }
+
+    /// Verifies a broadcast and writes it without protection to `opened`. Only the run that the
+    /// sender named in a session is accepted, and each counter once. One of another run leads to a
+    /// session, and waits for it.
+    pub(super) fn open_group(
+        &mut self,
+        now: Instant,
+        src: NodeAddr,
+        (key, boot): (KeyId, [u8; 16]),
+        counter: u64,
+        body: &[u8],
+    ) -> bool {
+        let Some(key) = self.keys.iter().find(|known| known.id == key) else {
+            self.counters.auth_drop_key += 1;
+            return false;
+        };
+        let key = key.group(&self.crypto, src, &boot);
+        let opened = key.and_then(|key| open(&self.crypto, &key, counter, body, &mut self.opened));
+        if opened.is_none() {
+            self.counters.auth_drop_forged += 1;
+            return false;
+        }
+        let run = self.peer(now, src).run.as_mut();
+        let Some(run) = run.filter(|run| run.boot == boot) else {
+            self.counters.auth_group_waits += 1;
+            if self.opened.len() <= MAX_WAITING {
+                let packet = self.opened.clone();
+                self.peer(now, src).broadcast = Some(Broadcast {
+                    boot,
+                    counter,
+                    packet,
+                });
+            }
+            self.greet(now, src, true);
+            return false;
+        };
+        if !run.window.is_new(counter) {
+            self.counters.auth_drop_replay += 1;
+            return false;
+        }
+        run.window.record(counter);
+        self.counters.auth_opened += 1;
+        true
+    }
+}
+
+fn open<C: Crypto>(
+    crypto: &C,
+    key: &C::Key,
+    counter: u64,
+    body: &[u8],
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let (aad, content) = body.split_at_checked(GROUP_DATA_AT)?;
+    let len = HEADER_LEN + content.len().checked_sub(TAG_LEN)?;
+    out.clear();
+    out.extend_from_slice(aad.get(..HEADER_LEN)?);
+    out.extend_from_slice(content);
+    let valid = crypto.open(key, nonce(counter), aad, out.get_mut(HEADER_LEN..)?);
+    out.truncate(len);
+    clear_flag(out);
+    valid.then_some(())
+}
