@@ -321,3 +321,109 @@ fn scaled(hash: u32, count: u32) -> u32 {
 fn free(used: &mut u64, wire: u32) {
     *used = used.saturating_sub(u64::from(wire));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two leaf switches of 40 nodes, ten spine switches.
+    fn fabric(change: impl FnOnce(&mut Topology)) -> Fabric {
+        let mut topology = Topology::of(80);
+        change(&mut topology);
+        Fabric::new(topology)
+    }
+
+    fn packet(src: u32, dst: u32, hash: u32) -> Head {
+        Head {
+            src,
+            dst,
+            wire: 1538,
+            hash,
+            ect: true,
+            ce: false,
+            stop: Stop::First,
+        }
+    }
+
+    /// Passes a packet through the fabric; returns its stops and the time of arrival.
+    fn travel(fabric: &mut Fabric, mut packet: Head) -> (Vec<Stop>, Option<u64>) {
+        let (mut stops, mut now) = (Vec::new(), 0);
+        while packet.stop != Stop::Host {
+            match fabric.forward(now, &mut packet) {
+                Some(at) => now = at,
+                None => return (stops, None),
+            }
+            stops.push(packet.stop);
+        }
+        fabric.arrived(&packet);
+        (stops, Some(now))
+    }
+
+    #[test]
+    fn packets_take_the_time_of_their_links() {
+        let mut fabric = fabric(|_| ());
+        let (stops, at) = travel(&mut fabric, packet(0, 79, 0));
+        assert_eq!(stops, [Stop::Spine(0), Stop::Last(0), Stop::Host]);
+        // 80 ps a byte twice, 320 ps once, each rounded up, and three cables.
+        assert_eq!(at, Some(124 + 124 + 493 + 3 * 500));
+        let (stops, at) = travel(&mut fabric, packet(0, 1, 0));
+        assert_eq!((stops, at), (vec![Stop::Host], Some(493 + 500)));
+        assert_eq!(fabric.buffered(), 0);
+    }
+
+    #[test]
+    fn hashes_are_spread_over_the_spines() {
+        let fabric = fabric(|_| ());
+        let mut used = [0_u32; 10];
+        for hash in 0..1000 {
+            used[fabric.choose(0, 1, hash * 4_294_967) as usize] += 1;
+        }
+        assert!(
+            used.iter().all(|count| (99..=101).contains(count)),
+            "{used:?}"
+        );
+        let single = super::tests::fabric(|topology| topology.paths = Paths::Single);
+        assert!((0..1000).all(|hash| single.choose(0, 1, hash * 4_294_967) == 0));
+    }
+
+    #[test]
+    fn a_dead_link_loses_packets_until_the_routing_avoids_it() {
+        let mut fabric = fabric(|_| ());
+        fabric.set_link(1, 0, false, true);
+        assert_eq!(travel(&mut fabric, packet(0, 79, 0)).1, None);
+        assert_eq!((fabric.counts.lost, fabric.buffered()), (1, 0));
+        fabric.set_link(1, 0, false, false);
+        let (stops, at) = travel(&mut fabric, packet(0, 79, 0));
+        assert!(at.is_some() && stops[0] == Stop::Spine(1), "{stops:?}");
+        fabric.set_link(1, 0, true, true);
+        assert_eq!(travel(&mut fabric, packet(0, 79, 0)).0[0], Stop::Spine(0));
+    }
+
+    #[test]
+    fn queues_share_the_buffer() {
+        let mut fabric = fabric(|topology| topology.buffer = 100 * 1538);
+        let mut fill = |dst| {
+            let sent = (0..200).filter(|_| fabric.forward(0, &mut packet(0, dst, 0)).is_some());
+            sent.count()
+        };
+        // With alpha 1 one queue has half of the buffer, a second one half of the rest.
+        assert_eq!((fill(1), fill(2)), (50, 25));
+        assert_eq!(fabric.counts.dropped, 325);
+        assert_eq!(fabric.buffered(), 75 * 1538);
+    }
+
+    #[test]
+    fn long_queues_mark_what_understands_marks() {
+        let mut fabric = fabric(|topology| topology.mark_kib = 15);
+        let mut marked = Vec::new();
+        for number in 0..20 {
+            let mut head = packet(0, 1, 0);
+            head.ect = number != 15;
+            fabric.forward(0, &mut head);
+            marked.push(head.ce);
+        }
+        // 9 frames are less than 15 KiB, 10 are more.
+        assert!(marked[..10].iter().all(|ce| !ce) && !marked[15]);
+        assert_eq!((marked[10], fabric.counts.marked), (true, 9));
+    }
+}
