@@ -11,6 +11,7 @@ mod internal;
 mod list;
 mod mpirun;
 mod rsh;
+mod simulate;
 mod transfer;
 mod tune;
 mod up;
@@ -44,6 +45,7 @@ enum Command {
     Mpirun(mpirun::Flags),
     Demo(demo::Flags),
     Bench(bench::Flags),
+    Simulate(simulate::Flags),
     Send(transfer::SendFlags),
     Recv(transfer::RecvFlags),
     Tune(tune::Flags),
@@ -103,6 +105,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Recv(flags) => transfer::run_recv(&flags),
         Command::Tune(flags) => tune::run(&flags),
         Command::Bench(flags) => bench::run(&flags),
+        Command::Simulate(flags) => simulate::run(&flags),
         Command::Guard(flags) => guard::run(&flags),
         Command::Hold(flags) => internal::hold(flags),
         Command::Enter(flags) => internal::enter(&flags),

@@ -44,6 +44,7 @@ const RULES: &[Rule] = &[
     // The core, and what runs it without a machine.
     Rule { package: "esp-proto",  may: Only(&[]), never: SYSTEM },
     Rule { package: "esp-sim",    may: Only(&["esp-proto"]), never: SYSTEM },
+    Rule { package: "scale",      may: Only(&["esp-proto", "esp-sim"]), never: SYSTEM },
     // What is not shipped: rigs of tests, and benchmarks.
     Rule { package: "btl-conformance", may: Only(&["btl"]), never: &["btl-eth", "shm-btl", "ib-btl", "p2p", "esp-client", "tokio"] },
     Rule { package: "fake-verbs", may: Only(&["ib-btl", "btl"]), never: &["btl-eth", "shm-btl", "p2p", "tokio"] },

@@ -63,6 +63,12 @@ fn colour(name: &str, place: usize) -> RGBColor {
         RGBColor(0x17, 0xbe, 0xcf),
     ];
     let known = [
+        ("esp-udp-noecn", RGBColor(0x9e, 0xca, 0xe1)),
+        ("esp-udp", RGBColor(0x1f, 0x77, 0xb4)),
+        ("esp-raw", RGBColor(0x2c, 0xa0, 0x2c)),
+        ("tcp-reno", RGBColor(0xd6, 0x27, 0x28)),
+        ("tcp-cubic", RGBColor(0xff, 0x7f, 0x0e)),
+        ("tcp-dctcp", RGBColor(0x94, 0x67, 0xbd)),
         ("TCP without offload", RGBColor(0xff, 0xbb, 0x78)),
         ("TCP", RGBColor(0xff, 0x7f, 0x0e)),
         ("ESP, lease", RGBColor(0x1f, 0x77, 0xb4)),
