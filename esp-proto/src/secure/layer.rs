@@ -318,14 +318,14 @@ impl<C: Crypto> Layer<C> {
     }
 
     fn on_hello(&mut self, now: Instant, src: NodeAddr, hello: SetUpPacket) {
-        if !self.answers.take(now) {
-            self.counters.auth_drop_setup_rate += 1;
-            return;
-        }
         let (first, _) = hello.nonces.split_at(16);
         let peer = peer_of(&mut self.peers, &mut self.held, now, src);
         if peer.knows(first) {
             self.counters.auth_drop_setup_stale += 1;
+            return;
+        }
+        if !self.answers.take(now) {
+            self.counters.auth_drop_setup_rate += 1;
             return;
         }
         let repeated = peer
