@@ -226,7 +226,15 @@ impl<C: Crypto> Layer<C> {
         dst: NodeAddr,
         body: &'a [u8],
     ) -> Opened<'a> {
-        match packet::parse(body) {
+        let form = packet::parse(body);
+        // The frame's destination is not in the packet, but in its key.
+        let misdirected = match form {
+            Form::Plain | Form::Malformed => false,
+            Form::Group { .. } => !dst.is_group(),
+            Form::SetUp(..) | Form::Data { .. } => dst != self.own,
+        };
+        match form {
+            _ if misdirected => self.counters.auth_drop_malformed += 1,
             Form::Plain if self.takes_plain(now, src, dst) => return Opened::Packet(body),
             Form::Plain => self.counters.auth_drop_plain += 1,
             Form::Malformed => self.counters.auth_drop_malformed += 1,
