@@ -14,6 +14,7 @@ local analysis = dofile(folder .. "esp_analysis.lua")
 local blocks = dofile(folder .. "esp_blocks.lua")
 local datagrams = dofile(folder .. "esp_datagrams.lua")
 local fields = dofile(folder .. "esp_fields.lua")
+local secure = dofile(folder .. "esp_secure.lua")
 
 local espe = Proto("espe", "Ethernet Streaming Protocol")
 local edpe = Proto("edpe", "Ethernet Datagram Protocol")
@@ -32,8 +33,8 @@ espe.prefs.any_port = Pref.bool("Look for ESP on all UDP ports", true,
 espe.prefs.analyze = Pref.bool("Analyze sequence numbers", true,
   "Relative numbers, round trips, retransmissions, losses")
 
-local f, remarks = fields.define(espe, blocks)
-local g, complaints = fields.define_datagrams(edpe, datagrams)
+local f, remarks = fields.define(espe, blocks, secure)
+local g, complaints = fields.define_datagrams(edpe, datagrams, secure)
 
 -- Values of other dissectors in the packet. The addresses of `pinfo` are no use as names of a
 -- path: they change when a name is resolved.
@@ -284,6 +285,16 @@ local function datagram(tvb, at, stop, whole, pinfo, tree, path)
   return string.format("%d → %d %s", p.srcport, p.dstport, text)
 end
 
+-- A packet with flag 0x80, whose contents only its receiver can read. Returns its summary, or nil if
+-- it is not one of W-141.
+local function protected(tvb, at, stop, whole, tree, own)
+  local sub = secure.packet(tvb, at + HEADER, stop, whole, tree, own)
+  if not sub then return nil end
+  local p, items = header(tvb, at, tree, own)
+  items.flags:append_text(" (protected)")
+  return string.format("%d → %d [Protected] %s", p.srcport, p.dstport, sub)
+end
+
 -- Shows one packet, whose header begins with the packet type in UDP and behind it else.
 local function packet(proto, tvb, at, stop, whole, pinfo, tree, in_udp)
   local sub = stop > at and tree:add(proto, tvb(at, stop - at)) or tree:add(proto)
@@ -305,7 +316,11 @@ local function packet(proto, tvb, at, stop, whole, pinfo, tree, in_udp)
   end
   local show, path = stream and stream_packet or datagram, path_of(pinfo, in_udp)
   if in_udp and whole - at < SHORTEST then path.broken = "W-120: fewer than 48 bytes" end
-  local text = show(tvb, first, stop, whole, pinfo, sub, path)
+  local text
+  if tvb(first + 10, 1):uint() >= 0x80 then
+    text = protected(tvb, first, stop, whole, sub, stream and f or g)
+  end
+  text = text or show(tvb, first, stop, whole, pinfo, sub, path)
   sub:append_text(", " .. text)
   return text
 end
@@ -331,6 +346,8 @@ end
 local function length_at(tvb, at)
   local len = TYPE + HEADER
   if tvb:len() < at + len then return tvb:len() - at end
+  -- The length of a protected packet is not in it.
+  if tvb(at + 12, 1):uint() >= 0x80 then return tvb:len() - at end
   len = len + tvb(at + 10, 2):uint()
   if has(tvb(at + 12, 1):uint(), 0x10) and protocol_at(tvb, at) == espe
     and tvb:len() > at + len then

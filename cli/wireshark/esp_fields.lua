@@ -99,11 +99,12 @@ local function values(map)
 end
 
 -- Registers the fields of ESP; returns them and the expert remarks by name.
-function M.define(proto, blocks)
+function M.define(proto, blocks, secure)
   local found = {}
   local function add(name, field) found[name] = field end
   header(add, blocks)
   blocks.define(add)
+  secure.define(add, "espe")
   analysis(add)
   local remarks = experts()
   proto.fields, proto.experts = values(found), values(remarks)
@@ -111,9 +112,11 @@ function M.define(proto, blocks)
 end
 
 -- Registers the fields of EDP; returns as `define`.
-function M.define_datagrams(proto, datagrams)
+function M.define_datagrams(proto, datagrams, secure)
   local found = {}
-  datagrams.define(function(name, field) found[name] = field end)
+  local function add(name, field) found[name] = field end
+  datagrams.define(add)
+  secure.define(add, "edpe")
   local group, severity = expert.group, expert.severity
   local remarks = {
     malformed = ProtoExpert.new("edpe.malformed", "Malformed packet", group.MALFORMED,

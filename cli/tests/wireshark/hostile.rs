@@ -27,7 +27,7 @@ impl Dice {
 /// Packets that are cut, changed, joined, or random.
 fn packets() -> Vec<Vec<u8>> {
     let mut dice = Dice(4711);
-    let all: Vec<Vec<u8>> = ["V-", "D-"]
+    let all: Vec<Vec<u8>> = ["V-", "D-", "S-"]
         .iter()
         .flat_map(|prefix| rows(prefix))
         .map(|row| row.bytes)

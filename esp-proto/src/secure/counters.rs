@@ -32,7 +32,7 @@ counters! {
     auth_sessions: "Sessions set up with peers.",
     auth_setups_sent: "Set-up packets sent, repetitions included.",
     auth_drop_plain: "Dropped: packet without protection, which is required.",
-    auth_drop_malformed: "Dropped: protected packet of an impossible form.",
+    auth_drop_malformed: "Dropped: protected packet of an impossible form or destination.",
     auth_drop_session: "Dropped: packet of an unknown session (the peer or this node restarted, or it is a replay).",
     auth_drop_replay: "Dropped: counter of a packet used before, or too old.",
     auth_drop_forged: "Dropped: wrong tag (forged, damaged, or of other addresses).",

@@ -238,7 +238,15 @@ impl<C: Crypto> Layer<C> {
         dst: NodeAddr,
         body: &'a [u8],
     ) -> Opened<'a> {
-        match packet::parse(body) {
+        let form = packet::parse(body);
+        // The frame's destination is not in the packet, but in its key.
+        let misdirected = match form {
+            Form::Plain | Form::Malformed => false,
+            Form::Group { .. } => !dst.is_group(),
+            Form::SetUp(..) | Form::Data { .. } => dst != self.own,
+        };
+        match form {
+            _ if misdirected => self.counters.auth_drop_malformed += 1,
             Form::Plain if self.takes_plain(now, src, dst) => return Opened::Packet(body),
             Form::Plain => self.counters.auth_drop_plain += 1,
             Form::Malformed => self.counters.auth_drop_malformed += 1,
@@ -330,14 +338,14 @@ impl<C: Crypto> Layer<C> {
     }
 
     fn on_hello(&mut self, now: Instant, src: NodeAddr, hello: SetUpPacket) {
-        if !self.answers.take(now) {
-            self.counters.auth_drop_setup_rate += 1;
-            return;
-        }
         let (first, _) = hello.nonces.split_at(16);
         let peer = peer_of(&mut self.peers, &mut self.held, now, src);
         if peer.knows(first) {
             self.counters.auth_drop_setup_stale += 1;
+            return;
+        }
+        if !self.answers.take(now) {
+            self.counters.auth_drop_setup_rate += 1;
             return;
         }
         let repeated = peer

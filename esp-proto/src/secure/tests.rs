@@ -82,8 +82,23 @@ impl Node {
 
     /// Receives bytes from `src`; returns the packet that reaches the endpoint.
     fn receive(&mut self, now: Instant, src: NodeAddr, body: &[u8]) -> Option<Vec<u8>> {
-        let own = self.layer.own;
-        let packet = match self.layer.open(now, src, own, body) {
+        let is_group = body.get(13..17) == Some(&[0, 0, 0, 1]);
+        let dst = if is_group {
+            NodeAddr::BROADCAST
+        } else {
+            self.layer.own
+        };
+        self.receive_at(now, src, dst, body)
+    }
+
+    fn receive_at(
+        &mut self,
+        now: Instant,
+        src: NodeAddr,
+        dst: NodeAddr,
+        body: &[u8],
+    ) -> Option<Vec<u8>> {
+        let packet = match self.layer.open(now, src, dst, body) {
             Opened::Packet(packet) => Some(packet.to_vec()),
             Opened::Nothing => None,
         };
@@ -141,6 +156,28 @@ fn a_packet_waits_for_the_session_and_arrives_unchanged() {
             0
         );
     }
+}
+
+#[test]
+fn another_destination_does_not_use_up_a_packet() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    a.send(at(0), B, b"x");
+    run(at(0), &mut a, &mut b);
+    a.send(at(1), B, b"y");
+    let (_, packet) = a.sent.pop().unwrap();
+    for dst in [NodeAddr::BROADCAST, C] {
+        assert_eq!(b.receive_at(at(1), A, dst, &packet), None);
+    }
+    assert_eq!(counted(&b, "auth_drop_malformed"), 2);
+    a.send(at(1), NodeAddr::BROADCAST, b"all");
+    let (_, all) = a.sent.pop().unwrap();
+    assert_eq!(
+        b.receive_at(at(1), A, B, &all),
+        None,
+        "a broadcast as unicast"
+    );
+    assert!(b.receive(at(1), A, &all).is_some());
+    assert_eq!(b.receive(at(1), A, &packet), Some(plain(b"y")));
 }
 
 #[test]
