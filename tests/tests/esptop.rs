@@ -30,6 +30,11 @@ struct Terminal {
 impl Terminal {
     /// Starts esptop in node 0.
     fn start(lab: &Lab) -> Terminal {
+        Terminal::start_with(lab, false)
+    }
+
+    /// Starts esptop in node 0, with or without `NO_COLOR`.
+    fn start_with(lab: &Lab, no_color: bool) -> Terminal {
         let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&keyboard).expect("the terminal's rights");
         unlockpt(&keyboard).expect("the terminal is unlocked");
@@ -52,6 +57,9 @@ impl Terminal {
             .stdin(open())
             .stdout(open())
             .stderr(open());
+        if no_color {
+            command.env("NO_COLOR", "1");
+        }
         let program = command.spawn().expect("start esptop");
         let keyboard = File::from(keyboard);
         let [lines, columns] = extent(SIZE);
@@ -87,6 +95,20 @@ impl Terminal {
         wait_until(&format!("the screen shows {part:?}"), || {
             self.text().contains(part)
         });
+    }
+
+    /// Returns the number of cells that have a colour.
+    fn coloured(&self) -> usize {
+        let (columns, lines) = SIZE;
+        let cells = (0..lines).flat_map(|line| (0..columns).map(move |column| (line, column)));
+        self.look(|parser| {
+            let screen = parser.screen();
+            let cells = cells.filter_map(|(line, column)| screen.cell(line, column));
+            let plain = vt100::Color::Default;
+            cells
+                .filter(|cell| cell.fgcolor() != plain || cell.bgcolor() != plain)
+                .count()
+        })
     }
 
     fn types(&mut self, keys: &str) {
@@ -172,8 +194,13 @@ fn the_screen_follows_keys_sizes_and_the_daemon() {
 
     terminal.resize((120, 30));
     terminal.shows("Send-Q");
-    terminal.resize((20, 4));
-    terminal.shows("esptop needs");
+    for size in [(20, 5), (20, 4)] {
+        terminal.resize(size);
+        terminal.shows("esptop needs");
+    }
+    terminal.resize((1, 1));
+    terminal.resize((60, 10));
+    terminal.shows("node1:7000");
     terminal.resize(SIZE);
     terminal.shows("node1:7000");
 
@@ -207,6 +234,24 @@ fn keys_and_signals_leave_the_terminal_as_it_was() {
                 number,
             );
         });
+    }
+}
+
+#[test]
+fn no_color_means_no_colour() {
+    let Some(lab) = lab_or_skip("no_color_means", &LabOptions::new(2)) else {
+        return;
+    };
+    let _streams = pair(&lab, 0, 1, 7000);
+    for (no_color, coloured) in [(false, true), (true, false)] {
+        let mut terminal = Terminal::start_with(&lab, no_color);
+        terminal.shows("node1:7000");
+        // An error is red.
+        terminal.types("/dport x\r");
+        terminal.shows("invalid port");
+        assert_eq!(terminal.coloured() > 0, coloured, "NO_COLOR: {no_color}");
+        terminal.types("\x03");
+        assert_eq!(terminal.ends().code(), Some(0));
     }
 }
 

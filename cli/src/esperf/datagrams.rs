@@ -120,6 +120,7 @@ impl Flows {
             let wait = move || {
                 // An error is found again by the next message.
                 let _ = receive_message::<End>(&control, patience);
+                shared.end();
                 thread::sleep(DRAIN);
                 shared.stop();
             };

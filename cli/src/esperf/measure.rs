@@ -1,8 +1,8 @@
 //! One side of a test: threads send or receive, the caller's reports.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ pub(super) struct Shared {
     /// Bytes that may still be sent.
     left: AtomicU64,
     stop: AtomicBool,
+    /// Time of the sender's end, of datagrams, which are received for a while after it.
+    ended: OnceLock<Instant>,
 }
 
 /// Datagrams so far.
@@ -57,6 +59,7 @@ impl Shared {
             datagrams: datagrams.map(|_| Counts::default()).collect(),
             left: AtomicU64::new(plan.bytes.unwrap_or(u64::MAX)),
             stop: AtomicBool::new(false),
+            ended: OnceLock::new(),
         })
     }
 
@@ -66,6 +69,19 @@ impl Shared {
 
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the sender has ended.
+    pub(super) fn end(&self) {
+        let _ = self.ended.set(Instant::now()); // the first time counts
+    }
+
+    /// Returns the time of sending since the start.
+    fn elapsed(&self, start: Instant) -> Duration {
+        match self.ended.get() {
+            Some(ended) => ended.saturating_duration_since(start),
+            None => start.elapsed(),
+        }
     }
 
     /// Takes up to this many bytes of those that are to be sent; returns 0 at the end of the test.
@@ -153,7 +169,7 @@ pub(super) fn measure(
         if sends && plan.bytes.is_none() && start.elapsed() >= plan.time {
             shared.stop();
         }
-        if Instant::now() >= end {
+        if Instant::now() >= end && shared.ended.get().is_none() {
             end += interval;
             report(&last.next(&shared, start, links()))?;
         }
@@ -165,7 +181,7 @@ pub(super) fn measure(
     if rest.to - rest.from > interval.as_secs_f64() / 10.0 {
         report(&rest)?;
     }
-    let seconds = start.elapsed().as_secs_f64();
+    let seconds = shared.elapsed(start).as_secs_f64();
     if !interrupt.is_set() {
         for thread in threads {
             let ended = thread.join();
@@ -208,7 +224,7 @@ impl Taken {
 
     /// Ends an interval now.
     fn next(&mut self, shared: &Shared, start: Instant, links: Vec<Link>) -> Interval {
-        let now = start.elapsed().as_secs_f64();
+        let now = shared.elapsed(start).as_secs_f64();
         let counts = shared.bytes.iter().map(|n| n.load(Ordering::Relaxed));
         let counts: Vec<u64> = counts.collect();
         let bytes = counts.iter().zip(&self.bytes).map(|(now, last)| now - last);

@@ -206,7 +206,8 @@ mod tests {
             own: false,
         };
         let verdict = run(&mut wires, &ask, &Interrupt::default(), &mut report)?;
-        Ok((verdict, report.lines.unwrap_or_default(), wires[0].sent))
+        let sent = wires[0].broadcasts;
+        Ok((verdict, report.lines.unwrap_or_default(), sent))
     }
 
     #[test]

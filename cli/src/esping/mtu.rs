@@ -290,8 +290,9 @@ mod tests {
         let (verdict, lines) = search(0, 0, |_| true)?;
         assert_eq!(verdict, Verdict::Partly);
         let silent = "peer (02:00:00:00:00:09) does not answer via fake0";
-        assert_eq!((lines[0].as_str(), lines.len()), (silent, 2));
-        assert!(lines[1].contains("esp doctor"), "{lines:?}");
+        assert_eq!((lines[0].as_str(), lines.len()), (silent, 3));
+        assert!(lines[1].contains("no other node"), "{lines:?}");
+        assert!(lines[2].contains("esp doctor"), "{lines:?}");
         Ok(())
     }
 }

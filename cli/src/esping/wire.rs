@@ -224,6 +224,8 @@ pub(super) mod fake {
     use super::*;
     use std::collections::VecDeque;
 
+    use esp_client::MacAddr;
+
     /// Converts a request (its number from 1, its body) to answers, each with its delay in
     /// microseconds.
     type Peer = Box<dyn FnMut(NodeAddr, u64, Option<&[u8]>) -> Vec<(u64, Arrival)>>;
@@ -232,7 +234,9 @@ pub(super) mod fake {
     pub(in crate::esping) struct Fake {
         pub(in crate::esping) now: u64,
         pub(in crate::esping) max: usize,
+        /// Requests to one node.
         pub(in crate::esping) sent: u64,
+        pub(in crate::esping) broadcasts: u64,
         pub(in crate::esping) streams: Option<bool>,
         pub(in crate::esping) up: Option<bool>,
         peer: Peer,
@@ -248,6 +252,7 @@ pub(super) mod fake {
                 now: 0,
                 max,
                 sent: 0,
+                broadcasts: 0,
                 streams: None,
                 up: None,
                 peer: Box::new(peer),
@@ -256,8 +261,13 @@ pub(super) mod fake {
         }
 
         fn ask(&mut self, dst: NodeAddr, body: Option<&[u8]>) {
-            self.sent += 1;
-            for (after, mut answer) in (self.peer)(dst, self.sent, body) {
+            let count = if dst == MacAddr::BROADCAST {
+                &mut self.broadcasts
+            } else {
+                &mut self.sent
+            };
+            *count += 1;
+            for (after, mut answer) in (self.peer)(dst, *count, body) {
                 answer.at = self.now + after * 1000;
                 self.coming.push_back(answer);
             }
@@ -280,7 +290,7 @@ pub(super) mod fake {
         }
 
         fn addr(&self) -> NodeAddr {
-            esp_client::MacAddr([2, 0, 0, 0, 0, 0xff]).into()
+            MacAddr([2, 0, 0, 0, 0, 0xff]).into()
         }
 
         fn is_up(&self) -> Option<bool> {

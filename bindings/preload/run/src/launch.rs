@@ -71,7 +71,8 @@ pub(crate) fn run(flags: &Flags) -> Result<Verdict, Failure> {
 fn library() -> Result<PathBuf, Failure> {
     let exe = env::current_exe().doing("finding the running program")?;
     let dir = exe.parent().unwrap_or(Path::new("/"));
-    let places = [".", "../lib/esp", "../lib"].map(|place| dir.join(place));
+    let above = dir.parent().unwrap_or(dir).join("lib");
+    let places = [dir.to_owned(), above.join("esp"), above];
     let file = places.iter().map(|place| place.join(LIBRARY));
     let found = file.clone().find(|file| file.is_file());
     found.ok_or_else(|| {

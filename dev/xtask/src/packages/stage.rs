@@ -29,6 +29,16 @@ const CRATES: &[&str] = &[
     "esprun",
 ];
 
+/// Options of strip for programs and shared libraries.
+const UNNEEDED: [&str; 1] = ["--strip-unneeded"];
+/// Options of strip for the archive. The compiler's intermediate code is three quarters of it, and
+/// no other linker reads it.
+const ARCHIVE: [&str; 3] = [
+    "--strip-debug",
+    "--remove-section=.llvmbc",
+    "--remove-section=.llvmcmd",
+];
+
 /// Folders of staged files.
 pub(super) struct Staged {
     /// The folder with one for each package.
@@ -67,7 +77,7 @@ pub(super) fn build(workspace: &Workspace, debug: bool) -> Result<Staged, Failur
     libesp(&built, &dir)?;
     let provider = dir.join("libfabric-esp/lib/libesp-fi.so");
     copy(&built.join("libesp_fi.so"), &provider)?;
-    strip(&provider, "--strip-unneeded")?;
+    strip(&provider, &UNNEEDED)?;
     let openmpi = open_mpi::headers();
     if openmpi {
         component(&dir.join("openmpi-esp/root"), debug)?;
@@ -86,7 +96,7 @@ fn programs(built: &Path, package: &Path, names: &[&str]) -> Result<(), Failure>
     for name in names {
         let to = package.join("bin").join(name);
         copy(&built.join(name), &to)?;
-        strip(&to, "--strip-unneeded")?;
+        strip(&to, &UNNEEDED)?;
     }
     Ok(())
 }
@@ -125,7 +135,7 @@ fn package_of(file: &str) -> &'static str {
 fn library(built: &Path, name: &str, dir: &Path) -> Result<(), Failure> {
     let to = dir.join(name);
     copy(&built.join(name), &to)?;
-    strip(&to, "--strip-unneeded")
+    strip(&to, &UNNEEDED)
 }
 
 /// The Wireshark dissector: Debian has a folder of plugins for each architecture.
@@ -154,11 +164,11 @@ fn multiarch() -> String {
 fn libesp(built: &Path, dir: &Path) -> Result<(), Failure> {
     let library = dir.join("libesp0/lib/libesp.so.0");
     copy(&built.join("libesp.so"), &library)?;
-    strip(&library, "--strip-unneeded")?;
+    strip(&library, &UNNEEDED)?;
     let dev = dir.join("libesp-dev");
     let archive = dev.join("lib/libesp.a");
     copy(&built.join("libesp.a"), &archive)?;
-    strip(&archive, "--strip-debug")?;
+    strip(&archive, &ARCHIVE)?;
     let debian = format!("lib/{}", multiarch());
     for (kind, lib) in [("deb", debian.as_str()), ("rpm", "lib64")] {
         let to = dev.join(kind).join("esp.pc");
@@ -180,7 +190,7 @@ fn component(dir: &Path, debug: bool) -> Result<(), Failure> {
         ));
     };
     let to = ompi::install_built(!debug, &dir.join(folder))?;
-    strip(&to, "--strip-unneeded")
+    strip(&to, &UNNEEDED)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
@@ -194,8 +204,8 @@ fn make_parent(file: &Path) -> Result<(), Failure> {
     fs::create_dir_all(parent).map_err(|e| error(parent, &e))
 }
 
-fn strip(file: &Path, what: &str) -> Result<(), Failure> {
-    run(Command::new("strip").arg(what).arg(file))
+fn strip(file: &Path, options: &[&str]) -> Result<(), Failure> {
+    run(Command::new("strip").args(options).arg(file))
 }
 
 fn error(path: &Path, e: &std::io::Error) -> Failure {
