@@ -123,11 +123,13 @@ pub(super) fn memory(footprint: Footprint) -> String {
     )
 }
 
-/// Returns the command that repeats the runs.
-pub(super) fn command(plan: &Plan) -> String {
+/// Returns the command that repeats the runs of a workload.
+pub(super) fn command(plan: &Plan, kind: Workload) -> String {
     format!(
-        "esplab simulate --nodes {} --seed {}",
-        plan.topology.nodes, plan.seed
+        "esplab simulate --nodes {} --workload {} --seed {}",
+        plan.topology.nodes,
+        kind.name(),
+        plan.seed
     )
 }
 
