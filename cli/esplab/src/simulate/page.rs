@@ -48,7 +48,7 @@ impl Section {
         ];
         Section {
             kind,
-            command: table::command(plan, kind),
+            command: table::command(plan, kind, rows),
             network: table::network(plan),
             table: table::markdown(rows),
             charts,
