@@ -98,16 +98,6 @@ impl<B> Arena<B> {
         let head = self.heads[number as usize];
         Some(Packet { head, body })
     }
-
-    /// Returns the number of stored packets.
-    pub fn len(&self) -> usize {
-        self.heads.len() - self.free.len()
-    }
-
-    /// Returns true when no packet is stored.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 #[cfg(test)]
@@ -130,7 +120,7 @@ mod tests {
         assert_eq!((arena.insert(packet()), arena.insert(packet())), (0, 1));
         assert!(arena.take(0).is_some() && arena.take(0).is_none());
         assert_eq!(arena.head(1).dst, 1);
-        assert_eq!((arena.insert(packet()), arena.len()), (0, 2));
+        assert_eq!((arena.insert(packet()), arena.insert(packet())), (0, 2));
     }
 
     #[test]

@@ -91,8 +91,8 @@ impl<'a> Rounds<'a> {
         self.ended - self.begun
     }
 
-    /// Returns the fairness index of the nodes' rates. A rate is one over the time from the start to
-    /// the arrival of the last message of the node, which sent as many bytes as others in its place.
+    /// Returns the fairness index of the nodes' rates. A rate is one over the time from the start
+    /// to the arrival of a node's last message: nodes of one role send as many bytes.
     pub fn jain(&self) -> f64 {
         let ends = self.nodes.iter().map(|node| node.last_arrival);
         let senders = ends.filter(|end| *end > self.begun);

@@ -117,18 +117,12 @@ struct Node<S> {
 /// What a run has measured.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Time of the start.
-    pub begun: u64,
-    /// Time of the last arrival.
-    pub ended: u64,
     /// Frames dropped because a node's ring was full.
     pub ring_dropped: u64,
     /// Connections that failed.
     pub failed: u64,
     /// Packets that were taken from an interface since the start of the world.
     pub frames: u64,
-    /// Events since the start of the world.
-    pub events: u64,
 }
 
 /// The simulated cluster.
@@ -224,7 +218,6 @@ impl<S: Stack> World<S> {
     pub fn run(&mut self, program: &mut impl Program) -> Result<(), String> {
         self.fabric.reset_counts();
         self.before = self.counts();
-        self.measured.begun = self.now;
         self.measured.ring_dropped = 0;
         let end = self.now + LIMIT;
         self.call(program, |program, calls| program.start(calls));
@@ -286,7 +279,6 @@ impl<S: Stack> World<S> {
             return false;
         };
         self.now = self.now.max(at);
-        self.measured.events += 1;
         let index = event & ((1 << INDEX_BITS) - 1);
         match Kind::ALL[(event >> INDEX_BITS) as usize] {
             Kind::Hop => self.hop(index),
@@ -410,7 +402,6 @@ impl<S: Stack> World<S> {
     fn pass_on(&mut self, program: &mut impl Program) {
         let mut arrivals = std::mem::take(&mut self.arrivals);
         for arrival in arrivals.drain(..) {
-            self.measured.ended = self.now;
             self.call(program, |program, calls| program.arrived(arrival, calls));
         }
         self.arrivals = arrivals;

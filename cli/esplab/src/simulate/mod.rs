@@ -152,7 +152,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         if flags.json {
             rows.iter().try_for_each(out::json)?;
         } else if flags.report.is_some() {
-            sections.push(page::Section::new(kind, &rows));
+            sections.push(page::Section::new(&plan, kind, &rows));
         } else {
             let (name, about) = (kind.name(), table::wrapped(kind.about(), 92));
             let table = table::text(&rows);
@@ -160,9 +160,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         }
     }
     if let Some(folder) = &flags.report {
-        let command = table::command(&plan);
-        let intro = format!("{network}\n{memory}");
-        let path = page::write(folder, &command, &intro, &sections)?;
+        let path = page::write(folder, &memory, &sections)?;
         out::line(path.display())?;
     }
     Ok(verdict)

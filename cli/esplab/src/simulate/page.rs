@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bench::page::{Chart, Plot};
-use scale::run::Row;
+use scale::run::{Plan, Row};
 use scale::workload::Workload;
 
 use super::table;
@@ -24,12 +24,14 @@ const END: &str = "<!-- end of the figures -->";
 /// A workload on the page.
 pub(super) struct Section {
     kind: Workload,
+    command: String,
+    network: String,
     table: String,
     charts: Vec<Chart>,
 }
 
 impl Section {
-    pub(super) fn new(kind: Workload, rows: &[Row]) -> Section {
+    pub(super) fn new(plan: &Plan, kind: Workload, rows: &[Row]) -> Section {
         let chart = |name: &str, title: &str, unit, value: fn(&Row) -> f64| Chart {
             name: format!("{}-{name}", kind.name()),
             title: format!("{}: {title}", kind.name()),
@@ -46,6 +48,8 @@ impl Section {
         ];
         Section {
             kind,
+            command: table::command(plan, kind, rows),
+            network: table::network(plan),
             table: table::markdown(rows),
             charts,
         }
@@ -54,7 +58,10 @@ impl Section {
     fn markdown(&self) -> String {
         let name = self.kind.name();
         let about = table::wrapped(&format!("Workload: {}.", self.kind.about()), 100);
-        let mut text = format!("\n### {name}\n\n{about}");
+        let Section {
+            command, network, ..
+        } = self;
+        let mut text = format!("\n### {name}\n\n{about}\n```sh\n{command}\n```\n\n{network}");
         for chart in &self.charts {
             let _ = write!(text, "\n![{}]({CHARTS}/{}.svg)\n", chart.title, chart.name);
         }
@@ -80,7 +87,7 @@ fn bars(rows: &[Row], value: fn(&Row) -> f64) -> Plot {
 }
 
 /// Puts sections into the page, in place of earlier ones of these workloads.
-fn merged(page: &str, command: &str, intro: &str, sections: &[Section]) -> String {
+fn merged(page: &str, intro: &str, sections: &[Section]) -> String {
     let (before, rest) = page.split_once(BEGIN).unwrap_or((page, ""));
     let (old, after) = rest.split_once(END).unwrap_or(("", "\n"));
     let mut all: Vec<(&str, String)> = old
@@ -99,18 +106,12 @@ fn merged(page: &str, command: &str, intro: &str, sections: &[Section]) -> Strin
         }
     }
     let text: String = all.into_iter().map(|(_, text)| text).collect();
-    let command = format!("```sh\n{command}\n```\n");
-    format!("{before}{BEGIN}\n\n## Figures\n\n{command}\n{intro}{text}\n{END}{after}")
+    format!("{before}{BEGIN}\n\n## Figures\n\n{intro}{text}\n{END}{after}")
 }
 
 /// Writes the page and its charts into the folder, and returns its path. Parts written by hand, and
 /// figures of other workloads, stay as they are.
-pub(super) fn write(
-    folder: &Path,
-    command: &str,
-    intro: &str,
-    sections: &[Section],
-) -> Result<PathBuf, Failure> {
+pub(super) fn write(folder: &Path, intro: &str, sections: &[Section]) -> Result<PathBuf, Failure> {
     let charts = folder.join(CHARTS);
     fs::create_dir_all(&charts).doing(charts.display())?;
     for chart in sections.iter().flat_map(|section| &section.charts) {
@@ -120,7 +121,7 @@ pub(super) fn write(
     }
     let path = folder.join(PAGE);
     let page = fs::read_to_string(&path).unwrap_or_else(|_| "# Scale\n\n".into());
-    let page = merged(&page, command, intro, sections);
+    let page = merged(&page, intro, sections);
     fs::write(&path, page).doing(path.display())?;
     Ok(path)
 }
@@ -129,7 +130,7 @@ pub(super) fn write(
 mod tests {
     use super::*;
     use scale::fabric::Topology;
-    use scale::run::{Plan, Transport};
+    use scale::run::Transport;
 
     fn section(kind: Workload) -> Section {
         let plan = Plan {
@@ -137,7 +138,8 @@ mod tests {
             mtu: 1500,
             seed: 1,
         };
-        Section::new(kind, &super::super::simulate(&plan, kind, &Transport::ALL))
+        let rows = super::super::simulate(&plan, kind, &Transport::ALL);
+        Section::new(&plan, kind, &rows)
     }
 
     #[test]
@@ -146,12 +148,7 @@ mod tests {
             "# Scale\n\nBy hand.\n\n{BEGIN}\n\n## Figures\n\nold\n\n### halo\n\nold\n\n### flap\n\n\
              kept\n\n{END}\n\n## More\n"
         );
-        let new = merged(
-            &old,
-            "esplab simulate",
-            "network\n",
-            &[section(Workload::Halo)],
-        );
+        let new = merged(&old, "memory\n", &[section(Workload::Halo)]);
         assert!(new.starts_with("# Scale\n\nBy hand.\n\n<!--"), "{new}");
         assert!(new.contains("![halo: time over the bound of the network](scale/halo-time.svg)"));
         let end = format!("\n### flap\n\nkept\n\n{END}\n\n## More\n");

@@ -2,7 +2,7 @@
 
 use scale::fabric::Topology;
 use scale::footprint::Footprint;
-use scale::run::{Plan, Row};
+use scale::run::{Plan, Row, Transport};
 use scale::workload::Workload;
 
 /// A column: its heading, `>` before one of numbers, and the cell of a row.
@@ -33,10 +33,10 @@ const COLUMNS: [Column; 14] = [
 /// Returns the usual time of a workload for 1000 and for 10 000 nodes.
 pub(super) fn usual_time(kind: Workload) -> [&'static str; 2] {
     match kind {
-        Workload::Incast => ["10 s", "1 min"],
+        Workload::Incast => ["5 s", "30 s"],
         Workload::AllToAll => ["3 min", "9 min"],
         Workload::Halo => ["10 s", "2 min"],
-        Workload::JobStart => ["2 s", "20 s"],
+        Workload::JobStart => ["2 s", "10 s"],
         Workload::AllReduce => ["30 s", "5 min"],
         Workload::Server => ["10 s", "2 min"],
         Workload::Background => ["1 min", "10 min"],
@@ -123,11 +123,21 @@ pub(super) fn memory(footprint: Footprint) -> String {
     )
 }
 
-/// Returns the command that repeats the runs.
-pub(super) fn command(plan: &Plan) -> String {
+/// Returns the command that repeats the rows of a workload.
+pub(super) fn command(plan: &Plan, kind: Workload, rows: &[Row]) -> String {
+    let has = |transport: &Transport| rows.iter().any(|row| row.transport == transport.name());
+    let ran = Transport::ALL.into_iter().filter(has);
+    let names: Vec<_> = ran.map(Transport::name).collect();
+    let some = if names.len() == Transport::ALL.len() {
+        String::new()
+    } else {
+        format!(" --transport {}", names.join(","))
+    };
     format!(
-        "esplab simulate --nodes {} --seed {}",
-        plan.topology.nodes, plan.seed
+        "esplab simulate --nodes {} --workload {}{some} --seed {}",
+        plan.topology.nodes,
+        kind.name(),
+        plan.seed
     )
 }
 
