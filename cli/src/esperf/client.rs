@@ -35,27 +35,10 @@ pub(super) fn run(flags: &Flags, node: &str, interrupt: &Interrupt) -> Result<Ve
         ports: flows.as_ref().map(Flows::ports).unwrap_or_default(),
     };
     send(&control, &hello)?;
-    match (receive(&control, AT_ONCE)?, &mut flows) {
-        (Reply::Ready, None) => {}
-        (Reply::Ports(ports), Some(flows)) => flows.connect(ports)?,
-        (Reply::Refused(why), _) => {
-            return Err(Failure::Broken(format!("the server refuses: {why}")));
-        }
-        _ => {
-            return Err(Failure::Broken(
-                "the server is no esperf of this version: it answers another kind of test".into(),
-            ));
-        }
-    }
-    let mut streams = Vec::new();
-    if flows.is_none() {
-        for index in 0..plan.streams {
-            let stream = open(&client, &addr)?;
-            let cookie = cookie.clone();
-            send(&stream, &Hello::Data { cookie, index })?;
-            streams.push(Arc::new(stream));
-        }
-    }
+    let streams = match agree(&control, &mut flows)? {
+        Kind::Datagrams => Vec::new(),
+        Kind::Streams => open_all(&client, &addr, plan.streams, &cookie)?,
+    };
     let Begin = receive(&control, AT_ONCE)?;
     let side = Side {
         plan,
@@ -86,6 +69,44 @@ pub(super) fn run(flags: &Flags, node: &str, interrupt: &Interrupt) -> Result<Ve
     let theirs: Results = receive(&control, AT_ONCE)?;
     report.end(&own, Some(&theirs))?;
     Ok(Verdict::Done)
+}
+
+/// Kind of a test.
+enum Kind {
+    Streams,
+    Datagrams,
+}
+
+/// Receives the server's answer, with its ports of datagrams.
+fn agree(control: &EspStream, flows: &mut Option<Flows>) -> Result<Kind, Failure> {
+    let broken = |why: String| Err(Failure::Broken(why));
+    match (receive(control, AT_ONCE)?, flows) {
+        (Reply::Ready, None) => Ok(Kind::Streams),
+        (Reply::Ports(ports), Some(flows)) => {
+            flows.connect(ports)?;
+            Ok(Kind::Datagrams)
+        }
+        (Reply::Refused(why), _) => broken(format!("the server refuses: {why}")),
+        _ => broken(
+            "the server is no esperf of this version: it answers another kind of test".into(),
+        ),
+    }
+}
+
+/// Opens the streams of a test.
+fn open_all(
+    client: &Client,
+    addr: &EspAddr,
+    count: u16,
+    cookie: &str,
+) -> Result<Vec<Arc<EspStream>>, Failure> {
+    let open_one = |index| {
+        let stream = open(client, addr)?;
+        let cookie = cookie.to_owned();
+        send(&stream, &Hello::Data { cookie, index })?;
+        Ok(Arc::new(stream))
+    };
+    (0..count).map(open_one).collect()
 }
 
 fn open(client: &Client, addr: &EspAddr) -> Result<EspStream, Failure> {
