@@ -115,7 +115,7 @@ impl EmbeddedEngine {
         alone
     }
 
-    /// Sleeps until `ready` may be true, or until this thread is called to drive the engine; returns
+    /// Sleeps until `ready` may be true, or until this thread is called to drive the engine. Returns
     /// true if it was.
     fn sleep_parked(
         &self,
