@@ -6,8 +6,8 @@
 //! node connect to it. On a node with several interfaces each lease has *standbys*: sockets for the
 //! same ports on the other interfaces, to which its connections move when its interface fails.
 //!
-//! From bottom to top: [`log`], [`engine`], [`parked`] and [`wait`] are the engine, [`registry`] the
-//! connections that the daemon knows, [`leases`] all leases of a client, [`sockets`] streams,
+//! From bottom to top: [`log`], [`engine`], [`parked`] and [`wait`] are the engine, [`registry`]
+//! the connections that the daemon knows, [`leases`] all leases of a client, [`sockets`] streams,
 //! listeners and datagram sockets. [`adopt`] renews leases at the next daemon, [`progress`] is the
 //! thread that polls the engine while the program does not.
 

@@ -115,8 +115,8 @@ impl EmbeddedEngine {
         alone
     }
 
-    /// Sleeps until `ready` may be true, or until this thread is called to drive the engine. Returns
-    /// true if it was.
+    /// Sleeps until `ready` may be true, or this thread is called to drive the engine. Returns
+    /// true in the latter case.
     fn sleep_parked(
         &self,
         event: Event<'_>,
