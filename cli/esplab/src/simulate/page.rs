@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bench::page::{Chart, Plot};
+use bench::page::{Chart, Plot, merged};
 use scale::run::{Plan, Row};
 use scale::workload::Workload;
 
@@ -18,8 +18,6 @@ const CHARTS: &str = "scale";
 /// First line of the generated part of the page.
 const BEGIN: &str =
     "<!-- begin of the figures, written by `esplab simulate --report`; do not edit -->";
-/// Last line of the generated part of the page.
-const END: &str = "<!-- end of the figures -->";
 
 /// A workload on the page.
 pub(super) struct Section {
@@ -87,26 +85,10 @@ fn bars(rows: &[Row], value: fn(&Row) -> f64) -> Plot {
 }
 
 /// Puts sections into the page, in place of earlier ones of these workloads.
-fn merged(page: &str, intro: &str, sections: &[Section]) -> String {
-    let (before, rest) = page.split_once(BEGIN).unwrap_or((page, ""));
-    let (old, after) = rest.split_once(END).unwrap_or(("", "\n"));
-    let mut all: Vec<(&str, String)> = old
-        .split("\n### ")
-        .skip(1)
-        .map(|text| {
-            let name = text.lines().next().unwrap_or("");
-            (name, format!("\n### {}\n", text.trim_end()))
-        })
-        .collect();
-    for section in sections {
-        let name = section.kind.name();
-        match all.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, text)) => *text = section.markdown(),
-            None => all.push((name, section.markdown())),
-        }
-    }
-    let text: String = all.into_iter().map(|(_, text)| text).collect();
-    format!("{before}{BEGIN}\n\n## Figures\n\n{intro}{text}\n{END}{after}")
+fn page_with(page: &str, intro: &str, sections: &[Section]) -> String {
+    let named = |section: &Section| (section.kind.name(), section.markdown());
+    let sections: Vec<_> = sections.iter().map(named).collect();
+    merged(page, BEGIN, intro, sections)
 }
 
 /// Writes the page and its charts into the folder, and returns its path. Parts written by hand, and
@@ -121,13 +103,15 @@ pub(super) fn write(folder: &Path, intro: &str, sections: &[Section]) -> Result<
     }
     let path = folder.join(PAGE);
     let page = fs::read_to_string(&path).unwrap_or_else(|_| "# Scale\n\n".into());
-    let page = merged(&page, intro, sections);
+    let page = page_with(&page, intro, sections);
     fs::write(&path, page).doing(path.display())?;
     Ok(path)
 }
 
 #[cfg(test)]
 mod tests {
+    use bench::page::END;
+
     use super::*;
     use scale::fabric::Topology;
     use scale::run::Transport;
@@ -148,7 +132,7 @@ mod tests {
             "# Scale\n\nBy hand.\n\n{BEGIN}\n\n## Figures\n\nold\n\n### halo\n\nold\n\n### flap\n\n\
              kept\n\n{END}\n\n## More\n"
         );
-        let new = merged(&old, "memory\n", &[section(Workload::Halo)]);
+        let new = page_with(&old, "memory\n", &[section(Workload::Halo)]);
         assert!(new.starts_with("# Scale\n\nBy hand.\n\n<!--"), "{new}");
         assert!(new.contains("![halo: time over the bound of the network](scale/halo-time.svg)"));
         let end = format!("\n### flap\n\nkept\n\n{END}\n\n## More\n");

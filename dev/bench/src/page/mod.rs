@@ -4,6 +4,7 @@
 mod chart;
 mod html;
 mod machine;
+mod merged;
 mod sections;
 
 use std::fmt::Write;
@@ -11,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use chart::{Chart, Plot, Point};
+pub use merged::{END, merged};
 
 use crate::about::About;
 use crate::cores::Cores;
@@ -27,8 +29,6 @@ const CHARTS: &str = "charts";
 /// First line of the generated part of the page.
 const BEGIN: &str =
     "<!-- begin of the figures, written by `esplab bench --report`; do not edit -->";
-/// Last line of the generated part of the page.
-const END: &str = "<!-- end of the figures -->";
 
 /// One benchmark on the page.
 #[derive(Clone, Debug)]
@@ -116,28 +116,10 @@ fn wrapped(text: &str) -> String {
 
 /// Puts the machine and the sections into the page, in place of earlier ones. Sections of
 /// benchmarks that were not measured stay.
-fn merged(page: &str, machine: &str, sections: &[Section]) -> String {
-    let (before, rest) = page.split_once(BEGIN).unwrap_or((page, ""));
-    let (old, after) = rest.split_once(END).unwrap_or(("", "\n"));
-    let mut all: Vec<(&str, String)> = old
-        .split("\n### ")
-        .skip(1)
-        .map(|text| {
-            (
-                text.lines().next().unwrap_or(""),
-                format!("\n### {}\n", text.trim_end()),
-            )
-        })
-        .collect();
-    for section in sections {
-        let name = section.about.name;
-        match all.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, text)) => *text = section.markdown(),
-            None => all.push((name, section.markdown())),
-        }
-    }
-    let text: String = all.into_iter().map(|(_, text)| text).collect();
-    format!("{before}{BEGIN}\n\n## Figures\n\n{machine}{text}\n{END}{after}")
+fn page_with(page: &str, machine: &str, sections: &[Section]) -> String {
+    let named = |section: &Section| (section.about.name, section.markdown());
+    let sections: Vec<_> = sections.iter().map(named).collect();
+    merged(page, BEGIN, machine, sections)
 }
 
 /// Writes `performance.md`, `index.html`, `results.json` and the charts in `charts/` into the
@@ -157,7 +139,7 @@ pub fn write(folder: &Path, sections: &[Section]) -> Result<[PathBuf; 2], Failur
     let facts = machine::facts(&Cores::here());
     let path = folder.join(PAGE);
     let page = fs::read_to_string(&path).unwrap_or_else(|_| "# Performance\n\n".into());
-    let page = merged(&page, &machine::table(&facts), sections);
+    let page = page_with(&page, &machine::table(&facts), sections);
     fs::write(&path, &page).doing(path.display())?;
     for entry in fs::read_dir(&charts).doing(charts.display())?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -213,7 +195,7 @@ mod tests {
             "# Performance\n\nBy hand.\n\n{BEGIN}\n\n## Figures\n\nold machine\n\
              \n### walk\n\nold\n\n### run\n\nkept\n\n{END}\n\n## More\n"
         );
-        let new = merged(&old, "machine\n", &[section()]);
+        let new = page_with(&old, "machine\n", &[section()]);
         assert!(
             new.starts_with("# Performance\n\nBy hand.\n\n<!--"),
             "{new}"
@@ -226,7 +208,7 @@ mod tests {
             new.contains("machine\n\n### walk\n") && !new.contains("old"),
             "{new}"
         );
-        let added = merged("By hand.\n", "machine\n", &[section()]);
+        let added = page_with("By hand.\n", "machine\n", &[section()]);
         assert!(
             added.starts_with("By hand.\n<!--") && added.contains("### walk"),
             "{added}"
