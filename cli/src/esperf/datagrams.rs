@@ -212,7 +212,7 @@ fn is_from(info: &DatagramInfo, peer: (NodeAddr, u16)) -> bool {
     info.kind == EdpKind::Data && (info.src, info.src_port) == peer
 }
 
-/// What is known of the datagrams of one sender.
+/// Counts, order and jitter of the datagrams of one sender.
 #[derive(Default)]
 struct Arrivals {
     /// Number of the next datagram in order.

@@ -134,7 +134,7 @@ pub(super) struct Link {
 /// Function that a thread runs.
 pub(super) type Task = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
-/// What a side does.
+/// Sending and receiving flows of one side.
 pub(super) struct Work<'a> {
     pub(super) shared: Arc<Shared>,
     /// A task for each stream.

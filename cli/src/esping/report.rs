@@ -111,7 +111,7 @@ pub(super) struct Streams {
     pub(super) datagrams: bool,
     /// Packets of streams were answered; `None` if they were not tried.
     pub(super) streams: Option<bool>,
-    /// What is known when nothing came back.
+    /// Probable cause of a total loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) silence: Option<Silence>,
 }

@@ -89,7 +89,7 @@ impl Display for Doubled {
     }
 }
 
-/// What is known when nothing came back.
+/// Probable cause of a total loss.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(super) enum Silence {

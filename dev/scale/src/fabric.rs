@@ -54,7 +54,7 @@ pub enum Paths {
 }
 
 impl Topology {
-    /// Returns the default network for so many nodes: leaf switches of 40 nodes at 25 Gbit/s, and
+    /// Returns the default network of `nodes` nodes: leaf switches of 40 nodes at 25 Gbit/s, and
     /// as many links of 100 Gbit/s to spine switches as carry all of them.
     pub fn of(nodes: u32) -> Topology {
         let mut topology = Topology {

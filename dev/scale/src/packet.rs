@@ -13,7 +13,7 @@ pub const fn wire_bytes(bytes: u32) -> u32 {
     padded + ETHERNET
 }
 
-/// What the fabric knows of a packet.
+/// Header of a packet: the fields that the fabric reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     /// Sending node.
@@ -35,9 +35,9 @@ pub struct Head {
 /// A packet on its way through the fabric.
 #[derive(Clone, Debug)]
 pub struct Packet<B> {
-    /// What the fabric knows.
+    /// The fields that the fabric reads.
     pub head: Head,
-    /// What the transport sent.
+    /// Payload of the fabric: the packet of the transport.
     pub body: B,
 }
 

@@ -54,7 +54,7 @@ impl Transport {
     }
 }
 
-/// What to simulate.
+/// Parameters of a simulation.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The network. Its paths are replaced by those of the transport.

@@ -65,7 +65,7 @@ impl Counts {
 ///
 /// Programs read at once: what was delivered has been consumed. Times are nanoseconds.
 pub trait Stack: Sized {
-    /// What a packet carries of this transport.
+    /// Packet of this transport.
     type Body;
     /// Parameters of all nodes.
     type Config: Clone + Send;

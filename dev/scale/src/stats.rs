@@ -44,8 +44,8 @@ impl Sizes {
         self.max
     }
 
-    /// Returns a value that so many per mille of the values do not exceed: the upper end of its
-    /// class, at most a fourth too large.
+    /// Returns the percentile `share`, in per mille: the upper end of its class, at most a fourth
+    /// too large.
     pub fn per_mille(&self, share: u64) -> u64 {
         let wanted = (self.count * share).div_ceil(1000);
         let mut seen = 0;

@@ -141,7 +141,7 @@ pub(super) fn command(plan: &Plan, kind: Workload, rows: &[Row]) -> String {
     )
 }
 
-/// Breaks a paragraph into lines of at most so many columns, each ended by a line feed.
+/// Breaks a paragraph into lines of at most `columns` characters, each ended by a line feed.
 pub(super) fn wrapped(text: &str, columns: usize) -> String {
     let mut lines = String::new();
     let mut line = String::new();
