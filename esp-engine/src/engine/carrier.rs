@@ -58,7 +58,7 @@ pub(super) type Sockets = (Source, Source);
 /// Number of polls per receive call on a UDP socket that was empty at the last one.
 const POLLS_PER_RECEIVE: u8 = 4;
 /// Time after which each poll calls receive on a UDP socket.
-const RECENT: Duration = Duration::from_micros(2);
+const RECENT: Duration = Duration::from_micros(5);
 
 /// Recent polls of a UDP socket. Receiving from it is a system call, and a program that calls
 /// `MPI_Test` between pieces of work would pay for it each time.
