@@ -379,6 +379,34 @@ fn long_messages_take_udp() {
     assert!(!said.contains(by_raw) && said.contains(by_udp), "{said}");
 }
 
+/// Returns the number of packets that a node has sent. Segments of one call count once.
+fn packets_sent(lab: &Lab, node: usize) -> u64 {
+    let mut command = lab.command(node, "cat").expect("a command");
+    let shown = output(command.arg("/sys/class/net/eth0/statistics/tx_packets"));
+    shown.out.trim().parse().expect("a number")
+}
+
+/// A rank whose first message from a peer is a long one, received by UDP, replies by UDP. It once
+/// sent all messages to that peer as raw frames.
+#[test]
+fn long_replies_to_a_long_first_message_take_udp() {
+    let test = "long_replies_to_a_long_first_message_take_udp";
+    let Some(program) = Program::new(test, "pingpong") else {
+        return;
+    };
+    let Some(lab) = lab(test, 2, 1500, "[lease]\nallow = \"all\"\n") else {
+        return;
+    };
+    let before = packets_sent(&lab, 1);
+    let mut command = mpirun(&lab, 2, 2, "esp,self", &[], program.file());
+    let finished = output(command.args(["100", "1048576"]));
+    passed(&finished);
+    // 31 messages of 1 MiB are 21 000 frames, or 510 segmented datagrams and their
+    // acknowledgements.
+    let sent = packets_sent(&lab, 1) - before;
+    assert!((400..8000).contains(&sent), "{sent} packets");
+}
+
 /// If a node has no daemon, its ranks are reached by UDP. If that is excluded, one line names the
 /// node, and TCP is used if the user lists it.
 #[test]

@@ -32,8 +32,8 @@ pub(crate) struct PeerDirectory {
     nodes: HashMap<Rank, String>,
     /// Peers' rails in use, by local rail.
     reached: HashMap<Rank, Vec<Option<Reached>>>,
-    /// Endpoints that their transport has added.
-    added: HashSet<Endpoint>,
+    /// Properties of the endpoints that their transport has added.
+    added: HashMap<Endpoint, PeerInfo>,
     /// Endpoints whose connections are refused.
     refused: HashSet<Endpoint>,
     /// Addresses to be added when their rail's transport is free.
@@ -42,7 +42,7 @@ pub(crate) struct PeerDirectory {
     reported: HashSet<String>,
 }
 
-/// A peer's rail that a local one reaches, and its properties: the least if it is added later.
+/// A peer's rail that a local one reaches, and its properties: the least if it is not added yet.
 type Reached = (RemoteRail, PeerInfo);
 
 impl PeerDirectory {
@@ -133,10 +133,7 @@ impl Runtime {
             match self.add_remote(rail, remote, &theirs[index].address) {
                 Some(Ok(info)) => return Ok((remote, info)),
                 Some(Err(reason)) => reasons.push(reason),
-                None => {
-                    let remote = self.defer(rail, &candidates, theirs);
-                    return Ok((remote, PeerInfo::default()));
-                }
+                None => return Ok(self.defer(rail, &candidates, theirs)),
             }
         }
         if candidates.is_empty() {
@@ -160,17 +157,20 @@ impl Runtime {
         rail: &Rail,
         candidates: &[(RemoteRail, usize)],
         theirs: &[RailAddress],
-    ) -> RemoteRail {
+    ) -> Reached {
         let mut directory = self.directory();
-        let is_added = |remote| directory.added.contains(&rail.endpoint(remote));
-        if let Some((remote, _)) = candidates.iter().find(|(remote, _)| is_added(*remote)) {
-            return *remote;
+        let added = |remote| directory.added.get(&rail.endpoint(remote)).cloned();
+        let mut known = candidates
+            .iter()
+            .filter_map(|&(remote, _)| Some((remote, added(remote)?)));
+        if let Some(reached) = known.next() {
+            return reached;
         }
         let (remote, index) = candidates[0];
         let address = theirs[index].address.clone();
         directory.deferred.insert(rail.endpoint(remote), address);
         rail.has_deferred.store(true, Ordering::SeqCst);
-        remote
+        (remote, PeerInfo::default())
     }
 
     /// Adds one rail of a peer to a local one. `None`: another call uses the transport, and may
@@ -218,7 +218,9 @@ impl Runtime {
                 info.max_send,
             ));
         }
-        if self.directory().added.insert(rail.endpoint(remote)) {
+        let endpoint = rail.endpoint(remote);
+        let known = self.directory().added.insert(endpoint, info.clone());
+        if known.is_none() {
             self.print_if_verbose(|directory| {
                 let (own, reason) = (&directory.parameters, &info.reason);
                 let peer = directory.describe(remote.process());
