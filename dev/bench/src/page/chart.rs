@@ -43,6 +43,16 @@ pub enum Plot {
     },
 }
 
+impl Plot {
+    /// Returns the legends of the series.
+    pub(super) fn names(&mut self) -> Vec<&mut String> {
+        match self {
+            Plot::Lines { series, .. } => series.iter_mut().map(|(name, _)| name).collect(),
+            Plot::Bars { series, .. } => series.iter_mut().collect(),
+        }
+    }
+}
+
 /// Point of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
@@ -73,7 +83,12 @@ fn colour(name: &str, place: usize) -> RGBColor {
         ("TCP", RGBColor(0xff, 0x7f, 0x0e)),
         ("ESP, lease", RGBColor(0x1f, 0x77, 0xb4)),
         ("ESP, daemon", RGBColor(0x2c, 0xa0, 0x2c)),
+        // Over UDP: a lighter shade of the colour over raw Ethernet.
+        ("ESP in UDP, daemon", RGBColor(0x8f, 0xd1, 0x75)),
+        ("ESP in UDP", RGBColor(0x6b, 0xb8, 0xee)),
+        ("p2p over UDP", RGBColor(0xd0, 0xa3, 0xe6)),
         ("p2p", RGBColor(0x94, 0x67, 0xbd)),
+        ("bare UDP loop", RGBColor(0xb5, 0xb5, 0xb5)),
         ("bare", RGBColor(0x7f, 0x7f, 0x7f)),
         ("limit", RGBColor(0x7f, 0x7f, 0x7f)),
         ("openmpi", RGBColor(0xff, 0x7f, 0x0e)),
@@ -148,6 +163,7 @@ impl Chart {
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, ("sans-serif", 18))
             .margin(12)
+            .margin_right(28)
             .x_label_area_size(36)
             .y_label_area_size(64)
             .build_cartesian_2d(first..last, y)

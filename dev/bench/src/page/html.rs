@@ -6,8 +6,10 @@ use std::fmt::Write;
 
 use super::chart::{Chart, Plot, Point};
 use super::machine::Fact;
+use super::sections::label;
 use crate::about::About;
 use crate::results::{Figure, Unit};
+use crate::task::Protocol;
 use cli::out::{Doing, Failure};
 
 /// Maximum number of groups in a chart of bars.
@@ -117,6 +119,12 @@ fn charts(figures: &[&Figure]) -> Vec<Chart> {
         if (1..=MAX_GROUPS).contains(&bars.len()) {
             let groups: Vec<_> = bars.iter().map(|what| (*what, of(what))).collect();
             charts.push(chart("by contender", unit, bars_of(&groups)));
+        }
+    }
+    // Elsewhere a contender of this name is another one, such as p2p over shared memory.
+    if figures.iter().any(|f| f.contender == Protocol::Tcp.name()) {
+        for name in charts.iter_mut().flat_map(|chart| chart.plot.names()) {
+            *name = label(name);
         }
     }
     charts
@@ -358,6 +366,10 @@ mod tests {
             panic!("{plot:?}");
         };
         assert_eq!(series.len(), 2);
+        assert!(
+            series.iter().any(|(name, _)| name == "TCP (any user)"),
+            "{series:?}"
+        );
         let point = series[0].1[0];
         assert_eq!((point.size, point.value), (1.0, 5.0));
         assert_eq!(point.band, Some((5.0, 10.0)));

@@ -28,7 +28,7 @@ fn lines<'a, R: 'a>(
 }
 
 /// Returns the legend of a protocol: its name and the privilege it needs.
-fn label(path: &str) -> String {
+pub(super) fn label(path: &str) -> String {
     let known = PROTOCOLS.iter().find(|protocol| protocol.name() == path);
     known.map_or(path, |protocol| protocol.label()).to_owned()
 }
