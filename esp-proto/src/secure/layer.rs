@@ -41,7 +41,7 @@ pub struct Layer<C: Crypto> {
     pub(super) group_key: Option<C::Key>,
     /// The broadcasts of the last second: time and counter.
     pub(super) recent: VecDeque<(Instant, u64)>,
-    peers: HashMap<NodeAddr, Peer<C::Key>, FixedState>,
+    pub(super) peers: HashMap<NodeAddr, Peer<C::Key>, FixedState>,
     /// Packets that wait in all peers.
     held: usize,
     answers: TokenBucket,

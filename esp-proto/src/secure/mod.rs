@@ -32,7 +32,7 @@ mod window;
 pub use counters::SecureCounters;
 pub use keys::{Key, KeyId};
 pub use layer::{Layer, Opened};
-pub use packet::{DATA_AT, FLAG_SEC, OVERHEAD, SETUP_PACKET, TAG_LEN};
+pub use packet::{DATA_AT, FLAG_SEC, OVERHEAD, Protected, SETUP_PACKET, Step, TAG_LEN};
 
 use crate::time::Duration;
 use alloc::vec::Vec;

@@ -44,6 +44,44 @@ pub(super) enum Form<'a> {
     Malformed,
 }
 
+/// What a protected packet shows without a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protected {
+    /// Set-up packet.
+    #[allow(missing_docs)]
+    SetUp {
+        step: Step,
+        suite: Suite,
+        key: KeyId,
+    },
+    /// Broadcast.
+    #[allow(missing_docs)]
+    Broadcast { counter: u64, key: KeyId },
+    /// Packet of a session.
+    #[allow(missing_docs)]
+    Packet { session: u32, counter: u64 },
+}
+
+impl Protected {
+    /// Parses a packet, given from the packet type on. Returns `None` if it is not protected, or
+    /// has no valid layout (W-141).
+    pub fn parse(body: &[u8]) -> Option<Protected> {
+        match parse(body) {
+            Form::SetUp(
+                SetUpPacket {
+                    step, suite, key, ..
+                },
+                ..,
+            ) => Some(Protected::SetUp { step, suite, key }),
+            Form::Group { counter, key, .. } => Some(Protected::Broadcast { counter, key }),
+            Form::Data { session, counter } if session >> 31 == 1 => {
+                Some(Protected::Packet { session, counter })
+            }
+            Form::Data { .. } | Form::Plain | Form::Malformed => None,
+        }
+    }
+}
+
 /// Recognizes the form of a packet, given from the packet type on.
 pub(super) fn parse(body: &[u8]) -> Form<'_> {
     match body.get(FLAGS_AT) {
@@ -92,8 +130,10 @@ pub(super) fn clear_flag(packet: &mut [u8]) {
 
 /// Step of the set-up of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub enum Step {
+    /// Proposes a session.
     Hello = 1,
+    /// Answers a HELLO.
     Accept = 2,
 }
 
@@ -214,6 +254,10 @@ mod tests {
         let (session, counter) = (0x8000_0001, 7);
         assert_eq!(parse(&packet), Form::Data { session, counter });
         assert_eq!(parse(&packet[..40]), Form::Malformed);
+        let seen = Protected::Packet { session, counter };
+        assert_eq!(Protected::parse(&packet), Some(seen));
+        emit(&mut packet, 2, 7);
+        assert_eq!(Protected::parse(&packet), None, "no session has number 2");
         emit(&mut packet, GROUP, 7);
         assert!(matches!(parse(&packet), Form::Group { counter: 7, .. }));
         clear_flag(&mut packet);
@@ -223,11 +267,11 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_parsed(mut bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            parse(&bytes);
+            Protected::parse(&bytes);
             if let Some(flags) = bytes.get_mut(FLAGS_AT) {
                 *flags |= FLAG_SEC;
             }
-            parse(&bytes);
+            Protected::parse(&bytes);
         }
     }
 }

@@ -385,6 +385,22 @@ fn waiting_packets_are_bounded() {
     assert_eq!(a.sent.len(), 100, "one HELLO each");
 }
 
+#[test]
+fn strangers_leave_no_state() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    a.send(at(0), B, b"data");
+    let (_, recorded) = run(at(0), &mut a, &mut b);
+    for peer in 0..=255u8 {
+        let src = MacAddr([2, 9, 0, 0, 0, peer]).into();
+        for (_, body) in &recorded {
+            assert_eq!(b.receive(at(1), src, body), None);
+        }
+        assert_eq!(b.receive(at(1), src, &plain(b"plain")), None);
+    }
+    assert_eq!((b.layer.peers.len(), b.sent.len()), (1, 0));
+    assert!(!b.layer.wants_transmit());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

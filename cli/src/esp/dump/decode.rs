@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use esp_client::{EdpKind, MacAddr, NodeAddr};
+use esp_proto::secure::{FLAG_SEC, OVERHEAD, Protected, SETUP_PACKET};
 use esp_proto::wire::{
     EdpFrame, EspFrame, FLAG_EXT, FrameType, HEADER_LEN, Header, InfoReply, MIN_PACKET, Move,
     Reset, SetUp, WireError,
@@ -58,6 +59,8 @@ pub(super) enum Content<'a> {
     Stream(EspFrame<'a>),
     Info(InfoReply<'a>),
     Datagram(EdpFrame<'a>),
+    /// Packet with protection; its content is not decrypted.
+    Protected(Protected),
 }
 
 /// Reason why a packet has no [`Content`].
@@ -146,7 +149,8 @@ fn decode_ip(ethertype: EtherType, bytes: &[u8], cut: bool, types: Types) -> Vec
     packets
 }
 
-/// Returns the length of the packet at the front, without padding beyond the least length.
+/// Returns the length of the packet at the front, without padding beyond the least length. (The
+/// length of an encrypted extension is unknown, so what follows such a packet stays unread.)
 fn length(protocol: Protocol, bytes: &[u8]) -> usize {
     let Ok((header, rest)) = Header::parse(bytes) else {
         return bytes.len();
@@ -156,7 +160,13 @@ fn length(protocol: Protocol, bytes: &[u8]) -> usize {
         Some(len) if protocol == Protocol::Esp && header.flags & FLAG_EXT != 0 => usize::from(*len),
         _ => 0,
     };
-    (HEADER_LEN + payload + extension).max(MIN_PACKET)
+    if header.flags & FLAG_SEC == 0 {
+        return (HEADER_LEN + payload + extension).max(MIN_PACKET);
+    }
+    match Protected::parse(bytes) {
+        Some(Protected::SetUp { .. }) => SETUP_PACKET,
+        _ => (HEADER_LEN + payload).max(MIN_PACKET) + OVERHEAD,
+    }
 }
 
 fn parse(
@@ -166,7 +176,13 @@ fn parse(
     cut: bool,
 ) -> Packet<'_> {
     let (header, content) = match Header::parse(bytes) {
-        Ok((header, rest)) => (Some(header), content(protocol, &header, rest)),
+        Ok((header, rest)) => (
+            Some(header),
+            match Protected::parse(bytes) {
+                Some(protected) => Ok(Content::Protected(protected)),
+                None => content(protocol, &header, rest),
+            },
+        ),
         Err(error) => (None, Err(error)),
     };
     Packet {
@@ -214,7 +230,7 @@ impl<'a> Content<'a> {
             | Content::Reset(frame, _)
             | Content::Move(frame, _)
             | Content::Stream(frame) => Some(frame),
-            Content::Info(_) | Content::Datagram(_) => None,
+            Content::Info(_) | Content::Datagram(_) | Content::Protected(_) => None,
         }
     }
 }

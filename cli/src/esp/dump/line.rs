@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use esp_client::{EdpKind, NodeAddr};
 use esp_proto::ResetReason;
+use esp_proto::secure::{self, FLAG_SEC, Protected, Suite};
 use esp_proto::wire::{
     EdpFrame, EspFrame, Ext, FEATURE_ECN, FEATURE_MOVES, FLAG_ACK, FLAG_ASK, FLAG_FIN, FLAG_PRB,
     FLAG_RST, FLAG_SYN, FrameType, HEADER_LEN, Header, InfoReply, Move, Reset, SetUp, Step,
@@ -91,6 +92,18 @@ impl Style {
         self.end(line, packet.dst, header.dst_port)?;
         line.push_str(": ");
         match &packet.content {
+            Ok(Content::Protected(what)) => {
+                if packet.protocol == Protocol::Esp {
+                    write!(line, "Flags [{}], ", flags(header.flags & !FLAG_SEC))?;
+                }
+                protected(line, what)?;
+                write!(line, ", length {}", header.len)?;
+                if self.verbose {
+                    numbers_of(line, header)?;
+                    line.push(')');
+                }
+                Ok(())
+            }
             Ok(content) => {
                 match content.stream() {
                     Some(frame) => self.stream(line, header, frame, content, numbers)?,
@@ -174,6 +187,50 @@ fn flags(flags: u8) -> String {
     let set = letters.iter().filter(|(flag, _)| flags & flag != 0);
     let text: String = set.map(|(_, letter)| letter).collect();
     if text.is_empty() { "none".into() } else { text }
+}
+
+/// Writes what a protected packet shows without a key.
+fn protected(line: &mut String, what: &Protected) -> fmt::Result {
+    match *what {
+        Protected::SetUp { step, suite, key } => {
+            let step = match step {
+                secure::Step::Hello => "HELLO",
+                secure::Step::Accept => "ACCEPT",
+            };
+            let mode = match suite.contains(Suite::ENCRYPT) {
+                true => "encrypt",
+                false => "integrity",
+            };
+            let cipher = match suite.cipher() {
+                secure::Cipher::Aes128Gcm => "AES-128-GCM",
+                secure::Cipher::ChaCha20Poly1305 => "ChaCha20-Poly1305",
+            };
+            write!(line, "set-up {step}, {mode} by {cipher}, key {}", name(key))
+        }
+        Protected::Broadcast { counter, key } => {
+            write!(line, "protected broadcast {counter}, key {}", name(key))
+        }
+        Protected::Packet { session, counter } => {
+            write!(
+                line,
+                "protected, session {session:#010x}, counter {counter}"
+            )
+        }
+    }
+}
+
+/// Returns a key's name in hexadecimal digits.
+fn name(secure::KeyId(id): secure::KeyId) -> String {
+    format!("{:08x}", u32::from_be_bytes(id))
+}
+
+/// Appends the fields of the header that a line has not, without the closing bracket.
+fn numbers_of(line: &mut String, header: &Header) -> fmt::Result {
+    write!(
+        line,
+        " (type 0x{:04x}, raw seq {}, raw ack {}, flags 0x{:02x}",
+        header.packet_type, header.seq, header.ack, header.flags
+    )
 }
 
 fn problem<T>(line: &mut String, content: &Result<T, Problem>) -> fmt::Result {
@@ -312,11 +369,7 @@ fn details(
     });
     let used = HEADER_LEN + usize::from(header.len) + ext_len;
     let padding = packet.bytes.len().saturating_sub(used);
-    write!(
-        line,
-        " (type 0x{:04x}, raw seq {}, raw ack {}, flags 0x{:02x}",
-        header.packet_type, header.seq, header.ack, header.flags
-    )?;
+    numbers_of(line, header)?;
     match content {
         Content::SetUp(_, block) => set_up(line, block)?,
         Content::Reset(_, reset) => write!(line, ", nonce {:#018x}", reset.nonce)?,
@@ -340,7 +393,7 @@ fn details(
             line,
             ", version {version}, features {features:#x}, incarnation {incarnation:#x}"
         )?,
-        Content::Stream(_) | Content::Datagram(_) => {}
+        Content::Stream(_) | Content::Datagram(_) | Content::Protected(_) => {}
     }
     if let Some(edge) = ext.and_then(|ext| ext.credit) {
         write!(line, ", raw credit edge {edge}")?;

@@ -110,6 +110,46 @@ fn each_kind_of_packet_has_its_line() {
     assert!(verbose[9].contains("received 5 bytes and FIN, credit 176"));
 }
 
+/// Bytes of a vector of the wire format, section 15.
+fn vector(id: &str) -> &'static str {
+    let page = include_str!("../../../../docs/wire-format.md");
+    let row = page
+        .lines()
+        .find(|line| line.starts_with(&format!("| {id} |")));
+    let row = row.unwrap_or_else(|| panic!("no vector {id}"));
+    row.split('`').nth(1).expect("bytes")
+}
+
+#[test]
+fn protected_packets_are_named() {
+    let frames = [
+        frame(false, vector("S-01")),
+        frame(true, vector("S-05")),
+        frame(false, vector("S-03")),
+        frame(false, vector("S-07")),
+        // Too short for a tag, and no session.
+        frame(false, "88b503e8 13880000 12350000 82"),
+        frame(false, &vector("S-03").replace("9033fa ca", "0000000002")),
+    ];
+    let wanted = [
+        "EDP A.0 > B.0: set-up HELLO, encrypt by AES-128-GCM, key 60a1a3d6, length 0",
+        "EDP B.0 > A.0: set-up ACCEPT, integrity by AES-128-GCM, key 60a1a3d6, length 0",
+        "ESP A.5000 > B.1000: Flags [.], protected, session 0x9033faca, counter 0, length 5",
+        "EDP A.40000 > B.0: protected broadcast 0, key 60a1a3d6, length 1",
+        "ESP A.5000 > B.1000: Flags [?.], [malformed: a reserved flag is set (W-05)], length 0",
+    ];
+    let found = lines(&frames, false);
+    assert_eq!(found[..5], wanted);
+    assert!(
+        found[5].contains("[malformed: a reserved flag"),
+        "{}",
+        found[5]
+    );
+    let verbose = lines(&frames[2..3], true);
+    let end = "length 5 (type 0x88b5, raw seq 0, raw ack 4661, flags 0x82)";
+    assert!(verbose[0].ends_with(end), "{}", verbose[0]);
+}
+
 #[test]
 fn the_ethernet_header_is_shown_on_request() {
     let mut style = style(false);
@@ -158,6 +198,11 @@ fn no_frame_makes_the_dump_panic() {
     let mut shown = 0;
     for round in 0..20_000 {
         let mut frame: Vec<u8> = (0..round % 200).map(|_| byte()).collect();
+        if round % 5 == 0
+            && let Some(flags) = frame.get_mut(24)
+        {
+            *flags |= 0x80;
+        }
         let kind = [[0x88, 0xb5], [0x88, 0xb6], [0x08, 0x00], [0x86, 0xdd]][round % 4];
         if let Some(place) = frame.get_mut(12..14) {
             place.copy_from_slice(&kind);

@@ -83,6 +83,23 @@ fn joined_datagrams_are_taken_apart() {
 }
 
 #[test]
+fn joined_protected_datagrams_are_taken_apart() {
+    let sealed = |seq: u16, len: usize| {
+        let mut bytes = data(seq, &vec![7; len]);
+        bytes[HEADER_LEN - 1] |= FLAG_SEC;
+        bytes.splice(
+            HEADER_LEN..HEADER_LEN,
+            [0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+        );
+        bytes.extend([9; 16]);
+        bytes
+    };
+    let parts = [sealed(1, 100), sealed(2, 100), sealed(3, 3)].concat();
+    let lens: Vec<u16> = found(&udp4(&parts)).iter().map(|p| p.2).collect();
+    assert_eq!(lens, [100, 100, 3]);
+}
+
+#[test]
 fn other_frames_have_no_packets() {
     for frame in [
         vec![],
