@@ -77,15 +77,16 @@ pub(super) struct Flags {
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let installed = Installed::find(flags.mpi, flags.mpi_dir.as_deref())?;
     let components = flags.components()?;
-    let scratch = guard::Scratch::new()?;
     let used = flags.used();
+    let (name, lab) = flags.lab(used.len())?;
+    // Shortly before the guard starts, which removes it if this process is killed.
+    let scratch = guard::Scratch::new()?;
     let place = Place {
         used: &used,
         cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         scratch: scratch.path(),
     };
     let launch = Launch::plan(flags, &installed, &place, components)?;
-    let (name, lab) = flags.lab(used.len())?;
     let esplab = env::current_exe().doing("finding the running program")?;
     let words = words(esplab.into(), &name, &installed, &launch);
     let launcher = [words, flags.command.clone()].concat();
