@@ -215,8 +215,11 @@ impl Poller {
         if let Some(events) = &mut self.events {
             events.awake();
         }
-        if let Some(fd) = self.session.notify_fd() {
-            let _ = rustix::io::read(fd, &mut [0u8; 64]);
+        if let Some(fd) = self.session.notify_fd()
+            && rustix::io::read(fd, &mut [0u8; 64]) == Ok(0)
+        {
+            // The daemon has ended: from now on it is always readable. Leases go on.
+            let _ = epoll::delete(&self.all, fd);
         }
         if let Some(notice) = &self.session.notice {
             notice.drain();

@@ -1,5 +1,5 @@
-//! Jobs of a user without any privilege over a router, by UDP: no root, no capability, no daemon,
-//! nothing installed.
+//! Jobs of a user without any privilege: over a router by UDP, without a daemon and with nothing
+//! installed; and over raw Ethernet in a lab of the user's own.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -52,7 +52,12 @@ impl Home {
 
     /// Returns a command of the user in a node.
     fn command(&self, lab: &Lab, node: usize, words: &[&str]) -> Command {
-        let mut command = lab.command(node, "timeout").expect("a command of the node");
+        let command = lab.command(node, "timeout").expect("a command of the node");
+        self.as_user(command, words)
+    }
+
+    /// Adds the words as a command of the user to `timeout`.
+    fn as_user(&self, mut command: Command, words: &[&str]) -> Command {
         command.args(["-k", "5", "150", "setpriv"]);
         command.args(WITHOUT_PRIVILEGE).args(words);
         command.env("HOME", &self.0).env("TMPDIR", &self.0);
@@ -174,4 +179,50 @@ fn a_program_of_open_mpi() {
     let finished = output(&mut home.command(&lab, 0, &words));
     passed(&finished);
     assert!(finished.err.contains("10.99.0.2"), "{finished:?}");
+}
+
+/// `esplab mpirun` makes namespaces, daemons and a job, all of them the user's: it passes on no
+/// privilege that the test has.
+#[test]
+fn a_program_of_open_mpi_in_a_lab_of_the_user() {
+    let test = "a_program_of_open_mpi_in_a_lab_of_the_user";
+    let Some(program) = open_mpi::Program::new(test, "talk") else {
+        return;
+    };
+    if !rustix::process::geteuid().is_root() {
+        return netns::skip(test, "becoming another user needs root");
+    }
+    let home = Home::new(test);
+    let [esplab, program] =
+        [&*programs().join("esplab"), program.file()].map(|file| home.add(file));
+    for name in ["esp-daemon", "mca_btl_esp.so"] {
+        home.add(&programs().join(name));
+    }
+    let mut words = vec![esplab.to_str().expect("a path of text")];
+    words.extend([
+        "mpirun",
+        "-n",
+        "4",
+        "--nodes",
+        "2",
+        "--mca",
+        "btl_esp_verbose=1",
+        "--",
+    ]);
+    words.push(program.to_str().expect("a path of text"));
+    let mut command = home.as_user(Command::new("timeout"), &words);
+    command.env("ESPLAB_STATE", home.0.join("labs"));
+    command.env_remove("ESPLAB");
+    command.current_dir(&home.0);
+    let finished = output(&mut command);
+    if finished
+        .err
+        .contains("not allowed to make a network namespace")
+    {
+        return netns::skip(test, &finished.err);
+    }
+    passed(&finished);
+    assert!(finished.err.contains("eth0 to eth0 02:e5:"), "{finished:?}");
+    let left = fs::read_dir(home.0.join("labs")).expect("the user's labs");
+    assert_eq!(left.count(), 0, "labs");
 }

@@ -1,5 +1,5 @@
-//! `esplab guard`: runs a launcher and leaves none of its processes behind; started by `esplab
-//! mpirun` only.
+//! `esplab guard`: runs a launcher, or `esplab bench`, and leaves none of its processes and
+//! temporary files behind; started by `esplab mpirun`, `bench` and `tune` only.
 //!
 //! A launcher's helpers on other nodes are not its children, and processes of a job do not notice
 //! that their nodes are gone. So the guard adopts all descendants of the launcher, and ends them
@@ -25,8 +25,12 @@ use lab::ProcessRef;
 
 /// Time limit for a launcher to end its job after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time limit for the launcher's helpers on other nodes to end after it.
-const HELPERS: Duration = Duration::from_secs(1);
+/// Time limit for a launcher's helpers on other nodes to end after it.
+pub(super) const HELPERS: Duration = Duration::from_secs(1);
+/// Time limit for a lab to end after a benchmark: its daemons have 3 seconds.
+const LABS: Duration = Duration::from_secs(10);
+/// Environment variable of a program that runs under a guard already.
+const GUARDED: &str = "ESPLAB_GUARDED";
 /// Time limit for a launcher that has received the terminal's signal itself: a second signal would
 /// make it end without its cleanup.
 const TERMINAL: Duration = Duration::from_secs(2);
@@ -39,6 +43,9 @@ pub(super) struct Flags {
     scratch: PathBuf,
     #[arg(long, value_name = "PID")]
     group: Option<i32>,
+    /// Time in milliseconds that descendants have to end after the command
+    #[arg(long, value_name = "TIME")]
+    helpers: u64,
     #[arg(required = true, last = true)]
     command: Vec<OsString>,
 }
@@ -54,12 +61,14 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     if let Some(group) = flags.group {
         command.process_group(group);
     }
-    let mut launcher = command.spawn().doing("starting mpirun")?;
+    let mut launcher = command.spawn().doing("starting the program")?;
     let status = guard(&mut launcher, flags.creator);
-    lab::end_descendants(HELPERS);
+    lab::end_descendants(Duration::from_millis(flags.helpers));
     // Removes files that the launcher left.
     let _ = std::fs::remove_dir_all(&flags.scratch);
-    Ok(Verdict::Code(code(status.doing("waiting for mpirun")?)))
+    Ok(Verdict::Code(code(
+        status.doing("waiting for the program")?,
+    )))
 }
 
 /// Waits for the end of the launcher; ends it when its creator has ended, or on request.
@@ -83,26 +92,69 @@ fn guard(launcher: &mut Child, creator: ProcessRef) -> io::Result<ExitStatus> {
     launcher.wait()
 }
 
+/// Folder for temporary files, removed on drop; by the guard if this process is killed.
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn new() -> Result<Scratch, Failure> {
+        let path = std::env::temp_dir().join(format!("esplab-run-{}", std::process::id()));
+        std::fs::create_dir(&path).doing(format!("making {}", path.display()))?;
+        Ok(Scratch(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Remains lie in the folder for temporary files.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Does the work of this program under a guard: in another process with the same arguments, which
+/// has the variable [`GUARDED`].
+pub(super) fn guarded(work: impl FnOnce() -> Result<Verdict, Failure>) -> Result<Verdict, Failure> {
+    if std::env::var_os(GUARDED).is_some() {
+        return work();
+    }
+    let exe = std::env::current_exe().doing("finding the running program")?;
+    let mut words: Vec<OsString> = ["/usr/bin/env".into(), format!("{GUARDED}=1").into()].into();
+    words.push(exe.into());
+    words.extend(std::env::args_os().skip(1));
+    let scratch = Scratch::new()?;
+    launch(&words, &scratch, LABS).map(Verdict::Code)
+}
+
 /// Runs a launcher under a guard. Returns the launcher's exit code, or that of a shell after a
-/// signal. SIGINT and SIGTERM end the job first.
-pub(super) fn launch(launcher: &[OsString], scratch: &Path) -> Result<u8, Failure> {
+/// signal. SIGINT and SIGTERM end the job first. `helpers`: time for the launcher's descendants to
+/// end after it.
+pub(super) fn launch(
+    launcher: &[OsString],
+    scratch: &Scratch,
+    helpers: Duration,
+) -> Result<u8, Failure> {
     lab::adopt_descendants().doing("adopting processes")?;
     let exe = std::env::current_exe().doing("finding the running program")?;
     let creator = ProcessRef::me().doing("reading /proc")?;
     let mut command = Command::new(exe);
-    command.args(["guard", "--creator", &creator.to_string(), "--scratch"]);
-    command.arg(scratch).env("TMPDIR", scratch).process_group(0);
+    command.args(["guard", "--creator", &creator.to_string()]);
+    command.args(["--helpers", &helpers.as_millis().to_string()]);
+    command.arg("--scratch").arg(scratch.path());
+    command.env("TMPDIR", scratch.path()).process_group(0);
     // In another process group the launcher could not read the terminal.
     let has_terminal = io::stdin().is_terminal();
     if has_terminal {
         command.args(["--group", &getpgrp().to_string()]);
     }
     command.arg("--").args(launcher);
-    let mut guard = command.spawn().doing("starting mpirun")?;
+    let mut guard = command.spawn().doing("starting the guard")?;
     let result = watch(&mut guard, has_terminal);
     // The guard leaves no process behind, unless it was killed.
     lab::end_descendants(Duration::ZERO);
-    result.doing("waiting for mpirun")
+    result.doing("waiting for the program")
 }
 
 /// Waits for the end of the guard; passes signals on as a request to end the job.

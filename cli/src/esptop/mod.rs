@@ -11,6 +11,8 @@ mod draw;
 mod groups;
 mod help;
 mod jobs;
+#[cfg(test)]
+mod picture;
 mod plain;
 mod rates;
 #[cfg(test)]

@@ -13,7 +13,7 @@ use ratatui::style::Modifier;
 use super::app::{App, Order, View};
 use super::columns::{COLUMNS, Column};
 use super::groups::{Grouping, groups};
-use super::{draw, plain};
+use super::{draw, picture, plain};
 use crate::filter::Filter;
 use crate::names::Names;
 
@@ -142,9 +142,15 @@ fn text(buffer: &Buffer) -> String {
 #[track_caller]
 fn shows(app: &mut App, width: u16, height: u16, name: &str) {
     let found = text(&screen(app, width, height));
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/esptop/screens/{name}.txt"));
+    is_reviewed(&found, &format!("src/esptop/screens/{name}.txt"));
+}
+
+/// Compares a text with that of a file of this crate.
+#[track_caller]
+fn is_reviewed(found: &str, file: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     if std::env::var_os("ESP_BLESS").is_some() {
-        std::fs::write(&file, &found).expect("write the screen");
+        std::fs::write(&file, found).expect("write the screen");
     }
     let wanted = std::fs::read_to_string(&file).unwrap_or_default();
     assert_eq!(
@@ -161,6 +167,17 @@ fn the_list_fits_common_terminals() {
     shows(&mut fed(5), 120, 40, "list-120x40");
     shows(&mut fed(5), 40, 10, "list-40x10");
     shows(&mut fed(5), 25, 4, "list-25x4");
+}
+
+/// The pictures of docs/tools.md are the screens that the tests above compare as text.
+#[test]
+fn the_documentation_has_pictures_of_these_screens() {
+    let mut app = fed(5);
+    let list = picture::svg(&screen(&mut app, 80, 24));
+    is_reviewed(&list, "../docs/esptop/list.svg");
+    key(&mut app, KeyCode::Enter);
+    let details = picture::svg(&screen(&mut app, 80, 24));
+    is_reviewed(&details, "../docs/esptop/details.svg");
 }
 
 #[test]

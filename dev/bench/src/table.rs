@@ -78,3 +78,36 @@ pub(crate) fn render<R>(rows: &[R], columns: &[Column<R>], style: Style) -> Stri
         .collect();
     cli::table::text(&headings, rows)
 }
+
+/// Breaks a paragraph into lines of at most `columns` characters, each ended by a line feed.
+pub fn wrapped(text: &str, columns: usize) -> String {
+    let mut lines = String::new();
+    let mut line = String::new();
+    for word in text.split_whitespace() {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > columns {
+            lines += &line;
+            lines.push('\n');
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line += word;
+    }
+    lines + &line + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_not_longer_than_asked() {
+        let text = wrapped(&"word ".repeat(40), 20);
+        assert!(
+            text.lines()
+                .all(|line| line.len() <= 20 && !line.ends_with(' '))
+        );
+        assert_eq!(text.split_whitespace().count(), 40);
+    }
+}

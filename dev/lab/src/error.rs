@@ -52,6 +52,17 @@ pub enum LabError {
         /// Process that creates it.
         pid: i32,
     },
+    /// Another process has locked a folder of the lab for too long.
+    #[error(
+        "{} is in use by another esplab for more than a minute; wait for that process or end it \
+         (`fuser {}` shows it)",
+        dir.display(),
+        dir.display()
+    )]
+    Locked {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// No such node.
     #[error("lab `{name}` has no node {node} (its nodes are 0 to {last})")]
     NoNode {

@@ -492,12 +492,7 @@ pub fn list() -> Result<Vec<State>, LabError> {
 /// alive.
 pub fn down(name: &str) -> Result<Vec<ProcessRef>, LabError> {
     let (state, dir) = Root::new().open(name)?;
-    if !state.ready && state.boot == state::boot_id() && state.creator.is_alive() {
-        return Err(LabError::Busy {
-            name: name.into(),
-            pid: state.creator.pid,
-        });
-    }
+    state.check_made()?;
     teardown(&state, &dir, None)
 }
 

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::daemon::Daemon;
+use crate::daemon::{self, Daemon};
 use crate::error::LabError;
 use crate::options::Node;
 use crate::process::{self, ProcessRef};
-use crate::state::{Root, State};
+use crate::state::{self, Root, State};
 use crate::tools::Programs;
 
 /// Time limit for a daemon to end by SIGTERM.
@@ -28,12 +28,18 @@ pub enum DaemonAction {
 }
 
 /// Acts on the daemon of a node of this lab, and returns when it has ended, or accepts programs.
+/// Actions on one node wait for each other; those on several nodes may be at the same time.
 ///
 /// # Errors
 /// There is no such lab, node or daemon, a daemon runs already, or the next one does not start.
 pub fn daemon(name: &str, node: usize, action: DaemonAction) -> Result<(), LabError> {
-    let (mut state, dir) = Root::new().open(name)?;
+    let root = Root::new();
+    let (state, dir) = root.open(name)?;
+    state.check_made()?;
     state.holder(node)?;
+    let _lock = state::lock(&daemon::node_dir(&dir, node))?;
+    // As the last action on this node has left it.
+    let (state, _) = root.open(name)?;
     let running = running(&state, node);
     match (action, running) {
         (DaemonAction::Start, None) => {}
@@ -55,7 +61,7 @@ pub fn daemon(name: &str, node: usize, action: DaemonAction) -> Result<(), LabEr
         }
     }
     if matches!(action, DaemonAction::Start | DaemonAction::Upgrade) {
-        start(&mut state, &dir, node)?;
+        start(&state, &dir, node)?;
     }
     Ok(())
 }
@@ -66,7 +72,7 @@ fn running(state: &State, node: usize) -> Option<ProcessRef> {
 }
 
 /// Starts a daemon with the arguments of the one that the lab began with.
-fn start(state: &mut State, dir: &Path, node: usize) -> Result<(), LabError> {
+fn start(state: &State, dir: &Path, node: usize) -> Result<(), LabError> {
     let programs = Programs::locate(None)?;
     let arguments = state
         .nodes
@@ -83,9 +89,11 @@ fn start(state: &mut State, dir: &Path, node: usize) -> Result<(), LabError> {
     enter.args(["exec", "--name", &state.name]);
     enter.arg(node.to_string()).arg("--");
     let mut daemon = Daemon::spawn(dir, node, enter, &programs.daemon()?, &arguments)?;
-    if let Some(entry) = state.nodes.get_mut(node) {
-        entry.daemon = Some(daemon.process);
-    }
-    state.write(dir)?;
+    let process = daemon.process;
+    State::update(dir, |state| {
+        if let Some(entry) = state.nodes.get_mut(node) {
+            entry.daemon = Some(process);
+        }
+    })?;
     daemon.await_ready()
 }

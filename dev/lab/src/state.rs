@@ -4,8 +4,10 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +17,10 @@ use crate::process::ProcessRef;
 
 /// File name in the lab's folder.
 const FILE: &str = "lab.json";
+/// Longest wait for a lock: longer than a daemon takes to stop and the next one to start.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
+/// Pause between attempts to lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// State of a lab, written after every step of its creation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -76,6 +82,26 @@ impl State {
         fs::rename(&new, &file).at(doing)
     }
 
+    /// Changes the recorded state, and keeps what other processes change meanwhile.
+    pub(crate) fn update(dir: &Path, change: impl FnOnce(&mut State)) -> Result<(), LabError> {
+        let _lock = lock(dir)?;
+        let name = || dir.file_name().unwrap_or_default().to_string_lossy().into();
+        let mut state = State::read(dir)?.ok_or_else(|| LabError::NotFound { name: name() })?;
+        change(&mut state);
+        state.write(dir)
+    }
+
+    /// Returns an error while another process creates the lab.
+    pub(crate) fn check_made(&self) -> Result<(), LabError> {
+        if self.ready || self.boot != boot_id() || !self.creator.is_alive() {
+            return Ok(());
+        }
+        Err(LabError::Busy {
+            name: self.name.clone(),
+            pid: self.creator.pid,
+        })
+    }
+
     /// Returns the daemons.
     pub(crate) fn daemons(&self) -> Vec<ProcessRef> {
         self.of_this_boot(self.nodes.iter().filter_map(|n| n.daemon))
@@ -118,6 +144,24 @@ impl State {
             processes.collect()
         } else {
             Vec::new()
+        }
+    }
+}
+
+/// Locks a folder until the value is dropped.
+pub(crate) fn lock(dir: &Path) -> Result<File, LabError> {
+    let doing = || format!("locking {}", dir.display());
+    let file = File::open(dir).at(doing)?;
+    let end = Instant::now() + LOCK_WAIT;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                let dir = dir.to_owned();
+                return Err(LabError::Locked { dir });
+            }
+            Err(Errno::INTR) => {}
+            done => return done.at(doing).map(|()| file),
         }
     }
 }
@@ -201,19 +245,11 @@ impl Root {
         self.0.join(name)
     }
 
-    /// Locks the root for changes until the value is dropped.
-    fn lock(&self) -> Result<File, LabError> {
-        let doing = || format!("locking {}", self.0.display());
-        let dir = File::open(&self.0).at(doing)?;
-        flock(&dir, FlockOperation::LockExclusive).at(doing)?;
-        Ok(dir)
-    }
-
     /// Reserves the lab's name: creates its folder with a first state. Remains of an ended lab are
     /// removed.
     pub(crate) fn claim(&self, state: &State) -> Result<PathBuf, LabError> {
         self.make()?;
-        let _lock = self.lock()?;
+        let _lock = lock(&self.0)?;
         let dir = self.dir(&state.name);
         if dir.exists() {
             if State::read(&dir)?.is_some_and(|old| old.is_alive()) {
@@ -234,7 +270,7 @@ impl Root {
     /// Removes a lab's folder if it is still that of `state`.
     pub(crate) fn release(&self, state: &State) -> Result<(), LabError> {
         let dir = self.dir(&state.name);
-        let _lock = self.lock()?;
+        let _lock = lock(&self.0)?;
         if State::read(&dir)?.is_none_or(|now| now.creator != state.creator) {
             return Ok(());
         }

@@ -69,7 +69,7 @@ const RULES: &[Rule] = &[
     // Where the parts of a job meet: the only crates beside programs that see concrete transports
     // and the layer above.
     Rule { package: "job",        may: Only(&["btl", "btl-eth", "shm-btl", "ib-btl", "p2p", "boot", "esp-client"]), never: &["esp-daemon"] },
-    Rule { package: "capi",       may: Only(&["job", "p2p", "boot", "btl"]), never: &["esp-daemon"] },
+    Rule { package: "capi",       may: Only(&["job", "p2p", "boot", "btl", "esp-client"]), never: &["esp-daemon"] },
     Rule { package: "libfabric",  may: Only(&["job", "p2p", "shmem"]), never: &["esp-daemon", "tokio"] },
     Rule { package: "preload-wire", may: Only(&[]), never: SYSTEM },
     Rule { package: "preload",    may: Only(&["preload-wire"]), never: &["tokio", "rustix"] },

@@ -1,17 +1,24 @@
 /*
- * esp.h: messages between the processes of a job, over shared memory within a node and raw Ethernet between nodes.
+ * esp.h: messages between the processes of a job, over shared memory within a node and raw Ethernet
+ * between nodes; and byte streams between any two programs, without a job (the last part).
  *
- * A program is started by mpirun, mpiexec or alone; see docs/launchers.md. Compile and link:
+ * A program of a job is started by mpirun, mpiexec or alone; see docs/launchers.md. Compile and
+ * link:
  *
  *     cc ring.c $(pkg-config --cflags --libs esp) -o ring
  *
  * Rules for all functions
- *  - They answer ESP_SUCCESS (0) or an ESP_ERR_ code. esp_strerror() puts a code into words; esp_last_error() gives the details of
- *    the calling thread's last failure. Nothing is printed, and no failure ends the process.
- *  - Lengths and counts are signed; negative ones are ESP_ERR_COUNT. A null pointer is ESP_ERR_POINTER where something must be there; it may
- *    stand for a buffer of no bytes, and for a status nobody wants (ESP_STATUS_IGNORE).
- *  - Between esp_init and esp_finalize any thread may call any of them. Before and after, they answer ESP_ERR_STATE.
- *  - A bug of the library is ESP_ERR_INTERNAL in builds with debug assertions; in release builds it ends the process (SIGABRT).
+ *  - They answer ESP_SUCCESS (0) or an ESP_ERR_ code. esp_strerror() puts a code into words;
+ *    esp_last_error() gives the details of the calling thread's last failure. Nothing is printed,
+ *    and no failure ends the process.
+ *  - Lengths and counts are signed; negative ones are ESP_ERR_COUNT. A null pointer is
+ *    ESP_ERR_POINTER where something must be there; it may stand for a buffer of no bytes, and for
+ *    a status nobody wants (ESP_STATUS_IGNORE).
+ *  - Between esp_init and esp_finalize any thread may call any of them. Before and after, they
+ *    answer ESP_ERR_STATE; those of streams, listeners and pollers need no job and may be called at
+ *    any time.
+ *  - A bug of the library is ESP_ERR_INTERNAL in builds with debug assertions; in release builds it
+ *    ends the process (SIGABRT).
  */
 #ifndef ESP_H
 #define ESP_H
@@ -46,7 +53,19 @@ enum {
     ESP_ERR_SYSTEM = 16,   /* the system refused something */
     ESP_ERR_MESSAGE = 17,  /* no such message: received already, or never there */
     ESP_ERR_ARG = 18,      /* arguments that do not fit together */
-    ESP_ERR_INTERNAL = 19  /* a bug of the library */
+    ESP_ERR_INTERNAL = 19, /* a bug of the library */
+    ESP_ERR_STREAM = 20,   /* no such stream, listener or poller: closed already, or never there */
+    ESP_ERR_AGAIN = 21,    /* the call would have to wait, and was not to */
+    ESP_ERR_TIMEOUT = 22,  /* the time limit of the call has passed; the connection is intact */
+    ESP_ERR_DAEMON = 23,   /* this node's esp-daemon does not run, or has another version */
+    ESP_ERR_ADDRESS = 24,  /* no node has this name, or several have */
+    ESP_ERR_UNREACHABLE = 25, /* the peer's node does not respond, or a link is down */
+    ESP_ERR_REFUSED = 26,  /* no program listens on the port */
+    ESP_ERR_RESET = 27,    /* the connection was reset: by the peer, its death or a daemon's end */
+    ESP_ERR_CLOSED = 28,   /* the sending direction has ended */
+    ESP_ERR_IN_USE = 29,   /* the port is in use */
+    ESP_ERR_DENIED = 30,   /* not permitted to this user */
+    ESP_ERR_LIMIT = 31     /* a limit of this node's daemon is reached */
 };
 
 /* A group of processes and a context of its own. */
@@ -106,12 +125,18 @@ int esp_initialized(void);
 void esp_abort(int code, const char *why);
 /* Gives waiting messages a turn, for programs that compute for long. All other calls do so, too. */
 int esp_progress(void);
-/* How each peer is reached and why, as text. Writes at most `room` bytes, the last of them 0; `needed` (may be null) is the room for all. */
+/*
+ * How each peer is reached and why, as text. Writes at most `room` bytes, the last of them 0;
+ * `needed` (may be null) is the room for all.
+ */
 int esp_report(char *text, int64_t room, int64_t *needed);
 
 /* A code in a few words; never null. */
 const char *esp_strerror(int error);
-/* Details of this thread's last failure; never null, valid until its next call of a function of this library. */
+/*
+ * Details of this thread's last failure; never null, valid until its next call of a function of
+ * this library.
+ */
 const char *esp_last_error(void);
 
 /* ---- communicators ---- */
@@ -120,7 +145,10 @@ int esp_rank(esp_comm_t comm, int32_t *rank);
 int esp_size(esp_comm_t comm, int32_t *size);
 /* The same processes with a context of their own. Collective. */
 int esp_comm_dup(esp_comm_t comm, esp_comm_t *copy);
-/* Processes of the same `color` together, ordered by `key`. A negative color: in none (ESP_COMM_NULL). Collective. */
+/*
+ * Processes of the same `color` together, ordered by `key`. A negative color: in none
+ * (ESP_COMM_NULL). Collective.
+ */
 int esp_comm_split(esp_comm_t comm, int32_t color, int32_t key, esp_comm_t *part);
 /* Sets *comm to ESP_COMM_NULL. The world cannot be freed. */
 int esp_comm_free(esp_comm_t *comm);
@@ -155,11 +183,17 @@ int esp_irecv(void *buffer, int64_t room, int32_t source, int32_t tag, esp_comm_
  */
 int esp_wait(esp_request_t *request, esp_status_t *status);
 int esp_test(esp_request_t *request, int *flag, esp_status_t *status);
-/* `statuses`: one for each request, or null. With them, ESP_ERR_IN_STATUS says that some failed; without, the first error is answered. */
+/*
+ * `statuses`: one for each request, or null. With them, ESP_ERR_IN_STATUS says that some failed;
+ * without, the first error is answered.
+ */
 int esp_waitall(int64_t count, esp_request_t *requests, esp_status_t *statuses);
 /* *index becomes -1 when all are ESP_REQUEST_NULL. */
 int esp_waitany(int64_t count, esp_request_t *requests, int64_t *index, esp_status_t *status);
-/* Takes back a request of which nothing has happened. It must be waited for all the same, and ends with ESP_ERR_CANCELLED if this was in time. */
+/*
+ * Takes back a request of which nothing has happened. It must be waited for all the same, and ends
+ * with ESP_ERR_CANCELLED if this was in time.
+ */
 int esp_cancel(esp_request_t *request);
 /* It goes on, and nobody waits. The buffer stays the library's until esp_finalize. */
 int esp_request_free(esp_request_t *request);
@@ -169,14 +203,122 @@ int esp_request_free(esp_request_t *request);
 int esp_barrier(esp_comm_t comm);
 /* `length` bytes of rank `root` to all. */
 int esp_bcast(void *data, int64_t length, int32_t root, esp_comm_t comm);
-/* `count` values at `data` become the combination of those of all: at all, or at rank `root` only. */
+/*
+ * `count` values at `data` become the combination of those of all: at all, or at rank `root` only.
+ */
 int esp_allreduce(void *data, int64_t count, esp_type_t type, esp_op_t op, esp_comm_t comm);
 int esp_reduce(void *data, int64_t count, esp_type_t type, esp_op_t op, int32_t root, esp_comm_t comm);
-/* `length` is the number of bytes of one rank's part; the buffer of all parts has `length` times the size of the communicator. */
+/*
+ * `length` is the number of bytes of one rank's part; the buffer of all parts has `length` times
+ * the size of the communicator.
+ */
 int esp_gather(const void *mine, int64_t length, void *all, int32_t root, esp_comm_t comm);
 int esp_scatter(const void *all, int64_t length, void *mine, int32_t root, esp_comm_t comm);
 int esp_allgather(const void *mine, int64_t length, void *all, esp_comm_t comm);
 int esp_alltoall(const void *out, int64_t length, void *into, esp_comm_t comm);
+
+/*
+ * ---- streams: connect, listen, accept, read, write ----
+ *
+ * They need a running esp-daemon on both nodes, and no job. An address is TARGET[%INTERFACE]:PORT: a
+ * name of /etc/ethers, NAME.esp or a MAC address (raw Ethernet), an IP address or another name (UDP).
+ *
+ *  - Handles are numbers: a closed or invented one is ESP_ERR_STREAM. A handle belongs to the caller
+ *    until its close function, which sets it to 0. Buffers belong to the caller again when the call
+ *    returns; nothing is kept.
+ *  - `timeout` is in milliseconds: ESP_FOREVER waits as long as it takes, 0 does not wait
+ *    (ESP_ERR_AGAIN), else ESP_ERR_TIMEOUT follows when it has passed.
+ *  - One thread may read a stream while another writes it. A call that waits while another thread
+ *    closes the handle goes on; the stream is closed when it returns.
+ *  - When the daemon ends, calls wait up to 15 seconds for the next one, and streams and listeners
+ *    continue there. Those of a poller end with ESP_ERR_DAEMON instead, except over leases, which
+ *    go on without a daemon.
+ *  - Handles do not work in a child of fork().
+ */
+
+#define ESP_FOREVER (-1)
+
+typedef uint64_t esp_stream_t;
+#define ESP_STREAM_NULL ((esp_stream_t)0)
+typedef uint64_t esp_listener_t;
+#define ESP_LISTENER_NULL ((esp_listener_t)0)
+typedef uint64_t esp_poller_t;
+#define ESP_POLLER_NULL ((esp_poller_t)0)
+
+/*
+ * Connects. `timeout` limits the wait for the peer, and must not be 0; ESP_FOREVER: the daemon's
+ * limit. `poller`: reports events of the stream, or ESP_POLLER_NULL.
+ */
+int esp_stream_connect(const char *address, int64_t timeout, esp_poller_t poller, esp_stream_t *stream);
+/*
+ * Waits for bytes and reads those that are there, at most `room`. *count is their number; 0 with
+ * ESP_SUCCESS is the end of the stream.
+ */
+int esp_stream_read(esp_stream_t stream, void *buffer, int64_t room, int64_t timeout, int64_t *count);
+/*
+ * Writes all bytes; each wait for room takes at most `timeout`. With a `timeout` of 0 it writes those
+ * there is room for. *count (may be null) is the number written, also after an error. Written bytes
+ * are sent, and repeated when lost, while the program does other things.
+ */
+int esp_stream_write(esp_stream_t stream, const void *data, int64_t length, int64_t timeout, int64_t *count);
+/* Ends the sending direction: the peer reads the end of the stream behind the written bytes. */
+int esp_stream_shutdown(esp_stream_t stream);
+/*
+ * Ends the sending direction and waits until the peer's node has acknowledged all bytes. For programs
+ * that exit right after writing: bytes of a process that has ended have half a second to arrive.
+ */
+int esp_stream_finish(esp_stream_t stream, int64_t timeout);
+/*
+ * The peer's address as text. Writes at most `room` bytes, the last of them 0; `needed` (may be
+ * null) is the room for all.
+ */
+int esp_stream_peer(esp_stream_t stream, char *text, int64_t room, int64_t *needed);
+/* Closes the stream: written bytes are still delivered. Sets *stream to ESP_STREAM_NULL. */
+int esp_stream_close(esp_stream_t *stream);
+
+/* Listens on a port of all interfaces; 0: any free one. Ports below 1024 are root's. */
+int esp_listener_open(uint16_t port, esp_poller_t poller, esp_listener_t *listener);
+int esp_listener_port(esp_listener_t listener, uint16_t *port);
+/* Waits for the next connection. The stream reports events to the listener's poller. */
+int esp_listener_accept(esp_listener_t listener, int64_t timeout, esp_stream_t *stream);
+/*
+ * Closes the port and resets connections that were not accepted. Sets *listener to
+ * ESP_LISTENER_NULL.
+ */
+int esp_listener_close(esp_listener_t *listener);
+
+/*
+ * A poller has one descriptor for all of its streams and listeners, to wait for together with other
+ * descriptors by poll() or epoll. The loop of a program (see upper.c):
+ *
+ *   1. Try what is due with a `timeout` of 0. On ESP_ERR_AGAIN arm the stream, and try once more: what
+ *      was there before is no event.
+ *   2. esp_poller_take: the streams with an event. If there are some, go on with 1; try to accept, too,
+ *      for connections are not reported one by one.
+ *   3. esp_poller_sleep: if it says so, wait until the descriptor is readable. Go on with 2.
+ */
+int esp_poller_open(esp_poller_t *poller);
+/* The descriptor, valid until the poller is closed. Do not read from it. */
+int esp_poller_fd(esp_poller_t poller, int *fd);
+/* What esp_stream_arm waits for. The end of a connection is both. */
+enum { ESP_READABLE = 1, ESP_WRITABLE = 2 };
+/*
+ * Requests one event when the stream has become readable or writable. Try once more after this
+ * call.
+ */
+int esp_stream_arm(esp_stream_t stream, int what);
+/*
+ * Stores at most `room` streams with an event, and their number. The others come with the next
+ * call.
+ */
+int esp_poller_take(esp_poller_t poller, esp_stream_t *ready, int64_t room, int64_t *count);
+/*
+ * Sets *asleep to 1: the next event makes the descriptor readable. Or to 0: there is an event
+ * already, do not wait.
+ */
+int esp_poller_sleep(esp_poller_t poller, int *asleep);
+/* Sets *poller to ESP_POLLER_NULL. Its streams and listeners stay open, without events. */
+int esp_poller_close(esp_poller_t *poller);
 
 #ifdef __cplusplus
 }

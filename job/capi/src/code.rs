@@ -2,6 +2,10 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::io;
+
+use esp_client::EspError;
+use esp_client::control::ErrorKind;
 
 /// `ESP_ERR_…` of esp.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +31,18 @@ pub(crate) enum Code {
     Message = 17,
     Arg = 18,
     Internal = 19,
+    Stream = 20,
+    Again = 21,
+    Timeout = 22,
+    Daemon = 23,
+    Address = 24,
+    Unreachable = 25,
+    Refused = 26,
+    Reset = 27,
+    Closed = 28,
+    InUse = 29,
+    Denied = 30,
+    Limit = 31,
 }
 
 /// An error: its code and its details.
@@ -81,9 +97,56 @@ impl From<p2p::Error> for Fault {
     }
 }
 
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Fault {
+        let code = match (EspError::of(&error), error.kind()) {
+            (Some(inner), _) => of_client(inner),
+            (None, io::ErrorKind::WouldBlock) => Code::Again,
+            (None, io::ErrorKind::InvalidInput) => Code::Arg,
+            (None, _) => Code::System,
+        };
+        Fault::new(code, error.to_string())
+    }
+}
+
+impl From<EspError> for Fault {
+    fn from(error: EspError) -> Fault {
+        Fault::new(of_client(&error), error.to_string())
+    }
+}
+
+/// Returns the code of an error of streams.
+fn of_client(error: &EspError) -> Code {
+    use EspError as E;
+    match error {
+        E::Unreachable { .. } | E::DaemonGone { .. } | E::DaemonSilent { .. } => Code::Daemon,
+        E::BadControl { .. } | E::Memory { .. } => Code::Daemon,
+        E::Denied { kind, .. } => match kind {
+            ErrorKind::BadRequest | ErrorKind::BadArgument | ErrorKind::NotFound => Code::Arg,
+            ErrorKind::Version | ErrorKind::Unavailable => Code::Daemon,
+            ErrorKind::Permission => Code::Denied,
+            ErrorKind::InUse => Code::InUse,
+            ErrorKind::Limit => Code::Limit,
+            ErrorKind::LinkDown => Code::Unreachable,
+            ErrorKind::Cancelled => Code::Cancelled,
+        },
+        E::Refused(_) | E::BadKey(_) | E::PeerVersion { .. } => Code::Refused,
+        E::Aborted(_) | E::PeerDied(_) | E::PeerLimit(_) | E::Forgotten(_) => Code::Reset,
+        E::PeerShutdown(_) | E::ResetOther { .. } | E::EndedHere { .. } => Code::Reset,
+        E::TimedOut(_) | E::ConnectTimedOut(_) | E::NoPath { .. } => Code::Unreachable,
+        E::WriteAfterEnd(_) => Code::Closed,
+        E::CallTimedOut { .. } | E::ConnectCallTimedOut(_) => Code::Timeout,
+        E::UnknownName { .. } | E::AmbiguousName { .. } => Code::Address,
+        E::BadArgument(_) | E::TooLong { .. } => Code::Arg,
+        E::Forked => Code::State,
+        // Resources of this process; the list may grow.
+        _ => Code::System,
+    }
+}
+
 /// Returns the text of a code.
 pub(crate) fn text_of(code: c_int) -> &'static CStr {
-    const WORDS: [&CStr; 20] = [
+    const WORDS: [&CStr; 32] = [
         c"success",
         c"not initialized, or finalized already",
         c"the job could not be joined",
@@ -104,6 +167,18 @@ pub(crate) fn text_of(code: c_int) -> &'static CStr {
         c"no such message",
         c"arguments that do not fit together",
         c"a bug of the library",
+        c"no such stream, listener or poller",
+        c"the call would have to wait",
+        c"the time limit of the call has passed",
+        c"this node's esp-daemon does not run, has ended, or has another version",
+        c"no such node name, or several nodes have it",
+        c"the peer's node does not respond, or a link is down",
+        c"the connection was refused",
+        c"the connection was reset",
+        c"the sending direction has ended",
+        c"the port is in use",
+        c"not permitted to this user",
+        c"a limit of this node's daemon is reached",
     ];
     usize::try_from(code)
         .ok()
@@ -135,14 +210,14 @@ mod tests {
 
     #[test]
     fn every_code_has_a_text_and_other_numbers_do_not_crash() {
-        for code in 0..=Code::Internal as c_int {
+        for code in 0..=Code::Limit as c_int {
             assert_ne!(
                 text_of(code),
                 c"not an error code of this library",
                 "{code}"
             );
         }
-        for code in [-1, 20, c_int::MAX, c_int::MIN] {
+        for code in [-1, 32, c_int::MAX, c_int::MIN] {
             assert_eq!(text_of(code), c"not an error code of this library");
         }
     }

@@ -228,6 +228,7 @@ fn invalid_arguments_are_refused() {
         let mut command = Command::new(&program);
         clean(&mut command)
             .env("ESP_BOOT", "single")
+            .env("ESP_SOCKET", dir.0.join("no-daemon"))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let output = wait(command.spawn().unwrap());

@@ -112,6 +112,38 @@ int main(void)
     EXPECT(esp_report(0, 0, &needed) == ESP_SUCCESS && esp_report(report, -1, 0) == ESP_ERR_COUNT);
     EXPECT(esp_strerror(ESP_ERR_TRUNCATE)[0] != 0 && esp_strerror(-99)[0] != 0);
 
+    /* Streams without a daemon (ESP_SOCKET names no socket), and handles that never were. */
+    esp_stream_t stream = 77;
+    esp_listener_t listener = 77;
+    esp_poller_t poller = 77;
+    uint16_t port = 7;
+    EXPECT(esp_stream_connect("node1:5000", 1000, ESP_POLLER_NULL, &stream) == ESP_ERR_DAEMON && stream == 77);
+    EXPECT(strstr(esp_last_error(), "start esp-daemon") != 0);
+    EXPECT(esp_stream_connect("node1:5000", 0, ESP_POLLER_NULL, &stream) == ESP_ERR_ARG);
+    EXPECT(esp_stream_connect(0, 1, ESP_POLLER_NULL, &stream) == ESP_ERR_POINTER);
+    EXPECT(esp_stream_connect("node1:5000", 1, ESP_POLLER_NULL, 0) == ESP_ERR_POINTER);
+    EXPECT(esp_stream_connect("node1:5000", 1, poller, &stream) == ESP_ERR_STREAM);
+    EXPECT(esp_listener_open(0, ESP_POLLER_NULL, &listener) == ESP_ERR_DAEMON && listener == 77);
+    EXPECT(esp_listener_open(0, ESP_POLLER_NULL, 0) == ESP_ERR_POINTER);
+    EXPECT(esp_poller_open(&poller) == ESP_ERR_DAEMON && poller == 77);
+    EXPECT(esp_stream_read(stream, in, sizeof in, 0, &index) == ESP_ERR_STREAM);
+    EXPECT(esp_stream_read(stream, in, -1, 0, &index) == ESP_ERR_COUNT);
+    EXPECT(esp_stream_read(stream, 0, 1, 0, &index) == ESP_ERR_POINTER);
+    EXPECT(esp_stream_read(stream, in, sizeof in, 0, 0) == ESP_ERR_POINTER);
+    EXPECT(esp_stream_write(stream, out, 1, ESP_FOREVER, &index) == ESP_ERR_STREAM && index == 0);
+    EXPECT(esp_stream_write(ESP_STREAM_NULL, out, 1, 0, 0) == ESP_ERR_STREAM);
+    EXPECT(esp_stream_shutdown(stream) == ESP_ERR_STREAM && esp_stream_finish(stream, 0) == ESP_ERR_STREAM);
+    EXPECT(esp_stream_peer(stream, in, sizeof in, 0) == ESP_ERR_STREAM);
+    EXPECT(esp_stream_arm(stream, ESP_READABLE) == ESP_ERR_STREAM && esp_stream_arm(stream, 4) == ESP_ERR_ARG);
+    EXPECT(esp_stream_close(&stream) == ESP_ERR_STREAM && stream == 77 && esp_stream_close(0) == ESP_ERR_POINTER);
+    EXPECT(esp_listener_accept(listener, 0, &stream) == ESP_ERR_STREAM);
+    EXPECT(esp_listener_port(listener, &port) == ESP_ERR_STREAM && port == 7);
+    EXPECT(esp_listener_close(&listener) == ESP_ERR_STREAM);
+    EXPECT(esp_poller_fd(poller, &flag) == ESP_ERR_STREAM && esp_poller_sleep(poller, &flag) == ESP_ERR_STREAM);
+    EXPECT(esp_poller_take(poller, &stream, 1, &index) == ESP_ERR_STREAM);
+    EXPECT(esp_poller_take(poller, &stream, -1, &index) == ESP_ERR_COUNT);
+    EXPECT(esp_poller_close(&poller) == ESP_ERR_STREAM);
+
     EXPECT(esp_finalize() == ESP_SUCCESS && esp_initialized() == 0);
     EXPECT(esp_finalize() == ESP_ERR_STATE && esp_init() == ESP_ERR_STATE);
     puts("fine");

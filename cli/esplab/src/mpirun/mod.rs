@@ -77,18 +77,20 @@ pub(super) struct Flags {
 pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let installed = Installed::find(flags.mpi, flags.mpi_dir.as_deref())?;
     let components = flags.components()?;
-    let scratch = Scratch::new()?;
     let used = flags.used();
+    let (name, lab) = flags.lab(used.len())?;
+    // Shortly before the guard starts, which removes it if this process is killed.
+    let scratch = guard::Scratch::new()?;
     let place = Place {
         used: &used,
         cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        scratch: &scratch.0,
+        scratch: scratch.path(),
     };
     let launch = Launch::plan(flags, &installed, &place, components)?;
-    let (name, lab) = flags.lab(used.len())?;
     let esplab = env::current_exe().doing("finding the running program")?;
     let words = words(esplab.into(), &name, &installed, &launch);
-    let code = guard::launch(&[words, flags.command.clone()].concat(), &scratch.0)?;
+    let launcher = [words, flags.command.clone()].concat();
+    let code = guard::launch(&launcher, &scratch, guard::HELPERS)?;
     drop(lab);
     Ok(Verdict::Code(code))
 }
@@ -167,24 +169,6 @@ impl Flags {
             )));
         }
         Ok(None)
-    }
-}
-
-/// Folder for the launcher's own files, removed on drop; by the guard if this process is killed.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Scratch, Failure> {
-        let path = env::temp_dir().join(format!("esplab-mpirun-{}", std::process::id()));
-        std::fs::create_dir(&path).doing(format!("making {}", path.display()))?;
-        Ok(Scratch(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Remains lie in the folder for temporary files.
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

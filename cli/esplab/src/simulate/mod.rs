@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use bench::table::wrapped;
 use clap::Args;
 use indicatif::ProgressBar;
 use scale::fabric::Topology;
@@ -95,7 +96,7 @@ fn explained() -> String {
     for kind in Workload::ALL {
         let [short, long] = table::usual_time(kind);
         text += &format!("\n  {:<11} {short:>7} {long:>7}", kind.name());
-        for line in table::wrapped(kind.about(), 86).lines() {
+        for line in wrapped(kind.about(), 86).lines() {
             text += &format!("\n      {line}");
         }
     }
@@ -154,7 +155,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         } else if flags.report.is_some() {
             sections.push(page::Section::new(&plan, kind, &rows));
         } else {
-            let (name, about) = (kind.name(), table::wrapped(kind.about(), 92));
+            let (name, about) = (kind.name(), wrapped(kind.about(), 92));
             let table = table::text(&rows);
             out::line(format_args!("\n{name}: {about}\n{}", table.trim_end()))?;
         }

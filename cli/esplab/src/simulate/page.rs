@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bench::page::{Chart, Plot, merged};
+use bench::table::wrapped;
 use scale::run::{Plan, Row};
 use scale::workload::Workload;
 
@@ -55,7 +56,7 @@ impl Section {
 
     fn markdown(&self) -> String {
         let name = self.kind.name();
-        let about = table::wrapped(&format!("Workload: {}.", self.kind.about()), 100);
+        let about = wrapped(&format!("Workload: {}.", self.kind.about()), 100);
         let Section {
             command, network, ..
         } = self;

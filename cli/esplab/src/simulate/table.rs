@@ -1,5 +1,6 @@
 //! Tables of the simulation, as text and as Markdown.
 
+use bench::table::wrapped;
 use scale::fabric::Topology;
 use scale::footprint::Footprint;
 use scale::run::{Plan, Row, Transport};
@@ -141,24 +142,6 @@ pub(super) fn command(plan: &Plan, kind: Workload, rows: &[Row]) -> String {
     )
 }
 
-/// Breaks a paragraph into lines of at most `columns` characters, each ended by a line feed.
-pub(super) fn wrapped(text: &str, columns: usize) -> String {
-    let mut lines = String::new();
-    let mut line = String::new();
-    for word in text.split_whitespace() {
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > columns {
-            lines += &line;
-            lines.push('\n');
-            line.clear();
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        line += word;
-    }
-    lines + &line + "\n"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,15 +150,5 @@ mod tests {
     fn numbers_have_three_digits_or_more() {
         let texts = [0.123, 1.234, 12.34, 1234.5].map(number);
         assert_eq!(texts, ["0.12", "1.2", "12", "1234"]);
-    }
-
-    #[test]
-    fn lines_are_not_longer_than_asked() {
-        let text = wrapped(&"word ".repeat(40), 20);
-        assert!(
-            text.lines()
-                .all(|line| line.len() <= 20 && !line.ends_with(' '))
-        );
-        assert_eq!(text.split_whitespace().count(), 40);
     }
 }

@@ -17,6 +17,7 @@ pub use merged::{END, merged};
 use crate::about::About;
 use crate::cores::Cores;
 use crate::results::{self, Figure};
+use crate::table::wrapped;
 use crate::{incast, intra, plan, rails};
 use cli::out::{Doing, Failure};
 
@@ -76,8 +77,9 @@ impl Section {
             Ok((rounds, table)) => (format!("{rounds} rounds"), folded(table)),
             Err(error) => ("not measured".into(), format!("The error was: {error}.\n")),
         };
-        let (title, limits) = (wrapped(&format!("Measured: {title}.")), wrapped(limits));
-        let mut text = format!("\n### {name}\n\n{title}\n\n{limits}\n");
+        let (title, limits) = (format!("Measured: {title}."), wrapped(limits, 100));
+        let title = wrapped(&title, 100);
+        let mut text = format!("\n### {name}\n\n{title}\n{limits}");
         for chart in &self.charts {
             let _ = write!(text, "\n![{}]({CHARTS}/{}.svg)\n", chart.title, chart.name);
         }
@@ -94,24 +96,6 @@ fn folded(table: &str) -> String {
         }
         _ => table.into(),
     }
-}
-
-/// Breaks a paragraph into lines of at most 100 columns.
-fn wrapped(text: &str) -> String {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let is_full = |line: &String| line.chars().count() + 1 + word.chars().count() > 100;
-        if lines.last().is_some_and(is_full) {
-            lines.push(String::new());
-        }
-        if let Some(line) = lines.last_mut() {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines.join("\n")
 }
 
 /// Puts the machine and the sections into the page, in place of earlier ones. Sections of
@@ -250,14 +234,5 @@ mod tests {
     fn long_tables_are_folded() {
         assert_eq!(folded("| a |\n| --- |\n| 1 |\n"), "| a |\n| --- |\n| 1 |\n");
         assert!(folded(&"| a |\n".repeat(40)).starts_with("<details><summary>All 38 rows<"));
-    }
-
-    #[test]
-    fn paragraphs_are_wrapped() {
-        let text = wrapped(&"word ".repeat(50));
-        assert!(
-            text.lines().count() == 3 && text.lines().all(|line| line.len() <= 100),
-            "{text}"
-        );
     }
 }

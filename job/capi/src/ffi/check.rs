@@ -1,11 +1,16 @@
 //! Checks of arguments from C.
 
 use std::ffi::{c_char, c_void};
+use std::time::Duration;
 
 use p2p::{Rank, Source, Tag};
 
 use super::CStatus;
 use crate::code::{Code, Fault};
+use crate::streams::Timeout;
+
+/// Limit of time limits, which keeps deadlines within what clocks count.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Converts a length, which must not be negative.
 fn length(length: i64) -> Result<usize, Fault> {
@@ -82,12 +87,42 @@ pub(super) unsafe fn out<'a, T>(target: *mut T, what: &str) -> Result<&'a mut T,
     unsafe { target.as_mut() }.ok_or_else(|| null(what))
 }
 
+/// Checks a required text.
+pub(super) fn some(text: *const c_char, what: &str) -> Result<*const c_char, Fault> {
+    if text.is_null() {
+        return Err(null(what));
+    }
+    Ok(text)
+}
+
 /// Writes an optional output argument.
 pub(super) unsafe fn put<T>(target: *mut T, value: T) {
     // SAFETY: null or valid for a `T` by the contract of the module.
     if let Some(target) = unsafe { target.as_mut() } {
         *target = value;
     }
+}
+
+/// Writes as much of a text as there is room for, zero-terminated, and the room for all of it.
+pub(super) unsafe fn put_text(
+    target: *mut c_char,
+    room: i64,
+    needed: *mut i64,
+    text: String,
+) -> Result<(), Fault> {
+    let mut bytes = text.into_bytes();
+    bytes.retain(|&b| b != 0);
+    // SAFETY: by the contract of the module.
+    unsafe {
+        let place = write(target.cast(), room)?;
+        if let Some((end, front)) = place.split_last_mut() {
+            let shown = bytes.len().min(front.len());
+            front[..shown].copy_from_slice(&bytes[..shown]);
+            *front.get_mut(shown).unwrap_or(end) = 0;
+        }
+        put(needed, i64::try_from(bytes.len() + 1).unwrap_or(i64::MAX));
+    }
+    Ok(())
 }
 
 /// Writes the status of a result, and returns the result.
@@ -99,6 +134,15 @@ pub(super) unsafe fn finish(
     // SAFETY: null or valid for a status by the contract of the module.
     unsafe { put(target, CStatus::of(&result)) };
     result.map(drop)
+}
+
+/// Converts a time limit in milliseconds. Negative: none.
+pub(super) fn timeout(milliseconds: i64) -> Timeout {
+    match u64::try_from(milliseconds) {
+        Err(_) => Timeout::Never,
+        Ok(0) => Timeout::AtOnce,
+        Ok(some) => Timeout::After(Duration::from_millis(some).min(LONGEST)),
+    }
 }
 
 /// Converts the destination of a send.

@@ -43,18 +43,7 @@ extern "C" fn esp_progress() -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn esp_report(text: *mut c_char, room: i64, needed: *mut i64) -> c_int {
     // SAFETY: by the contract of the module.
-    guard(|| unsafe {
-        let mut bytes = state::report()?.into_bytes();
-        bytes.retain(|&b| b != 0);
-        let place = check::write(text.cast(), room)?;
-        if let Some((end, front)) = place.split_last_mut() {
-            let shown = bytes.len().min(front.len());
-            front[..shown].copy_from_slice(&bytes[..shown]);
-            *front.get_mut(shown).unwrap_or(end) = 0;
-        }
-        check::put(needed, i64::try_from(bytes.len() + 1).unwrap_or(i64::MAX));
-        Ok(())
-    })
+    guard(|| unsafe { check::put_text(text, room, needed, state::report()?) })
 }
 
 #[unsafe(no_mangle)]

@@ -12,6 +12,8 @@ mod collective;
 mod life;
 mod nonblocking;
 mod point;
+mod poller;
+mod stream;
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
