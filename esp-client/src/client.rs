@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -155,7 +156,7 @@ impl Client {
         if let Some(client) = open.filter(|client| client.check().is_ok()) {
             return Ok(client);
         }
-        let client = Self::open_udp(UdpAddresses::EachVersion, |_| true, 0, false)?;
+        let client = Self::open_udp(UdpAddresses::EachVersion, |_, _| true, 0, false)?;
         registry.get_or_insert_default().udp = Some(client.clone());
         Ok(client)
     }
@@ -166,14 +167,14 @@ impl Client {
     /// # Errors
     /// As for [`Client::udp`]; the port is in use.
     pub fn udp_at(port: u16) -> Result<Client, EspError> {
-        Self::open_udp(UdpAddresses::EachVersion, |_| true, port, false)
+        Self::open_udp(UdpAddresses::EachVersion, |_, _| true, port, false)
     }
 
-    /// Opens a client as [`Client::udp`] does, over these addresses of the interfaces that `wants`
-    /// selects by name, with a notice if it is to be polled.
+    /// Opens a client as [`Client::udp`] does, over those of these addresses that `wants` selects
+    /// by interface and address, with a notice if it is to be polled.
     pub(crate) fn open_udp(
         which: UdpAddresses,
-        wants: impl Fn(&str) -> bool,
+        wants: impl Fn(&str, IpAddr) -> bool,
         port: u16,
         polled: bool,
     ) -> Result<Client, EspError> {

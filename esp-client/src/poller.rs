@@ -1,6 +1,7 @@
 //! [`Poller`]: events of many streams for a program that serves them from one thread.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,7 +116,20 @@ impl Client {
     /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, over
     /// one address of each interface that `wants` selects by name, and its poller.
     pub fn polled_udp(wants: impl Fn(&str) -> bool) -> Result<(Client, Poller), EspError> {
+        let wants = |name: &str, _| wants(name);
         let client = Client::open_udp(UdpAddresses::First, wants, 0, true)?;
+        let poller = Poller::new(&client, None, Path::Lease)?;
+        Ok((client, poller))
+    }
+
+    /// Opens a client as [`Client::udp_at`] does (port 0: any free one), over those of the node's
+    /// addresses that `wants` selects, and its poller.
+    pub fn polled_udp_at(
+        port: u16,
+        wants: impl Fn(IpAddr) -> bool,
+    ) -> Result<(Client, Poller), EspError> {
+        let wants = |_: &str, ip| wants(ip);
+        let client = Client::open_udp(UdpAddresses::EachVersion, wants, port, true)?;
         let poller = Poller::new(&client, None, Path::Lease)?;
         Ok((client, poller))
     }
@@ -178,6 +192,15 @@ impl Poller {
             lease.events.poll(|slot| found(FIRST_LEASED_SLOT + slot));
         }
         self.session.notice.as_ref().is_some_and(ReplyNotice::take)
+    }
+
+    /// Promises that one thread either calls [`Poller::poll`] or sleeps on [`Poller::fd`], for as
+    /// long as there are streams and listeners, and does nothing else for long. The embedded engine
+    /// then has no other thread, which would wake up beside this one where events are rare.
+    pub fn drive(&self) {
+        if let Some(lease) = &self.lease {
+            lease.leases.engine.drive();
+        }
     }
 
     /// Prepares to sleep on [`Poller::fd`]. Returns false if there is an event already: do not

@@ -34,14 +34,14 @@ impl UdpLink {
             .collect()
     }
 
-    /// Binds this UDP port (0: any free one) of the addresses of the interfaces that `wants`
-    /// selects by name. See [`UdpLink::interfaces`].
+    /// Binds this UDP port (0: any free one) of the addresses that `wants` selects by interface and
+    /// address. See [`UdpLink::interfaces`].
     ///
     /// # Errors
     /// Those of the system.
     pub fn bind_all(
         which: UdpAddresses,
-        wants: impl Fn(&str) -> bool,
+        wants: impl Fn(&str, IpAddr) -> bool,
         port: u16,
     ) -> Result<Vec<UdpLink>, EngineError> {
         let options = UdpOptions::default();
@@ -50,7 +50,7 @@ impl UdpLink {
             mut interface, ip, ..
         } in candidates(which)
         {
-            if !wants(&interface.name) {
+            if !wants(&interface.name, ip) {
                 continue;
             }
             let socket = UdpSocket::bind(SocketAddr::new(ip, port), &options)?;

@@ -28,7 +28,7 @@ fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
         made => made?,
     };
     let (mut links, peer) = namespace.run(|| {
-        let links = UdpLink::bind_all(UdpAddresses::First, |_| true, 0).expect("a UDP link");
+        let links = UdpLink::bind_all(UdpAddresses::First, |_, _| true, 0).expect("a UDP link");
         (links, UdpSocket::bind("127.0.0.1:0").expect("a UDP socket"))
     });
     peer.set_read_timeout(Some(Duration::from_secs(5)))?;

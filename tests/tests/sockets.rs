@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use esp_tests::process::{Finished, Killed, TempFile, bare_lab, output, programs};
 use esp_tests::{lab_or_skip, wait_until};
-use lab::{Lab, LabOptions, Node};
+use lab::{Ip, Lab, LabOptions, Node};
 
 /// Returns the folder of the repository.
 fn root() -> &'static Path {
@@ -140,7 +140,7 @@ def serve(c, peer):
     c.shutdown(socket.SHUT_WR)
     c.close()
 if role == "server":
-    s = socket.socket()
+    s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.bind((host, port))
     s.listen()
@@ -180,9 +180,7 @@ else:
 
 /// Returns a counter of a node's IP layer.
 fn counter(lab: &Lab, node: usize, protocol: &str, name: &str) -> u64 {
-    // Of the thread: that of the process is the namespace of the main thread.
-    let read = || std::fs::read_to_string("/proc/thread-self/net/snmp").expect("the counters");
-    let text = lab.run_in(node, read).expect("enter the node");
+    let text = net(lab, node, "snmp");
     let mut lines = text.lines().filter(|line| line.starts_with(protocol));
     let names = lines.next().expect("names").split(' ');
     let values = lines.next().expect("values").split(' ');
@@ -191,9 +189,14 @@ fn counter(lab: &Lab, node: usize, protocol: &str, name: &str) -> u64 {
     count.parse().expect("a number")
 }
 
-/// Returns the number of packets that a node has received by UDP.
+/// Returns the number of packets that a node has received by UDP, of IPv4 and of IPv6.
 fn datagrams(lab: &Lab, node: usize) -> u64 {
-    counter(lab, node, "Udp:", "InDatagrams")
+    let v6 = net(lab, node, "snmp6");
+    let v6 = v6
+        .lines()
+        .find_map(|line| line.strip_prefix("Udp6InDatagrams"));
+    let v6: u64 = v6.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+    counter(lab, node, "Udp:", "InDatagrams") + v6
 }
 
 /// Returns the number of segments of TCP that a node has received, those of loopback included.
@@ -223,10 +226,9 @@ fn tcp_server(
 }
 
 /// Runs the client under `esprun --tcp`; returns its output.
-fn tcp_client(lab: &Lab, script: &TempFile, port: u16, count: usize) -> Finished {
+fn tcp_client(lab: &Lab, script: &TempFile, host: &str, port: u16, count: usize) -> Finished {
     let mut client = esprun(lab, 0, &["--tcp"], Path::new("python3"));
-    let node = Node(1).ip().to_string();
-    let client = client.arg(script.path()).args(["client", &node]);
+    let client = client.arg(script.path()).args(["client", host]);
     let client = output(client.args([port.to_string(), count.to_string()]));
     assert_eq!(client.code, Some(0), "{client:?}");
     client
@@ -235,8 +237,19 @@ fn tcp_client(lab: &Lab, script: &TempFile, port: u16, count: usize) -> Finished
 /// Runs the server with these options of esprun (`None`: without it) and the client under
 /// `esprun --tcp`; returns the client's output.
 fn tcp(lab: &Lab, options: Option<&[&str]>, bind: &str, port: u16, count: usize) -> Finished {
+    tcp_to(lab, options, (bind, &Node(1).ip().to_string()), port, count)
+}
+
+/// Like [`tcp`], with a client that connects to another address than that of IPv4.
+fn tcp_to(
+    lab: &Lab,
+    options: Option<&[&str]>,
+    (bind, to): (&str, &str),
+    port: u16,
+    count: usize,
+) -> Finished {
     let (script, mut server) = tcp_server(lab, options, bind, port, count);
-    let client = tcp_client(lab, &script, port, count);
+    let client = tcp_client(lab, &script, to, port, count);
     let mut status = None;
     wait_until("the server ends", || {
         status = server.0.try_wait().expect("look at it");
@@ -281,7 +294,7 @@ fn a_server_that_is_started_again_loses_no_connection_and_is_reached_by_esp() {
     let (script, _server) = tcp_server(&lab, Some(&["--tcp"]), &node, 7000, 1000);
     wait_until("connections go by ESP again", || {
         let before = datagrams(&lab, 1);
-        let client = tcp_client(&lab, &script, 7000, 8);
+        let client = tcp_client(&lab, &script, &node, 7000, 8);
         assert_eq!(client.out.lines().count(), 8, "{client:?}");
         datagrams(&lab, 1) - before > 50
     });
@@ -316,4 +329,168 @@ fn a_node_that_does_not_answer_delays_tcp_for_a_bounded_time() {
     let mut client = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
     let client = output(client.arg(script.path()));
     assert_eq!(client.out, "refused\n", "{client:?}");
+}
+
+#[test]
+fn programs_of_ipv6_use_esp() {
+    let mut options = LabOptions::new(2);
+    options.daemon = false;
+    options.wire.ip = Ip::Both;
+    let Some(lab) = lab_or_skip("programs_of_ipv6", &options) else {
+        return;
+    };
+    let (from, to) = (Node(0).ip().to_string(), Node(1).ip().to_string());
+    let (from6, to6) = (Node(0).ip6().to_string(), Node(1).ip6().to_string());
+    let inside = |ip: &str| format!("::ffff:{ip}");
+    for (number, (bind, host, peer)) in [
+        ("::", &to6, &from6),
+        (&to6, &to6, &from6),
+        ("::", &to, &inside(&from)),
+        ("0.0.0.0", &inside(&to), &from),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let before = datagrams(&lab, 1);
+        let port = 7000 + u16::try_from(number).expect("small");
+        let client = tcp_to(&lab, Some(&["--tcp"]), (bind, host), port, 4);
+        let expected = format!("{peer} {peer} {host}\n").repeat(4);
+        assert_eq!(client.out, expected, "{bind} {host}: {client:?}");
+        let packets = datagrams(&lab, 1) - before;
+        assert!(
+            packets > 20,
+            "{bind} {host}: {packets} packets of UDP: TCP was used"
+        );
+    }
+}
+
+/// Returns the text of a file of a node's network namespace.
+fn net(lab: &Lab, node: usize, file: &str) -> String {
+    // Of the thread: that of the process is the namespace of the main thread.
+    let read = || std::fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+    lab.run_in(node, read)
+        .expect("enter the node")
+        .expect("read")
+}
+
+#[test]
+fn a_port_that_is_open_for_tcp_is_open_for_esp() {
+    let Some(lab) = bare_lab("a_port_that_is_open_for_tcp", 2) else {
+        return;
+    };
+    let script = TempFile::new(TCP_PROGRAM);
+    let mut server = esprun(&lab, 1, &["--tcp"], Path::new("python3"));
+    server.arg(script.path());
+    server.args(["server", "0.0.0.0", "7000", "1000"]);
+    let _server = Killed(server.spawn().expect("start the server"));
+    let port = format!(":{:04X} ", 7000);
+    wait_until("the program listens", || {
+        // In this order: whoever sees the one finds the other.
+        let is_open = net(&lab, 1, "tcp").contains(&port);
+        assert!(!is_open || net(&lab, 1, "udp").contains(&port));
+        is_open
+    });
+}
+
+#[test]
+fn espstat_shows_the_way_of_each_connection() {
+    let Some(lab) = bare_lab("espstat_shows_the_way", 2) else {
+        return;
+    };
+    let (script, _server) = tcp_server(&lab, Some(&["--tcp"]), "0.0.0.0", 7000, 1000);
+    let node = Node(1).ip().to_string();
+    let program = "import socket, sys\na = socket.create_connection((sys.argv[1], 7000))\n\
+                   a.makefile().readline()\n\
+                   try: socket.create_connection((sys.argv[1], 7001))\n\
+                   except OSError: print('ready', flush=True)\nsys.stdin.read()\n";
+    let program = TempFile::new(program);
+    let mut client = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    client.arg(program.path()).arg(&node).stdin(Stdio::piped());
+    let mut client = Killed(client.spawn().expect("start the client"));
+    prints(&mut client.0, "ready");
+    let espstat = |on: usize| {
+        let mut command = lab
+            .command(on, programs().join("espstat"))
+            .expect("a command");
+        output(command.arg("--programs"))
+    };
+    let (here, there) = (espstat(0), espstat(1));
+    let line = |shown: &Finished, part: &str| {
+        let found = shown.out.lines().find(|line| line.contains(part));
+        found
+            .unwrap_or_else(|| panic!("{part}: {shown:?}"))
+            .to_owned()
+    };
+    assert!(line(&here, &format!("{node}:7000")).ends_with("ESP, copied"));
+    assert!(line(&here, &format!("{node}:7001")).contains("TCP: its UDP port is closed"));
+    let line = line(&there, &format!("{node}:7000"));
+    assert!(line.contains(&Node(0).ip().to_string()), "{line}");
+    assert!(line.starts_with("python3["), "{line}");
+    drop(script);
+}
+
+/// Connects twice to the server of [`TCP_PROGRAM`]: does not read from the first connection until
+/// nothing more can be written, uses the second one meanwhile, then checks the first one.
+const SLOW_READER: &str = r#"
+import select, socket, sys
+block = bytes(range(256)) * 1024
+def connect():
+    c = socket.create_connection((sys.argv[1], 7000), 30)
+    while c.recv(1) != b"\n":
+        pass
+    return c
+slow, sent = connect(), 0
+slow.setblocking(False)
+while select.select([], [slow], [], 1)[1]:
+    sent += slow.send(block[sent % len(block):])
+quick = connect()
+for i in range(100):
+    quick.sendall(block[:1000])
+    assert quick.recv(1000, socket.MSG_WAITALL) == block[:1000]
+slow.setblocking(True)
+got = 0
+while got < sent:
+    data = slow.recv(65536)
+    at = got % len(block)
+    assert data and data == (block + block)[at:at + len(data)]
+    got += len(data)
+print("checked")
+"#;
+
+#[test]
+fn a_program_that_does_not_read_holds_up_no_other_connection() {
+    let Some(lab) = bare_lab("a_program_that_does_not_read", 2) else {
+        return;
+    };
+    let (_script, _server) = tcp_server(&lab, Some(&["--tcp"]), "0.0.0.0", 7000, 1000);
+    let before = datagrams(&lab, 1);
+    let program = TempFile::new(SLOW_READER);
+    let mut client = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    let client = output(client.arg(program.path()).arg(Node(1).ip().to_string()));
+    assert_eq!(client.out, "checked\n", "{client:?}");
+    assert!(datagrams(&lab, 1) - before > 50, "TCP was used");
+}
+
+#[test]
+fn the_peer_of_a_killed_program_gets_its_bytes_and_the_end() {
+    let Some(lab) = bare_lab("the_peer_of_a_killed_program", 2) else {
+        return;
+    };
+    let server = "import socket\ns = socket.create_server(('0.0.0.0', 7000))\n\
+                  print('ready', flush=True)\nc, peer = s.accept()\ngot = b''\n\
+                  while data := c.recv(65536):\n got += data\n\
+                  print(len(got), flush=True)\n";
+    let server = TempFile::new(server);
+    let mut command = esprun(&lab, 1, &["--tcp"], Path::new("python3"));
+    let mut running = Killed(command.arg(server.path()).spawn().expect("start it"));
+    let mut out = prints(&mut running.0, "ready");
+    let client = "import os, socket, sys\nc = socket.create_connection((sys.argv[1], 7000))\n\
+                  c.sendall(bytes(500000))\nos.kill(os.getpid(), 9)\n";
+    let client = TempFile::new(client);
+    let mut command = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    let ended = output(command.arg(client.path()).arg(Node(1).ip().to_string()));
+    assert_eq!(ended.code, None, "{ended:?}");
+    let mut line = String::new();
+    out.read_line(&mut line).expect("read");
+    assert_eq!(line, "500000\n");
 }

@@ -70,11 +70,7 @@ pub extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     if let Some(own) = Own::of(fd) {
         return done(streams::listen(fd, &own, backlog));
     }
-    let listening = kernel::listen(fd, backlog);
-    if listening == 0 {
-        tcp::listens(fd);
-    }
-    listening
+    tcp::listen(fd, backlog)
 }
 
 /// `accept(2)`.

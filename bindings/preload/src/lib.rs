@@ -37,6 +37,16 @@
 //! | `tcp` | calls on sockets of TCP |
 //! | `interpose` | the functions that programs call |
 
+/// Reads the environment when the library is loaded: programs may clear theirs (sshd does).
+#[used]
+// SAFETY: the dynamic linker calls the functions of this section once, before the program runs.
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+extern "C" fn loaded() {
+    own::broker();
+}
+
 mod datagrams;
 pub mod interpose;
 mod kernel;

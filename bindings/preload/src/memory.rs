@@ -238,6 +238,14 @@ fn option_of(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (kernel::getsockopt(fd, level, name, to, &raw mut len) == 0).then_some(value)
 }
 
+/// Returns the inode of a descriptor.
+pub(crate) fn inode(fd: c_int) -> Option<u64> {
+    // SAFETY: the structure consists of integers, and the call writes one.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    (unsafe { libc::fstat(fd, &raw mut stat) } == 0).then_some(stat.st_ino)
+}
+
 /// Returns the user that made the other end of a connection of Unix sockets.
 pub(crate) fn peer_user(fd: c_int) -> Option<u32> {
     // SAFETY: the structure consists of integers.

@@ -6,7 +6,7 @@ use libc::{c_int, sockaddr, socklen_t};
 use preload_wire::{Answer, Request};
 
 use crate::kernel;
-use crate::memory::{Addr, is_ipv6_only, option};
+use crate::memory::{Addr, inode, is_ipv6_only, option};
 use crate::own::{ask, broker};
 
 /// Returns the family of a socket of TCP, if TCP goes over ESP.
@@ -24,22 +24,43 @@ fn plain(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// Has the broker listen, too, after the program's socket listens.
-pub(crate) fn listens(fd: c_int) {
-    if family(fd).is_none() || is_ipv6_only(fd) {
-        return;
+/// Listens. The broker has the port before the kernel does, so that a peer that finds the one finds
+/// the other.
+pub(crate) fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let is_served = serve(fd);
+    let listening = kernel::listen(fd, backlog);
+    if listening == 0 && !is_served {
+        // The kernel has chosen a port.
+        serve(fd);
     }
-    if let Some(addr) = Addr::local(fd).as_ref().and_then(Addr::inet) {
-        // Without the broker, TCP is left.
-        let _ = ask(Request::TcpListen { addr: plain(addr) });
-    }
+    listening
+}
+
+/// Has the broker listen, too, if the socket is one of TCP with a port. Returns false without.
+fn serve(fd: c_int) -> bool {
+    let Some(family) = family(fd) else {
+        return true;
+    };
+    let addr = Addr::local(fd).as_ref().and_then(Addr::inet);
+    let (Some(addr), Some(inode)) = (addr.filter(|addr| addr.port() != 0), inode(fd)) else {
+        return false;
+    };
+    // Without the broker, TCP is left.
+    let _ = ask(Request::TcpListen {
+        addr: plain(addr),
+        only_v6: family == libc::AF_INET6 && is_ipv6_only(fd),
+        inode,
+    });
+    true
 }
 
 /// Returns the address to connect to in place of `addr`, if the peer's node has ESP there. The
 /// socket is then bound.
 pub(crate) fn detour(fd: c_int, addr: &Addr) -> Option<Addr> {
     let peer = plain(addr.inet()?);
-    if peer.ip().is_loopback() || peer.ip().is_multicast() || peer.ip().is_unspecified() {
+    let is_of_link = matches!(peer.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let is_local = peer.ip().is_loopback() || peer.ip().is_unspecified() || is_of_link;
+    if is_local || peer.ip().is_multicast() {
         return None;
     }
     let family = family(fd)?;

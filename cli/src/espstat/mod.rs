@@ -1,5 +1,6 @@
 //! `espstat`: shows the node's connections and listeners, as ss(8) shows sockets.
 
+mod programs;
 mod report;
 mod sockets;
 
@@ -55,6 +56,10 @@ struct Flags {
     /// With --counters: include those that are zero
     #[arg(short, long, requires = "counters")]
     all: bool,
+    /// Sockets of programs under esprun instead, and whether they use ESP or TCP
+    #[arg(long, conflicts_with_all = ["filter", "listening", "processes", "info", "extended"])]
+    #[arg(conflicts_with_all = ["memory", "counters", "watch", "numeric"])]
+    programs: bool,
     /// Show addresses instead of names
     #[arg(short, long)]
     numeric: bool,
@@ -93,7 +98,12 @@ With -e, likewise:
 With -m, likewise, for datagram ports, too:
   mem       bytes in use / of the ring that is shared with the program, tx: written and
             not acknowledged, rx: received and not read. Rings count against the limit
-            ring_bytes of the user; pages that were never used take no memory";
+            ring_bytes of the user; pages that were never used take no memory
+With --programs, of your programs, or for root of all users' programs:
+  Program   that esprun started; its children's sockets are here, too
+  Sent, Received  bytes; those of sockets of AF_ENET are not counted
+  Way       ESP, copied: by the broker of esprun; or TCP and the reason, of the last
+            connections that stayed TCP";
 
 /// Returns the end of the long help.
 fn help() -> String {
@@ -155,6 +165,10 @@ fn is_watch(arg: &OsStr) -> bool {
 }
 
 fn run(flags: &Flags) -> Result<Verdict, Failure> {
+    if flags.programs {
+        programs::show(flags.json)?;
+        return Ok(Verdict::Done);
+    }
     let selection = flags.selection()?;
     let interrupt = Interrupt::watch().doing("watching for signals")?;
     let names = if flags.numeric {
@@ -252,6 +266,7 @@ mod tests {
             ("espstat -a", "--counters"),
             ("espstat --counters dport 5000", "cannot be used with"),
             ("espstat --counters -p", "cannot be used with"),
+            ("espstat --programs -l", "cannot be used with"),
             ("espstat stat established", "did you mean `state`?"),
         ] {
             let error = selection(line).expect_err(line);
@@ -281,6 +296,7 @@ mod tests {
     fn the_help_explains_each_column() {
         let help = Flags::command().render_long_help().to_string();
         let headings = sockets::CONNECTION.iter().chain(&sockets::LISTENER);
+        let headings = headings.chain(&programs::PROGRAM);
         for heading in headings {
             let name = heading.trim_start_matches('>');
             assert!(help.contains(name), "{name}");

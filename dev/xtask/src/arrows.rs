@@ -76,7 +76,7 @@ const RULES: &[Rule] = &[
     Rule { package: "esprun",     may: Only(&["cli", "esp-client", "preload-wire"]), never: &["esp-daemon", "tokio"] },
     Rule { package: "ompi",       may: Only(&["btl", "btl-eth", "esp-client", "shmem"]), never: &["p2p", "esp-daemon"] },
     // Programs and tests. The cli starts the daemon as a program; it does not see its inside.
-    Rule { package: "cli",        may: Only(&["esp-proto", "netif", "esp-client"]), never: &["btl", "p2p", "job", "esp-daemon"] },
+    Rule { package: "cli",        may: Only(&["esp-proto", "netif", "esp-client", "preload-wire"]), never: &["btl", "p2p", "job", "esp-daemon"] },
     Rule { package: "esplab",     may: All, never: &["esp-daemon", "esp-tests", "xtask"] },
     // The command lines of all programs, for their manual pages.
     Rule { package: "manual",     may: All, never: &["esp-tests", "xtask"] },

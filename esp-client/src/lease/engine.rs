@@ -147,6 +147,11 @@ impl EmbeddedEngine {
         Some(deadline.map(|at| at.since(Clock.now())))
     }
 
+    /// Leaves all polls to the poller.
+    pub(crate) fn drive(&self) {
+        self.progress.retire();
+    }
+
     /// Ends a poller's sleep and makes the descriptors unreadable.
     pub(crate) fn awake(&self) {
         if self.is_forked() {

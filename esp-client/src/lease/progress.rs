@@ -12,6 +12,9 @@
 //! the program was away. A write that leaves bytes unsent wakes the thread, which checks every
 //! [`AWAY`] until they are sent. So bytes written wait at most [`AWAY`] for a program that
 //! computes, and frames that arrive at most [`RARELY`].
+//!
+//! A program may promise that one of its threads polls at each event
+//! ([`Poller::drive`](crate::Poller::drive)). The thread then only maintains the leases.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -50,6 +53,8 @@ pub(super) struct ProgressSleep {
     state: AtomicU8,
     /// Bytes were left unsent since the thread last found none.
     unsent: AtomicBool,
+    /// A thread of the program polls at each event; this one does not.
+    driven: AtomicBool,
     wake: OwnedFd,
 }
 
@@ -59,8 +64,15 @@ impl ProgressSleep {
         Ok(ProgressSleep {
             state: AtomicU8::new(AWAKE),
             unsent: AtomicBool::new(false),
+            driven: AtomicBool::new(false),
             wake: wake.map_err(EspError::resource("create an eventfd"))?,
         })
+    }
+
+    /// Leaves all polls to a thread of the program.
+    pub(super) fn retire(&self) {
+        self.driven.store(true, Ordering::Relaxed);
+        self.wake();
     }
 
     /// Ends the sleep of a thread that stands in: the program polls again. The caller has made a
@@ -105,7 +117,7 @@ impl EmbeddedEngine {
     /// Takes one step of the progress thread: checks while the program polls, else polls the engine
     /// and sleeps until there is work for it. `attentive`: checks every [`AWAY`].
     fn progress(&self, state: &mut Progress, attentive: bool) {
-        if self.is_forked() {
+        if self.is_forked() || self.progress.driven.load(Ordering::Relaxed) {
             return std::thread::sleep(HOUSEKEEPING);
         }
         let left = self.until_away(state);

@@ -25,6 +25,7 @@
 
 mod enet;
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
@@ -39,8 +40,16 @@ pub use enet::{AF_ENET, ENET_LEN, Enet, SOL_EP};
 pub const VARIABLE: &str = "ESPRUN";
 /// Longest request or answer, in bytes.
 const MAX_MESSAGE: u64 = 4096;
+/// Longest list of sockets, in bytes.
+const MAX_LIST: u64 = 8 << 20;
+/// Maximum wait for a list.
+const LIST_PATIENCE: Duration = Duration::from_secs(1);
+/// Most brokers of a node that are listed.
+const MAX_BROKERS: usize = 256;
 /// Maximum wait for a request, and for an answer that does not depend on another node.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum wait of a program that listens on a port of TCP until ESP has it, too.
+const LISTEN_PATIENCE: Duration = Duration::from_millis(200);
 /// Maximum wait for the answer to a request that waits for a connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(180);
 
@@ -105,6 +114,7 @@ impl Broker {
     pub fn ask(&self, request: Request) -> io::Result<Answer> {
         let patience = match &request {
             Request::Connect { wait: true, .. } => CONNECT_PATIENCE,
+            Request::TcpListen { .. } => LISTEN_PATIENCE,
             _ => PATIENCE,
         };
         let stream = UnixStream::connect_addr(&abstract_addr(&self.control())?)?;
@@ -159,14 +169,21 @@ pub enum Request {
     State { name: String },
     /// Asks for the statistics of a socket.
     Statistics { name: String },
-    /// A program listens on this address of TCP.
-    TcpListen { addr: SocketAddr },
+    /// A program is about to listen on this address of TCP, of IPv6 alone if `only_v6`, with the
+    /// socket of this inode.
+    TcpListen {
+        addr: SocketAddr,
+        only_v6: bool,
+        inode: u64,
+    },
     /// A program is about to connect to this address of TCP.
     TcpConnect { peer: SocketAddr },
     /// The program's socket of the stream `ticket` has this address.
     TcpClaim { ticket: u64, local: SocketAddr },
     /// Asks for the true addresses of a connection that looks local.
     TcpNames { local: SocketAddr, peer: SocketAddr },
+    /// Asks for all sockets; without the secret, by the broker's user or root. See [`list`].
+    Sockets,
 }
 
 /// Answer of the broker.
@@ -192,6 +209,43 @@ pub enum Answer {
         local: SocketAddr,
         peer: SocketAddr,
     },
+    Sockets(Sockets),
+}
+
+/// The sockets of a program and of those that it started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sockets {
+    /// Process that `esprun` became.
+    pub pid: u32,
+    /// Its name.
+    pub program: String,
+    /// The sockets; of connections that stayed TCP, the last ones.
+    pub sockets: Vec<SocketStatus>,
+}
+
+/// A socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketStatus {
+    /// Local address; empty: not known.
+    pub local: String,
+    /// Address of the peer; empty: not known or none.
+    pub peer: String,
+    /// The way of its bytes.
+    pub way: Way,
+    /// Bytes that the program has sent; `None`: not counted.
+    pub sent: Option<u64>,
+    /// Bytes that the program has received; `None`: not counted.
+    pub received: Option<u64>,
+}
+
+/// The way of a socket's bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// ESP: the broker copies them.
+    Copied,
+    /// TCP, for this reason.
+    Tcp(String),
 }
 
 /// State of a socket.
@@ -219,13 +273,52 @@ pub fn write_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Resu
     stream.write_all(&line)
 }
 
+/// Returns the ids of the brokers of this node, in a network namespace of its own if it has one.
+pub fn brokers() -> Vec<String> {
+    let text = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let mut ids: Vec<_> = text.lines().filter_map(broker_of).collect();
+    ids.sort();
+    ids.dedup();
+    ids.truncate(MAX_BROKERS);
+    ids
+}
+
+fn broker_of(line: &str) -> Option<String> {
+    let (_, name) = line.rsplit_once(" @esp.")?;
+    let id = name.strip_suffix(".control")?;
+    (!id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then(|| id.to_owned())
+}
+
+/// Asks the broker of this id for the sockets of its programs. The texts are what it says.
+///
+/// # Errors
+/// It has ended, is another user's, or does not answer.
+pub fn list(id: &str) -> io::Result<Sockets> {
+    let name = format!("esp.{id}.control");
+    let stream = UnixStream::connect_addr(&abstract_addr(&name)?)?;
+    stream.set_read_timeout(Some(LIST_PATIENCE))?;
+    let sealed = Sealed {
+        secret: String::new(),
+        request: Request::Sockets,
+    };
+    write_line(&stream, &sealed)?;
+    match read_to(&stream, MAX_LIST)? {
+        Answer::Sockets(sockets) => Ok(sockets),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
 /// Reads a message.
 ///
 /// # Errors
 /// Those of the stream; the line is longer than 4 KiB or is no such message.
 pub fn read_line<T: serde::de::DeserializeOwned>(stream: &UnixStream) -> io::Result<T> {
+    read_to(stream, MAX_MESSAGE)
+}
+
+fn read_to<T: serde::de::DeserializeOwned>(stream: &UnixStream, limit: u64) -> io::Result<T> {
     let mut line = Vec::new();
-    BufReader::new(stream.take(MAX_MESSAGE)).read_until(b'\n', &mut line)?;
+    BufReader::new(stream.take(limit)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
@@ -272,6 +365,21 @@ mod tests {
         drop(left);
         let error = read_line::<Request>(&right).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn brokers_are_found_by_their_names() {
+        let line = |name: &str| format!("0000: 00000002 00000000 00010000 0001 01 4711 {name}");
+        let found = |name: &str| broker_of(&line(name));
+        assert_eq!(found("@esp.a1b2.control"), Some("a1b2".into()));
+        for other in [
+            "@esp..control",
+            "@esp.a.streams",
+            "@esp.a/b.control",
+            "/run/esp.a.control",
+        ] {
+            assert_eq!(found(other), None, "{other}");
+        }
     }
 
     #[test]

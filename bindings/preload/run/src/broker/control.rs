@@ -8,7 +8,7 @@ use std::thread;
 
 use constant_time_eq::constant_time_eq;
 use esp_client::Client;
-use preload_wire::{Answer, PATIENCE, Request, Sealed, read_line, write_line};
+use preload_wire::{Answer, PATIENCE, Request, Sealed, Sockets, read_line, write_line};
 
 use super::{MAX_SOCKETS, Node, datagrams, listeners, streams, system, tcp};
 
@@ -37,7 +37,11 @@ fn answer(node: &Arc<Node>, stream: &UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let Sealed { secret, request } = read_line(stream)?;
-    if !constant_time_eq(secret.as_bytes(), node.broker.secret.as_bytes()) {
+    let is_allowed = match request {
+        Request::Sockets => system::is_own_or_root(stream),
+        _ => constant_time_eq(secret.as_bytes(), node.broker.secret.as_bytes()),
+    };
+    if !is_allowed {
         return Ok(());
     }
     let answer = handle(node, request).unwrap_or_else(|error| Answer::Failed {
@@ -71,10 +75,26 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
         Request::Direct { name, peer } => datagrams::direct(node, &name, peer)?,
         Request::State { name } => return Ok(Answer::State(table.state(&name))),
         Request::Statistics { name } => return Ok(Answer::Statistics(table.statistics(&name)?)),
-        Request::TcpListen { addr } => tcp::listen(node, addr)?,
+        Request::TcpListen {
+            addr,
+            only_v6,
+            inode,
+        } => tcp::listen(node, (addr, only_v6), inode)?,
         Request::TcpConnect { peer } => return Ok(tcp::connect(node, peer)),
         Request::TcpClaim { ticket, local } => node.tcp.claim(ticket, local)?,
+        Request::Sockets => return Ok(Answer::Sockets(sockets(node))),
         Request::TcpNames { local, peer } => return Ok(node.tcp.names(local, peer)),
     }
     Ok(Answer::Done)
+}
+
+/// Returns all sockets of the programs.
+fn sockets(node: &Node) -> Sockets {
+    let mut sockets = node.table.status();
+    sockets.extend(node.tcp.status());
+    Sockets {
+        pid: node.program,
+        program: system::name_of(node.program),
+        sockets,
+    }
 }

@@ -10,7 +10,6 @@ use std::time::Duration;
 use esp_client::{Client, EspListener, EspStream, Path};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect};
 
-use super::pump::Local;
 use super::streams::{interface, serve};
 use super::table::{Entry, enet};
 use super::{Node, SLEEP};
@@ -66,7 +65,7 @@ fn hand_over(node: &Arc<Node>, name: &str, stream: EspStream) -> io::Result<()> 
     entry.set_stream(&stream);
     let socket = connected(&own, name).inspect_err(|_| node.table.remove(&own))?;
     node.busy("accepted", move |node| {
-        serve(&entry, &Local::Unix(socket), stream);
+        serve(&entry, &socket, stream);
         node.table.remove(&own);
     });
     Ok(())

@@ -1,12 +1,12 @@
 //! The broker: holds the other ends of the sockets of one program and of those that it starts.
 //!
 //! `control` answers requests; `table` has the sockets of `AF_ENET`, `streams`, `listeners` and
-//! `datagrams` serve them; `tcp` and `rules` serve TCP; `pump` copies; `system` reads `/proc`.
-//! Every connection has two threads that block, because those drive an embedded engine themselves,
-//! which saves a wake-up.
+//! `datagrams` serve them, and `pump` copies, in two threads for each stream; `tcp` and `rules`
+//! serve TCP, in one thread for each engine; `system` and `diag` ask the kernel.
 
 mod control;
 mod datagrams;
+mod diag;
 mod listeners;
 mod pump;
 pub(crate) mod rules;
@@ -27,7 +27,9 @@ use cli::out::{Doing, Failure, Verdict};
 use esp_client::Spin;
 use preload_wire::{Broker, VARIABLE, abstract_addr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open, setsid};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit, setsid,
+};
 
 use table::Table;
 use tcp::Tcp;
@@ -50,14 +52,16 @@ const MAX_SOCKETS: usize = 8192;
 /// State of the broker, shared by its threads.
 struct Node {
     broker: Broker,
+    /// Process that `esprun` became.
+    program: u32,
     table: Table,
     tcp: Tcp,
-    /// Number of connections that are copied.
+    /// Number of threads that serve programs.
     busy: AtomicUsize,
 }
 
 impl Node {
-    /// Runs `serve` in a thread that counts as a connection.
+    /// Runs `serve` in a thread, for which the broker stays.
     fn busy(self: &Arc<Node>, name: &str, serve: impl FnOnce(&Node) + Send + 'static) {
         let node = Arc::clone(self);
         self.busy.fetch_add(1, Ordering::SeqCst);
@@ -76,12 +80,12 @@ impl Node {
 /// Serves the process `program` and those that it starts, until they have ended.
 pub(crate) fn run(program: u32, rules: Option<&Path>) -> Result<Verdict, Failure> {
     match prepare(program, rules) {
-        Ok((node, program)) => {
+        Ok((node, handle)) => {
             println!("{READY}");
             // The program's output must not wait for the end of the broker.
             let silent = io::stdout().flush().and_then(|()| silence());
             silent.doing("closing the output")?;
-            watch(&node, &program);
+            watch(&node, &handle);
             Ok(Verdict::Done)
         }
         Err(failure) => {
@@ -100,15 +104,17 @@ fn prepare(
     let broker = Broker::parse(&value).ok_or_else(|| Failure::new("started without esprun"))?;
     let pid = i32::try_from(program).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| Failure::new("invalid process id"))?;
-    let program = pidfd_open(pid, PidfdFlags::empty()).doing("finding the program")?;
+    let handle = pidfd_open(pid, PidfdFlags::empty()).doing("finding the program")?;
     // Signals of the terminal are for the program.
     setsid().doing("leaving the session")?;
+    raise_limit();
     let bind = |name: &str| UnixListener::bind_addr(&abstract_addr(name)?);
     let control = bind(&broker.control()).doing("listening")?;
     let streams = bind(&broker.streams()).doing("listening")?;
     let tcp = Tcp::new(broker.tcp, rules::load(rules)?).doing("listening on loopback")?;
     let node = Arc::new(Node {
         broker,
+        program,
         table: Table::default(),
         tcp,
         busy: AtomicUsize::new(0),
@@ -121,11 +127,18 @@ fn prepare(
     start("control", Box::new(move || control::serve(&one, &control)))?;
     let one = Arc::clone(&node);
     start("streams", Box::new(move || streams::accept(&one, &streams)))?;
-    if node.broker.tcp {
-        let one = Arc::clone(&node);
-        start("tcp", Box::new(move || tcp::accept(&one)))?;
-    }
-    Ok((node, program))
+    Ok((node, handle))
+}
+
+/// Allows as many descriptors as the system does, for each connection of the programs takes one.
+fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    // Else there are fewer.
+    let _ = setrlimit(Resource::Nofile, all);
 }
 
 /// Points standard output and error at /dev/null.
@@ -172,7 +185,8 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
             continue;
         }
         let since = *last.get_or_insert_with(Instant::now);
-        if node.busy.load(Ordering::SeqCst) == 0 || since.elapsed() > LAST_BYTES {
+        let is_busy = node.busy.load(Ordering::SeqCst) > 0 || node.tcp.is_busy();
+        if !is_busy || since.elapsed() > LAST_BYTES {
             return;
         }
     }

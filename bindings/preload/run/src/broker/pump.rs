@@ -1,7 +1,7 @@
 //! Copies between a stream of ESP and the broker's end of a program's socket.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,72 +11,6 @@ use esp_client::EspStream;
 
 /// Bytes that are copied at a time.
 const BLOCK: usize = 64 << 10;
-
-/// The broker's end of a program's socket.
-pub(super) enum Local {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Local {
-    fn another(&self) -> io::Result<Local> {
-        Ok(match self {
-            Local::Unix(socket) => Local::Unix(socket.try_clone()?),
-            Local::Tcp(socket) => Local::Tcp(socket.try_clone()?),
-        })
-    }
-
-    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Local::Unix(socket) => {
-                let mut socket: &UnixStream = socket;
-                socket.read(buffer)
-            }
-            Local::Tcp(socket) => {
-                let mut socket: &TcpStream = socket;
-                socket.read(buffer)
-            }
-        }
-    }
-
-    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.try_read(buffer) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                done => return done,
-            }
-        }
-    }
-
-    fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            Local::Unix(socket) => {
-                let mut socket: &UnixStream = socket;
-                socket.write_all(bytes)
-            }
-            Local::Tcp(socket) => {
-                let mut socket: &TcpStream = socket;
-                socket.write_all(bytes)
-            }
-        }
-    }
-
-    fn shutdown(&self, how: Shutdown) {
-        // An error: the program has closed its end.
-        let _ = match self {
-            Local::Unix(socket) => socket.shutdown(how),
-            Local::Tcp(socket) => socket.shutdown(how),
-        };
-    }
-
-    /// Makes the program's end fail. A Unix socket only ends; the program asks for the error.
-    fn reset(&self) {
-        if let Local::Tcp(socket) = self {
-            let _ = socket2::SockRef::from(socket).set_linger(Some(std::time::Duration::ZERO));
-        }
-        self.shutdown(Shutdown::Both);
-    }
-}
 
 /// How a direction ended.
 enum Ended {
@@ -88,10 +22,10 @@ enum Ended {
 
 /// Copies in both directions until both have ended. Before the program's end is closed for an error
 /// of the stream, `failed` gets the error.
-pub(super) fn pump(local: &Local, stream: EspStream, failed: impl FnOnce(&io::Error)) {
+pub(super) fn pump(local: &UnixStream, stream: EspStream, failed: impl FnOnce(&io::Error)) {
     let stream = Arc::new(stream);
-    let Ok(other) = local.another() else {
-        local.reset();
+    let Ok(other) = local.try_clone() else {
+        close(local, Shutdown::Both);
         return;
     };
     // The program's end is closed with bytes for it underway.
@@ -100,19 +34,20 @@ pub(super) fn pump(local: &Local, stream: EspStream, failed: impl FnOnce(&io::Er
     let sender = thread::Builder::new().name("to-esp".into());
     let sender = sender.spawn(move || send(&other, &sending, &broken));
     let Ok(sender) = sender else {
-        local.reset();
+        close(local, Shutdown::Both);
         return;
     };
     let received = receive(local, &stream);
     match &received {
-        Ended::Orderly => local.shutdown(Shutdown::Write),
+        Ended::Orderly => close(local, Shutdown::Write),
         Ended::Stream(error) => {
+            // The program finds the end, and asks for the error.
             failed(error);
-            local.reset();
+            close(local, Shutdown::Both);
         }
         Ended::Program => {
             is_broken.store(true, Ordering::Release);
-            local.shutdown(Shutdown::Both);
+            close(local, Shutdown::Both);
         }
     }
     let sent = sender.join();
@@ -124,10 +59,24 @@ pub(super) fn pump(local: &Local, stream: EspStream, failed: impl FnOnce(&io::Er
     }
 }
 
-fn send(local: &Local, mut stream: &EspStream, is_broken: &AtomicBool) -> Ended {
+fn close(local: &UnixStream, how: Shutdown) {
+    // An error: the program has closed its end.
+    let _ = local.shutdown(how);
+}
+
+fn read(mut local: &UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match local.read(buffer) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
+fn send(local: &UnixStream, mut stream: &EspStream, is_broken: &AtomicBool) -> Ended {
     let mut block = vec![0; BLOCK];
     loop {
-        let count = match local.read(&mut block) {
+        let count = match read(local, &mut block) {
             Ok(0) => break,
             Ok(count) => count,
             Err(_) => {
@@ -150,7 +99,7 @@ fn send(local: &Local, mut stream: &EspStream, is_broken: &AtomicBool) -> Ended 
     }
 }
 
-fn receive(local: &Local, mut stream: &EspStream) -> Ended {
+fn receive(mut local: &UnixStream, mut stream: &EspStream) -> Ended {
     let mut block = vec![0; BLOCK];
     loop {
         match stream.read(&mut block) {
@@ -167,11 +116,11 @@ fn receive(local: &Local, mut stream: &EspStream) -> Ended {
 }
 
 /// Reads and drops this many bytes of the program.
-pub(super) fn drop_bytes(local: &Local, mut count: u64) -> io::Result<()> {
+pub(super) fn drop_bytes(local: &UnixStream, mut count: u64) -> io::Result<()> {
     let mut block = vec![0; BLOCK];
     while count > 0 {
         let room = usize::try_from(count).unwrap_or(BLOCK).min(BLOCK);
-        match local.read(block.get_mut(..room).unwrap_or_default())? {
+        match read(local, block.get_mut(..room).unwrap_or_default())? {
             0 => return Err(ErrorKind::UnexpectedEof.into()),
             taken => count -= taken as u64,
         }

@@ -13,7 +13,7 @@ use preload_wire::{Broker, Enet};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
-use super::pump::{Local, drop_bytes, pump};
+use super::pump::{drop_bytes, pump};
 use super::table::{Entry, lock};
 use super::{Node, SLEEP, system};
 
@@ -97,7 +97,7 @@ pub(super) fn connect(node: &Node, name: &str, peer: Enet) -> io::Result<()> {
 /// Begins to connect a stream. The program's socket is connected to the broker, and has `filled`
 /// bytes that keep the program from writing.
 pub(super) fn begin(node: &Arc<Node>, name: &str, peer: Enet, filled: u64) -> io::Result<()> {
-    let local = Local::Unix(wait_for_socket(name)?);
+    let local = wait_for_socket(name)?;
     let entry = node.table.entry(name)?;
     entry.set(|state| state.connecting = true);
     let name = name.to_owned();
@@ -175,7 +175,7 @@ pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
             continue;
         };
         node.busy("stream", move |node| {
-            serve(&entry, &Local::Unix(socket), stream);
+            serve(&entry, &socket, stream);
             node.table.remove(&name);
         });
     }
@@ -189,7 +189,7 @@ fn is_allowed(socket: &UnixStream) -> bool {
 }
 
 /// Copies until both directions have ended.
-pub(super) fn serve(entry: &Entry, local: &Local, stream: EspStream) {
+pub(super) fn serve(entry: &Entry, local: &UnixStream, stream: EspStream) {
     pump(local, stream, |error| {
         entry.set(|state| state.errno = system::errno(error));
     });

@@ -3,10 +3,14 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io;
+use std::os::unix::net::UnixStream;
 
+use super::diag;
 use nix::errno::Errno;
 use rustix::net::netdevice::{index_to_name_inlined, name_to_index};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketType, socket};
+use rustix::process::geteuid;
 
 /// Returns the names of all Unix sockets in the abstract namespace.
 pub(super) fn names() -> HashSet<String> {
@@ -17,6 +21,9 @@ pub(super) fn names() -> HashSet<String> {
 
 /// Returns the inodes of the sockets of TCP that listen on a port.
 pub(super) fn tcp_listeners(port: u16) -> HashSet<u64> {
+    if let Ok(inodes) = diag::listeners(port) {
+        return inodes;
+    }
     let files = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
     let files = files.into_iter().flatten();
     files.flat_map(|text| listening(&text, port)).collect()
@@ -47,6 +54,17 @@ pub(super) fn any_program_with(variable: &str) -> bool {
         let mut variables = environment.split(|byte| *byte == 0);
         variables.any(|one| one == variable.as_bytes())
     })
+}
+
+/// Returns the name of a process; empty if it has ended.
+pub(super) fn name_of(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+/// Returns true if the other end is of the broker's user or of root.
+pub(super) fn is_own_or_root(socket: &UnixStream) -> bool {
+    socket_peercred(socket).is_ok_and(|other| other.uid.is_root() || other.uid == geteuid())
 }
 
 /// Returns the name of an interface.

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use esp_client::control::ConnectionStatus;
-use esp_client::{Client, EdpSocket, EspAddr, EspStream, NodeAddr};
+use esp_client::{Client, EdpSocket, EspAddr, EspStream, MacAddr, NodeAddr};
 use nix::errno::Errno;
-use preload_wire::{Enet, State};
+use preload_wire::{Enet, SocketStatus, State, Way};
 
 use super::{MAX_SOCKETS, system};
 
@@ -128,6 +128,24 @@ impl Table {
         found.map(|(_, state)| state.clone()).unwrap_or_default()
     }
 
+    /// Returns all sockets that have an address.
+    pub(super) fn status(&self) -> Vec<SocketStatus> {
+        let entries = lock(&self.entries);
+        let states = entries.values().map(|entry| entry.state());
+        let in_use = states.filter(|state| state.local.port != 0);
+        let text = |addr: Enet| format!("{}:{}", MacAddr(addr.mac), addr.port);
+        let status = in_use.map(|state| SocketStatus {
+            local: text(state.local),
+            peer: state.peer.map(text).unwrap_or_default(),
+            way: Way::Copied,
+            sent: None,
+            received: None,
+        });
+        let mut all: Vec<_> = status.collect();
+        all.sort_by(|one, other| (&one.local, &one.peer).cmp(&(&other.local, &other.peer)));
+        all
+    }
+
     /// Returns the statistics of a socket, in the order of the C structure.
     pub(super) fn statistics(&self, name: &str) -> io::Result<Vec<u32>> {
         let entry = lock(&self.entries).get(name).cloned().unwrap_or_default();
@@ -147,7 +165,7 @@ impl Table {
             return Ok(counts);
         };
         let status = Client::shared()?.status()?;
-        let addr = NodeAddr::from(esp_client::MacAddr(peer.mac)).to_string();
+        let addr = NodeAddr::from(MacAddr(peer.mac)).to_string();
         let is_it = |other: &&ConnectionStatus| {
             (other.local_port, other.peer_port) == (state.local.port, peer.port)
                 && other.peer == addr

@@ -1,0 +1,167 @@
+//! The streams that the programs of other nodes connect to a listener of a program.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use esp_client::{Client, EspListener, EspStream};
+use nix::errno::Errno;
+use socket2::{Domain, Socket, Type};
+
+use super::super::table::lock;
+use super::super::{Node, system};
+use super::conn::Conn;
+use super::copier::Copier;
+use super::{KEY, LOOK, Listening, Place, ip};
+
+/// Time after a request by which the program listens.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Serves a program's listener by ESP, too. Errors leave it to TCP. Returns when the UDP port is
+/// bound, so that a peer that finds the port of TCP open finds ESP, too.
+pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<()> {
+    let (addr, _) = place;
+    let is_wanted = node.tcp.is_on && node.tcp.rules.allow_port(addr.port());
+    if !is_wanted || addr.ip().is_loopback() {
+        return Ok(());
+    }
+    if !is_first(node, place, inode) {
+        // The thread of an earlier listener serves this one.
+        return Ok(());
+    }
+    let mut port = Port::open(node, place).ok();
+    let serving = Arc::clone(node);
+    node.busy("tcp-listener", move |_| {
+        // The port is held by a broker that has not yet found its program ended, or by another
+        // program; or there is no network yet.
+        while port.is_none() && still_listens(&serving, place) {
+            std::thread::sleep(LOOK);
+            port = Port::open(&serving, place).ok();
+        }
+        if let Some(port) = port {
+            port.serve();
+        }
+    });
+    Ok(())
+}
+
+/// Notes a program's listener. Returns false if its place is served already.
+fn is_first(node: &Node, place: Place, inode: u64) -> bool {
+    let mut listeners = lock(&node.tcp.listeners);
+    let is_first = !listeners.contains_key(&place);
+    let listening = listeners.entry(place).or_insert_with(|| Listening {
+        inodes: [inode].into(),
+        since: Instant::now(),
+    });
+    listening.inodes.insert(inode);
+    listening.since = Instant::now();
+    is_first
+}
+
+/// Returns true if the program's listener exists, not just another program's at its port; forgets
+/// it otherwise.
+fn still_listens(node: &Node, place: Place) -> bool {
+    let now = system::tcp_listeners(place.0.port());
+    let mut listeners = lock(&node.tcp.listeners);
+    let Some(listening) = listeners.get_mut(&place) else {
+        return false;
+    };
+    if listening.since.elapsed() < SOON {
+        return true;
+    }
+    listening.inodes.retain(|inode| now.contains(inode));
+    let listens = !listening.inodes.is_empty();
+    if !listens {
+        listeners.remove(&place);
+    }
+    listens
+}
+
+/// The UDP port of a listener, and its connections.
+struct Port {
+    node: Arc<Node>,
+    place: Place,
+    listener: Option<EspListener>,
+    copier: Copier,
+}
+
+impl Port {
+    /// Binds the port on the addresses that the program listens on.
+    fn open(node: &Arc<Node>, place: Place) -> io::Result<Port> {
+        let (addr, only_v6) = place;
+        let is_wanted = |own: IpAddr| match addr.ip() {
+            IpAddr::V4(any) if any.is_unspecified() => own.is_ipv4(),
+            IpAddr::V6(any) if any.is_unspecified() => own.is_ipv6() || !only_v6,
+            one => own == one,
+        };
+        let (client, poller) = Client::polled_udp_at(addr.port(), is_wanted)?;
+        let listener = EspListener::builder().key(KEY);
+        let listener = listener.bind_at(&client, addr.port())?;
+        listener.set_nonblocking(true)?;
+        Ok(Port {
+            node: Arc::clone(node),
+            place,
+            listener: Some(listener),
+            copier: Copier::new(poller)?,
+        })
+    }
+
+    /// Accepts and copies until the program does not listen and its connections have ended.
+    fn serve(mut self) {
+        let mut looked = Instant::now();
+        while self.listener.is_some() || !self.copier.is_empty() {
+            let news = self.copier.turn(LOOK);
+            let is_due = looked.elapsed() >= LOOK;
+            if news.arrivals || is_due {
+                self.accept();
+            }
+            if is_due && self.listener.is_some() {
+                looked = Instant::now();
+                if !still_listens(&self.node, self.place) {
+                    self.listener = None;
+                }
+            }
+        }
+    }
+
+    /// Accepts all streams that wait.
+    fn accept(&mut self) {
+        // An error: there is none, or no room for one more at present.
+        while let Some(Ok((stream, _))) = self.listener.as_ref().map(EspListener::accept) {
+            // The end of the stream tells the peer that the program does not listen.
+            let conn = join(&self.node, self.place.0, stream);
+            let _ = conn.and_then(|conn| self.copier.add(conn));
+        }
+    }
+}
+
+/// Connects to the program's listener from the address that it listens on, which is how the program
+/// recognizes a connection whose peer it has to ask for.
+fn join(node: &Node, addr: SocketAddr, stream: EspStream) -> io::Result<Conn> {
+    let (local, peer) = (stream.local_addr(), stream.peer_addr());
+    let ends = (
+        SocketAddr::new(ip(local.addr), addr.port()),
+        SocketAddr::new(ip(peer.addr), peer.port),
+    );
+    let to: IpAddr = match addr.ip() {
+        ip if !ip.is_unspecified() => ip,
+        // A listener on any address of IPv6 accepts IPv4, too.
+        _ if ends.0.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+        _ => Ipv6Addr::LOCALHOST.into(),
+    };
+    let domain = Domain::for_address(SocketAddr::new(to, 0));
+    let socket = Socket::new(domain, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::new(to, 0).into())?;
+    let own = socket.local_addr()?.as_socket();
+    let name = node
+        .tcp
+        .names
+        .insert(own.ok_or(Errno::EADDRNOTAVAIL)?, ends);
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SocketAddr::new(to, addr.port()).into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::EINPROGRESS as i32) => return Err(error),
+        _ => {}
+    }
+    Conn::joining(stream, TcpStream::from(socket), name)
+}

@@ -1,0 +1,251 @@
+//! TCP over ESP in UDP.
+//!
+//! A program that listens on a port of TCP is reached by ESP in UDP at the UDP port of this number.
+//! The broker connects to the program's listener over loopback for each stream that it accepts, so
+//! that the listener is ready when the kernel says so, and other programs still see its port. Once
+//! that is done it sends one byte, [`ACCEPTED`]. A program that connects is sent to a listener of
+//! the broker on loopback once the byte has come; without it the connection is one of TCP.
+//!
+//! `connecting` has the streams that this node's programs connect, `listening` those of a
+//! listener's port: each is an engine in a thread of its own, with its connections (`copier`,
+//! `conn`). `names` has the true addresses of all connections.
+
+mod conn;
+mod connecting;
+mod copier;
+mod listening;
+mod names;
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use esp_client::{NodeAddr, udp_interfaces};
+use nix::errno::Errno;
+use preload_wire::{Answer, SocketStatus};
+
+use super::Node;
+use super::rules::Rules;
+use super::table::lock;
+
+use connecting::{Connected, Connecting};
+pub(super) use listening::listen;
+use names::{Name, Names};
+
+/// Maximum wait for the peer's node.
+const ASK: Duration = Duration::from_millis(300);
+/// Period of looks whether the peer's node has refused.
+const STEP: Duration = Duration::from_millis(2);
+/// Time for which an address that has no ESP is not asked again.
+const REMEMBER: Duration = Duration::from_secs(10);
+/// Most addresses that are remembered.
+const MAX_REMEMBERED: usize = 4096;
+/// Maximum wait for the program's half of a connection.
+const OTHER_HALF: Duration = Duration::from_secs(10);
+/// First byte of a stream: the program's listener has accepted the connection.
+const ACCEPTED: u8 = 1;
+/// Period of looks whether the program listens.
+const LOOK: Duration = Duration::from_millis(500);
+/// Key of all streams of TCP, so that other listeners refuse them.
+const KEY: &[u8] = b"esprun-tcp";
+
+/// True local and peer address of a connection.
+type Ends = (SocketAddr, SocketAddr);
+/// Result of an attempt to connect, or why the connection stays TCP.
+type Outcome = Result<Connected, &'static str>;
+
+/// A connected stream whose program has claimed it.
+struct Claim {
+    ticket: u64,
+    name: Name,
+    since: Instant,
+}
+
+/// A listener of a program: its address, and whether it is one of IPv6 alone.
+pub(super) type Place = (SocketAddr, bool);
+
+/// What is known of a listener.
+struct Listening {
+    /// Inodes of the programs' sockets.
+    inodes: HashSet<u64>,
+    /// Time of the last request; the program listens right after it.
+    since: Instant,
+}
+
+/// State of TCP over ESP.
+pub(super) struct Tcp {
+    is_on: bool,
+    rules: Rules,
+    /// Listeners to which the programs connect: of IPv4 and of IPv6.
+    via: [Option<TcpListener>; 2],
+    connecting: Mutex<Option<Connecting>>,
+    /// Streams that are connected and not yet claimed.
+    tickets: Mutex<HashMap<u64, (Ends, Instant)>>,
+    /// By the local address of the program's socket.
+    claimed: Mutex<HashMap<SocketAddr, Claim>>,
+    names: Names,
+    /// Addresses without ESP.
+    without: Mutex<HashMap<SocketAddr, Instant>>,
+    listeners: Mutex<HashMap<Place, Listening>>,
+}
+
+impl Tcp {
+    pub(super) fn new(is_on: bool, rules: Rules) -> io::Result<Tcp> {
+        let bind = |ip: IpAddr| TcpListener::bind((ip, 0));
+        let mut via = [None, None];
+        if is_on {
+            via = [
+                Some(bind(Ipv4Addr::LOCALHOST.into())?),
+                // Without IPv6, its connections stay TCP.
+                bind(Ipv6Addr::LOCALHOST.into()).ok(),
+            ];
+        }
+        Ok(Tcp {
+            is_on,
+            rules,
+            via,
+            connecting: Mutex::default(),
+            tickets: Mutex::default(),
+            claimed: Mutex::default(),
+            names: Names::default(),
+            without: Mutex::default(),
+            listeners: Mutex::default(),
+        })
+    }
+
+    /// Returns true while a program listens.
+    pub(super) fn is_listening(&self) -> bool {
+        !lock(&self.listeners).is_empty()
+    }
+
+    /// Returns true while there are connections.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.names.is_empty()
+    }
+
+    /// Drops what was not taken in time.
+    pub(super) fn sweep(&self) {
+        lock(&self.tickets).retain(|_, (_, since)| since.elapsed() < OTHER_HALF);
+        lock(&self.claimed).retain(|_, claim| claim.since.elapsed() < OTHER_HALF);
+        lock(&self.without).retain(|_, since| since.elapsed() < REMEMBER);
+    }
+
+    /// Notes the local address of the socket by which a program takes a stream.
+    pub(super) fn claim(&self, ticket: u64, local: SocketAddr) -> io::Result<()> {
+        let waiting = lock(&self.tickets).remove(&ticket);
+        let (ends, since) = waiting.ok_or(Errno::ETIMEDOUT)?;
+        let claim = Claim {
+            ticket,
+            name: self.names.insert(local, ends),
+            since,
+        };
+        lock(&self.claimed).insert(local, claim);
+        Ok(())
+    }
+
+    /// Returns the true addresses of a connection.
+    pub(super) fn names(&self, local: SocketAddr, peer: SocketAddr) -> Answer {
+        self.names.find(local, peer)
+    }
+
+    /// Returns the connections, and the last ones that stayed TCP.
+    pub(super) fn status(&self) -> Vec<SocketStatus> {
+        self.names.status()
+    }
+
+    fn remember_without(&self, peer: SocketAddr) {
+        let mut without = lock(&self.without);
+        if without.len() < MAX_REMEMBERED {
+            without.insert(peer, Instant::now());
+        }
+    }
+
+    fn via(&self, peer: SocketAddr) -> Option<SocketAddr> {
+        let [v4, v6] = &self.via;
+        let via = if peer.is_ipv4() { v4 } else { v6 };
+        via.as_ref()?.local_addr().ok()
+    }
+}
+
+/// Connects to the program of the peer's node, if it has ESP.
+pub(super) fn connect(node: &Arc<Node>, peer: SocketAddr) -> Answer {
+    match ask(node, peer) {
+        Ok(via) => via,
+        Err(why) => {
+            node.tcp.names.stayed(peer, why);
+            Answer::Tcp
+        }
+    }
+}
+
+/// Connects to the peer's program, or returns why the connection stays TCP.
+fn ask(node: &Arc<Node>, peer: SocketAddr) -> Result<Answer, &'static str> {
+    let tcp = &node.tcp;
+    let via = tcp
+        .via(peer)
+        .ok_or("not under esprun --tcp, or without loopback")?;
+    if !tcp.rules.allow(peer) {
+        return Err("excluded by the rules");
+    }
+    let asked = lock(&tcp.without).get(&peer).copied();
+    if asked.is_some_and(|since| since.elapsed() < REMEMBER) {
+        return Err("no ESP there some seconds ago");
+    }
+    if udp_interfaces().is_empty() {
+        return Err("no interface has an address");
+    }
+    let result = connecting::begin(node, peer).map_err(|_| "cannot open a UDP socket")?;
+    let Connected { ticket, ends } =
+        wait(&result, peer).inspect_err(|_| tcp.remember_without(peer))?;
+    lock(&tcp.tickets).insert(ticket, (ends, Instant::now()));
+    Ok(Answer::Via { ticket, via })
+}
+
+/// Waits for a connection. A closed UDP port of the peer ends it at once, silence after [`ASK`].
+fn wait(result: &Receiver<Outcome>, peer: SocketAddr) -> Outcome {
+    // The kernel reports a closed port to a socket that is connected to it.
+    let probe = || {
+        let any: IpAddr = match peer {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let probe = UdpSocket::bind((any, 0))?;
+        probe.connect(peer)?;
+        probe.set_nonblocking(true)?;
+        probe.send(&[])?;
+        Ok(probe)
+    };
+    let probe = probe().map_err(|_: io::Error| "its node is unreachable")?;
+    let deadline = Instant::now() + 2 * ASK;
+    while Instant::now() < deadline {
+        match result.recv_timeout(STEP) {
+            Ok(outcome) => return outcome,
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Err(error) = probe.recv(&mut [0; 1])
+            && error.kind() == io::ErrorKind::ConnectionRefused
+        {
+            return Err("its UDP port is closed");
+        }
+    }
+    Err("no answer by ESP")
+}
+
+/// Returns the IP address of a node.
+fn ip(addr: NodeAddr) -> IpAddr {
+    match addr {
+        NodeAddr::Udp(addr) => addr.ip(),
+        NodeAddr::Mac(_) => Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// Returns a number that no ticket had before.
+fn next_ticket() -> u64 {
+    static TICKET: AtomicU64 = AtomicU64::new(1);
+    TICKET.fetch_add(1, Ordering::Relaxed)
+}
