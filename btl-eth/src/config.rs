@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use btl::{MAX_HEADER, Rank};
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, EdpSocket, EspError, NodeAddr, Path};
+use esp_client::{Client, EdpSocket, EspError, NodeAddr, PacketKey, Path};
 
 use crate::channel::RESERVE;
 use crate::record::HEAD;
@@ -33,6 +33,9 @@ pub struct EthConfig {
     pub identity: Option<u64>,
     /// Carrier of the packets. Default: raw Ethernet.
     pub carrier: Carrier,
+    /// Key with which packets over UDP are encrypted; peers need the same one. Default: that of the
+    /// file named by `ESP_KEY_FILE`, else none.
+    pub packet_key: Option<PacketKey>,
     /// Socket of the node's daemon, for raw Ethernet. Default: `ESP_SOCKET`, else the daemon's
     /// default.
     pub socket: PathBuf,
@@ -60,6 +63,7 @@ impl EthConfig {
             job: job.into(),
             identity: None,
             carrier: Carrier::Raw,
+            packet_key: None,
             socket: esp_client::socket_path(),
             include: Vec::new(),
             exclude: Vec::new(),

@@ -112,7 +112,9 @@ impl EthBtl {
         config.check()?;
         let (client, poller) = match config.carrier {
             Carrier::Raw => Client::polled_by(&config.socket, config.path)?,
-            Carrier::Udp => Client::polled_udp(|name| config.wants(name))?,
+            Carrier::Udp => {
+                Client::polled_udp(|name| config.wants(name), config.packet_key.clone())?
+            }
         };
         let interfaces = config.choose(&client)?;
         let max_send = config.granted_send(&client, &interfaces[0])?;

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use esp_engine::{UdpAddresses, UdpLink};
 use esp_proto::NodeAddr;
+use esp_proto::secure::{Key, SecureCounters};
 
 use crate::control::{ErrorKind, InterfaceInfo, Reply, Request, Status};
 use crate::error::EspError;
+use crate::key;
 use crate::lease::Leases;
 use crate::path::Path;
 use crate::session::{Session, Welcome};
@@ -148,15 +150,23 @@ impl Client {
     /// call binds a free UDP port on each of the node's interfaces that is up; see
     /// [`Client::interfaces`] for the addresses. The client stays open until the process exits.
     ///
+    /// If the environment variable [`KEY_VARIABLE`](crate::KEY_VARIABLE) names a file with a key, all
+    /// packets are encrypted with it, and peers without it are not reached.
+    ///
     /// # Errors
-    /// The node has no interface with an IP address that is up, or a system call failed.
+    /// The node has no interface with an IP address that is up, the key file is not usable, or a
+    /// system call failed.
     pub fn udp() -> Result<Client, EspError> {
         let mut registry = registry();
         let open = registry.as_mut().and_then(|registry| registry.udp.clone());
         if let Some(client) = open.filter(|client| client.check().is_ok()) {
             return Ok(client);
         }
+<<<<<<< HEAD
         let client = Self::open_udp(UdpAddresses::EachVersion, |_, _| true, 0, false)?;
+=======
+        let client = Self::open_udp(UdpAddresses::EachVersion, |_| true, 0, (None, false))?;
+>>>>>>> sec
         registry.get_or_insert_default().udp = Some(client.clone());
         Ok(client)
     }
@@ -167,17 +177,30 @@ impl Client {
     /// # Errors
     /// As for [`Client::udp`]; the port is in use.
     pub fn udp_at(port: u16) -> Result<Client, EspError> {
+<<<<<<< HEAD
         Self::open_udp(UdpAddresses::EachVersion, |_, _| true, port, false)
     }
 
     /// Opens a client as [`Client::udp`] does, over those of these addresses that `wants` selects
     /// by interface and address, with a notice if it is to be polled.
+=======
+        Self::open_udp(UdpAddresses::EachVersion, |_| true, port, (None, false))
+    }
+
+    /// Opens a client as [`Client::udp`] does, over these addresses of the interfaces that `wants`
+    /// selects by name, with this key instead of that of the environment, and with a notice if it
+    /// is to be polled.
+>>>>>>> sec
     pub(crate) fn open_udp(
         which: UdpAddresses,
         wants: impl Fn(&str, IpAddr) -> bool,
         port: u16,
-        polled: bool,
+        (key, polled): (Option<Key>, bool),
     ) -> Result<Client, EspError> {
+        let key = match key {
+            Some(key) => Some(key),
+            None => key::from_environment()?,
+        };
         let links = UdpLink::bind_all(which, wants, port)
             .map_err(EspError::resource("open a UDP socket"))?;
         if links.is_empty() {
@@ -189,7 +212,7 @@ impl Client {
         let interface = |link: &UdpLink| InterfaceInfo {
             name: link.name().to_owned(),
             addr: link.addr(),
-            mtu: link.mtu(),
+            mtu: link.mtu(key.is_some()),
             up: true,
         };
         let welcome = Welcome {
@@ -202,9 +225,19 @@ impl Client {
         let leases = client.leases()?;
         for link in links {
             let interface = interface(&link);
-            leases.add_udp(link, interface)?;
+            leases.add_udp(link, interface, key.clone().map(key::protection))?;
         }
         Ok(client)
+    }
+
+    /// Returns the counters of the packets' protection by a key, for each interface of a client
+    /// that needs no daemon; none without a key.
+    ///
+    /// # Errors
+    /// [`EspError::Forked`].
+    pub fn key_counters(&self) -> Result<Vec<SecureCounters>, EspError> {
+        let leases = lock(&self.owner.leases).clone();
+        leases.map_or(Ok(Vec::new()), |leases| leases.secure_counters())
     }
 
     /// Returns the first handle of a session.

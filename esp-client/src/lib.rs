@@ -32,7 +32,7 @@
 //! | file | content |
 //! |---|---|
 //! | `control/` | messages of the control protocol, and their framing (`codec`) |
-//! | `error`, `path` | errors, the setting "lease or daemon" |
+//! | `error`, `path`, `key` | errors, the setting "lease or daemon", keys of programs without a daemon |
 //! | `sync`, `options` | locks and wakers, builder options |
 //! | `session/` | the control connection: handshake, requests and replies, its thread |
 //! | `lease/` | leased ports: the embedded engine, the registry of connections, the progress thread |
@@ -58,6 +58,7 @@ mod client;
 pub mod control;
 mod edp;
 mod error;
+mod key;
 mod lease;
 mod listener;
 mod options;
@@ -77,7 +78,9 @@ pub use edp::{
 pub use error::{EspError, PeerName};
 pub use esp_engine::shm::{Spin, Wake as Interest};
 pub use esp_proto::EdpKind;
+pub use esp_proto::secure::{Key as PacketKey, SecureCounters};
 pub use esp_proto::{MacAddr, NodeAddr};
+pub use key::KEY_VARIABLE;
 pub use listener::{DEFAULT_BACKLOG, EspListener, ListenerBuilder};
 pub use options::{DEFAULT_RING, MAX_KEY};
 pub use path::{PATH_VARIABLE, Path};

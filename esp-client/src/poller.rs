@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use esp_engine::UdpAddresses;
 use esp_engine::shm::Events;
+use esp_proto::secure::Key;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -114,10 +115,20 @@ impl Client {
     }
 
     /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, over
+<<<<<<< HEAD
     /// one address of each interface that `wants` selects by name, and its poller.
     pub fn polled_udp(wants: impl Fn(&str) -> bool) -> Result<(Client, Poller), EspError> {
         let wants = |name: &str, _| wants(name);
         let client = Client::open_udp(UdpAddresses::First, wants, 0, true)?;
+=======
+    /// one address of each interface that `wants` selects by name, and its poller. With a key, that
+    /// of the environment is not used.
+    pub fn polled_udp(
+        wants: impl Fn(&str) -> bool,
+        key: Option<Key>,
+    ) -> Result<(Client, Poller), EspError> {
+        let client = Client::open_udp(UdpAddresses::First, wants, 0, (key, true))?;
+>>>>>>> sec
         let poller = Poller::new(&client, None, Path::Lease)?;
         Ok((client, poller))
     }

@@ -45,6 +45,8 @@ mod engine;
 #[cfg(not(loom))]
 mod handle;
 #[cfg(not(loom))]
+mod key_file;
+#[cfg(not(loom))]
 mod udp;
 
 #[cfg(not(loom))]
@@ -58,6 +60,7 @@ pub use {
     crypto::{Aead, AeadKey, hardware_suite},
     engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, frame_mtu, random},
     handle::{EngineGone, EngineHandle},
+    key_file::{KeyFileError, read_key},
     netif::RingShape,
     udp::{UdpAddresses, UdpLink},
 };

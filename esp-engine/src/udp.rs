@@ -75,9 +75,9 @@ impl UdpLink {
         NodeAddr::Udp(self.socket.local_addr())
     }
 
-    /// Returns the MTU of frames (W-121), in bytes.
-    pub fn mtu(&self) -> u32 {
-        self.addr().frame_mtu(self.interface.mtu)
+    /// Returns the MTU of frames (W-121, W-141), in bytes.
+    pub fn mtu(&self, protected: bool) -> u32 {
+        crate::frame_mtu(self.addr(), self.interface.mtu, protected)
     }
 }
 

@@ -34,7 +34,12 @@ fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
     peer.set_read_timeout(Some(Duration::from_secs(5)))?;
 
     let (mut engine, handle) = Engine::embedded(IdleConfig::default(), Box::new(drop))?;
-    let link = engine.add_udp(links.pop().ok_or("no link")?, EndpointConfig::default(), 1)?;
+    let link = engine.add_udp(
+        links.pop().ok_or("no link")?,
+        EndpointConfig::default(),
+        1,
+        None,
+    )?;
     assert_eq!(link, LinkId(0));
     let (page, _fd) = ClientPage::create()?;
     let (notify, _other) = std::os::unix::net::UnixStream::pair()?;

@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Mutex;
 
 use boot::{BootError, Bootstrap, MAX_VALUE};
+use esp_client::PacketKey;
 use p2p::{P2p, REACH_BYTES, Rank, Setup};
 
 use crate::error::printable;
@@ -12,14 +13,15 @@ use crate::report::{self, Report};
 use crate::transports::{self, Made, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
 
-// Keys of the bootstrap: the secret chosen by rank 0, addresses of transports, reachable peers, and
+// Keys of the bootstrap: the secrets chosen by rank 0, addresses of transports, reachable peers, and
 // the reason why a process cannot start (empty if it starts).
-const KEY: &str = "key";
+const SECRET: &str = "secret";
 const ADDRESSES: &str = "addresses";
 const REACH: &str = "reach";
 const VERDICT: &str = "verdict";
-/// Length of the key, in bytes.
-const KEY_LENGTH: usize = 16;
+/// Lengths of the job's secret name and of its key, in bytes.
+const NAME_LENGTH: usize = 16;
+const KEY_LENGTH: usize = 32;
 
 /// Joins the job for which this process was started, as described by the environment.
 ///
@@ -86,11 +88,13 @@ fn start(
     node: &str,
 ) -> Result<(P2p, Report), StartFailure> {
     let (rank, size) = (boot.rank(), boot.size());
-    let key = agree_on_key(boot)?;
+    let secret = agree_on_secret(boot, options.encrypt)?;
+    let encrypted = secret.packet_key.is_some();
     let place = TransportSetup {
         rank,
         size,
-        key: &key,
+        key: &secret.name,
+        packet_key: secret.packet_key,
         options: &options,
     };
     let Made {
@@ -169,6 +173,7 @@ fn start(
         launcher: boot.launcher(),
         nodes: (0..size).map(name).collect(),
         without,
+        encrypted,
         thresholds_from: options.thresholds_from,
         paths: p2p.paths(),
     };
@@ -178,19 +183,39 @@ fn start(
     Ok((p2p, report))
 }
 
-/// Agrees on a random key that only the processes of this job know. (The launcher's name of the job
-/// may be reused or guessed.)
-fn agree_on_key(boot: &mut Bootstrap) -> Result<String, StartFailure> {
+/// Random numbers that only the processes of this job know. (The launcher's name of the job may be
+/// reused or guessed.)
+struct Secret {
+    name: String,
+    /// Key of packets over UDP, if they are encrypted. It is never sent, unlike the name.
+    packet_key: Option<PacketKey>,
+}
+
+fn agree_on_secret(boot: &mut Bootstrap, encrypt: Option<bool>) -> Result<Secret, StartFailure> {
     let wrong = |what: String| BootError::Protocol(format!("job: {what}"));
     if boot.rank() == 0 {
-        let mut key = [0; KEY_LENGTH];
-        getrandom::fill(&mut key).map_err(|e| wrong(format!("no random numbers: {e}")))?;
-        boot.put(KEY, &key)?;
+        let mut all = [0; NAME_LENGTH + KEY_LENGTH];
+        getrandom::fill(&mut all).map_err(|e| wrong(format!("no random numbers: {e}")))?;
+        let with_key = boot.size() > 1 && encrypt.unwrap_or_else(transports::daemon_has_key);
+        let len = if with_key { all.len() } else { NAME_LENGTH };
+        boot.put(SECRET, all.get(..len).unwrap_or(&all))?;
     }
     boot.fence()?;
-    let key = boot.get(0, KEY)?.filter(|key| key.len() == KEY_LENGTH);
-    let key = key.ok_or_else(|| wrong("rank 0 did not publish the key of the job".into()))?;
-    Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
+    let secret = boot.get(0, SECRET)?.unwrap_or_default();
+    let parts = secret.split_first_chunk::<NAME_LENGTH>();
+    let (name, key) =
+        parts.ok_or_else(|| wrong("rank 0 did not publish the secret of the job".into()))?;
+    let packet_key = match key {
+        [] => None,
+        key => {
+            let bytes = key.try_into();
+            Some(bytes.map_err(|_| wrong(format!("a key of {} bytes", key.len())))?)
+        }
+    };
+    Ok(Secret {
+        name: name.iter().map(|byte| format!("{byte:02x}")).collect(),
+        packet_key: packet_key.map(PacketKey::new),
+    })
 }
 
 /// Exchanges the transports by which each process reaches each other one: publishes `mine`,

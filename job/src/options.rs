@@ -60,6 +60,10 @@ pub struct Options {
     /// Maximum number of interfaces used at once, each as a rail to each peer, 1 to 4. Default 4.
     /// The last rail has all remaining interfaces, and uses the best of them for each node.
     pub rails: usize,
+    /// Encrypt packets over UDP, with a key that rank 0 chooses and the launcher passes on. `None`:
+    /// if the daemon of rank 0's node has a key. `Some(true)` also excludes transports whose packets
+    /// are not encrypted by this key: all but memory and UDP.
+    pub encrypt: Option<bool>,
     /// RDMA ports to use, such as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
     /// Blocks and thresholds of RDMA.
@@ -82,6 +86,7 @@ impl Default for Options {
             interfaces: Vec::new(),
             not_interfaces: Vec::new(),
             rails: MAX_RAILS,
+            encrypt: None,
             rdma_ports: Vec::new(),
             rdma: Rdma::default(),
             verbose: false,
@@ -138,6 +143,7 @@ impl Options {
             let rails = number.parse().ok().filter(|n| (1..=MAX_RAILS).contains(n));
             options.rails = rails.ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
+        options.encrypt = switch("ESP_ENCRYPT")?;
         if let Some(list) = text("ESP_RDMA_PORTS") {
             options.rdma_ports = list.split(',').map(|word| word.trim().to_owned()).collect();
             let plain =
@@ -226,6 +232,11 @@ mod tests {
                 "{text}"
             );
         }
+        let encrypt = |value| options(&[("ESP_ENCRYPT", value)]).map(|o| o.encrypt);
+        assert_eq!(encrypt("1"), Ok(Some(true)));
+        assert_eq!(encrypt("0"), Ok(Some(false)));
+        assert_eq!(encrypt(""), Ok(None));
+        assert!(encrypt("aes").unwrap_err().contains("ESP_ENCRYPT=aes"));
         assert!(options(&[("ESP_BTL_VERBOSE", "1")]).unwrap().verbose);
         assert!(!options(&[("ESP_BTL_VERBOSE", "0")]).unwrap().verbose);
         assert!(options(&[("ESP_BTL_VERBOSE", "yes")]).is_err());

@@ -18,6 +18,8 @@ pub struct Report {
     pub nodes: Vec<String>,
     /// Transports that could not be created, and why.
     pub without: Vec<(&'static str, String)>,
+    /// Packets over UDP are encrypted by a key of the job.
+    pub encrypted: bool,
     /// Origin of the thresholds of shared memory.
     pub thresholds_from: String,
     /// Paths by peer and transport: used or not, and why.
@@ -52,6 +54,12 @@ impl fmt::Display for Report {
             // The job has started, so this is information, not an error.
             let without = "all peers are reached without it";
             writeln!(f, "{start}: no transport {name}, {without}: {why}")?;
+        }
+        if self.encrypted {
+            writeln!(
+                f,
+                "{start}: packets over UDP are encrypted by a key of the job"
+            )?;
         }
         for path in &self.paths {
             writeln!(f, "{start}: {} has {path}", self.node_of(path.peer))?;

@@ -2,6 +2,8 @@
 
 use btl::Btl;
 use btl_eth::{Carrier, EthBtl, EthConfig};
+use esp_client::control::CounterStatus;
+use esp_client::{Client, PacketKey};
 use ib_btl::{IbBtl, IbConfig};
 use shm_btl::{ShmBtl, ShmConfig};
 
@@ -15,6 +17,8 @@ pub(crate) struct TransportSetup<'a> {
     pub(crate) size: u32,
     /// Name that only the processes of this job know.
     pub(crate) key: &'a str,
+    /// Key of packets over UDP.
+    pub(crate) packet_key: Option<PacketKey>,
     pub(crate) options: &'a Options,
 }
 
@@ -35,6 +39,9 @@ pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
     }
     for &transport in &setup.options.transports {
         let result = match transport {
+            Transport::Ib | Transport::Eth if setup.options.encrypt == Some(true) => {
+                Err("ESP_ENCRYPT=1 is set, and its packets are not encrypted".into())
+            }
             Transport::Shm => shm(setup).map(|one| vec![one]),
             Transport::Ib => ib(setup),
             Transport::Eth => eth(setup, Carrier::Raw, &mut made.by_daemon),
@@ -46,6 +53,13 @@ pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
         }
     }
     made
+}
+
+/// Returns true if this node's daemon protects its packets by a key.
+pub(crate) fn daemon_has_key() -> bool {
+    let status = Client::connect(esp_client::socket_path()).and_then(|client| client.status());
+    let is_of_key = |counters: &[CounterStatus]| counters.iter().any(|c| c.name == "auth_sealed");
+    status.is_ok_and(|status| is_of_key(&status.counters))
 }
 
 fn shm(setup: &TransportSetup<'_>) -> Result<Box<dyn Btl>, String> {
@@ -133,6 +147,7 @@ fn eth(
 ) -> Result<Vec<Box<dyn Btl>>, String> {
     let mut config = EthConfig::new(setup.rank, setup.size, setup.key.as_bytes());
     config.carrier = carrier;
+    config.packet_key.clone_from(&setup.packet_key);
     config.include.clone_from(&setup.options.interfaces);
     config.exclude.clone_from(&setup.options.not_interfaces);
     let names = config.interfaces().map_err(|e| e.to_string())?;
@@ -174,6 +189,7 @@ mod tests {
                 rank: 0,
                 size,
                 key: "key",
+                packet_key: None,
                 options: &options,
             })
         };

@@ -278,6 +278,18 @@ impl Tap {
         }
     }
 
+    /// Returns the bytes of all frames received so far, of all types.
+    ///
+    /// # Panics
+    /// When the socket fails.
+    pub fn all(&mut self) -> Vec<Vec<u8>> {
+        while self.socket.recv_batch(&mut self.batch).expect("receive") > 0 {
+            let frames = self.batch.frames().map(|frame| frame.bytes.to_vec());
+            self.heard.extend(frames);
+        }
+        self.heard.drain(..).collect()
+    }
+
     /// Returns the next frame for which `wanted` is true.
     ///
     /// # Panics

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use esp_engine::shm::Spin;
 use esp_engine::{LINGER, LeasedLink, LeasedSocket, LinkId, RingShape, UdpLink};
+use esp_proto::secure::{SecureConfig, SecureCounters};
 use esp_proto::{EndpointConfig, FIRST_USER_PORT};
 
 use super::engine::EmbeddedEngine;
@@ -110,15 +111,22 @@ impl Leases {
         &self,
         socket: UdpLink,
         interface: InterfaceInfo,
+        secure: Option<SecureConfig>,
     ) -> Result<(), EspError> {
         let incarnation = self.session.welcome.incarnation;
+        let endpoint = EndpointConfig::default();
         let link = self
             .engine
-            .with_engine(|engine| engine.add_udp(socket, EndpointConfig::default(), incarnation))?
+            .with_engine(|engine| engine.add_udp(socket, endpoint, incarnation, secure))?
             .map_err(EspError::resource("use a UDP socket"))?;
         let (kind, ports) = ((0, LeaseKind::Range), FIRST_USER_PORT..=u16::MAX);
         lock(&self.table).push(LeasedPorts::new(kind, link, interface, ports, None));
         Ok(())
+    }
+
+    /// Returns the counters of each protected link.
+    pub(crate) fn secure_counters(&self) -> Result<Vec<SecureCounters>, EspError> {
+        self.engine.with_engine(|engine| engine.secure_counters())
     }
 
     /// Requests a lease and adds its sockets to the engine.

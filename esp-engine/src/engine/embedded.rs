@@ -7,6 +7,7 @@
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use esp_proto::secure::{SecureConfig, SecureCounters};
 use esp_proto::{EndpointConfig, Instant, MacAddr, NodeAddr, Port};
 use netif::{PacketSocket, RecvRing, RingShape};
 
@@ -14,6 +15,7 @@ use super::carrier::{Carrier, Sockets, Source};
 use super::clients::Object;
 use super::link::Link;
 use super::posted::{Posted, posted_of};
+use super::protect::OVERHEAD;
 use super::streams::joined_mut;
 use super::{EMBEDDED_SIDE_INTERVAL, Engine, RX_BATCH};
 use crate::command::{ConnHandle, LinkId, Slot};
@@ -108,22 +110,36 @@ impl Engine {
         self.add_link(link)
     }
 
-    /// Adds a link over a UDP socket of this program.
+    /// Adds a link over a UDP socket of this program, whose packets are protected if `secure` is
+    /// given.
     ///
     /// # Errors
     /// A system call failed, or there are 65536 links.
     pub fn add_udp(
         &mut self,
         link: UdpLink,
-        endpoint: EndpointConfig,
+        mut endpoint: EndpointConfig,
         incarnation: u64,
+        secure: Option<SecureConfig>,
     ) -> Result<LinkId, EngineError> {
+        if secure.is_some() {
+            endpoint.overhead = OVERHEAD;
+        }
         let addr = link.addr();
         let UdpLink { interface, socket } = link;
         let carrier = Carrier::udp(socket, Vec::new());
         let mut link = Link::new((interface, addr), (endpoint, incarnation), carrier)?;
         link.standby = true;
+        if let Some(secure) = secure {
+            link.protect(secure)?;
+        }
         self.add_link(link)
+    }
+
+    /// Returns the counters of each protected link.
+    pub fn secure_counters(&self) -> Vec<SecureCounters> {
+        let layers = self.links.iter().filter_map(|link| link.secure.as_ref());
+        layers.map(|layer| *layer.counters()).collect()
     }
 
     /// Removes a leased link. Returns false, without effect, while it has connections, or while

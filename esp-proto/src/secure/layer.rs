@@ -239,9 +239,11 @@ impl<C: Crypto> Layer<C> {
         body: &'a [u8],
     ) -> Opened<'a> {
         let form = packet::parse(body);
-        // The frame's destination is not in the packet, but in its key.
+        // The frame's destination is not in the packet, but in its key. A packet from the own
+        // address was reflected: a session with oneself would have one key for both directions.
         let misdirected = match form {
             Form::Plain | Form::Malformed => false,
+            _ if src == self.own => true,
             Form::Group { .. } => !dst.is_group(),
             Form::SetUp(..) | Form::Data { .. } => dst != self.own,
         };

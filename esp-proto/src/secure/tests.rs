@@ -386,6 +386,16 @@ fn waiting_packets_are_bounded() {
 }
 
 #[test]
+fn a_node_has_no_session_with_itself() {
+    let (mut a, _) = pair(Suite::ENCRYPT);
+    a.send(at(0), NodeAddr::BROADCAST, b"who is there");
+    let broadcast = a.sent.pop().unwrap().1;
+    assert_eq!(a.receive(at(1), A, &broadcast), None);
+    assert_eq!((a.sent.len(), a.layer.peers.len()), (0, 0));
+    assert_eq!(counted(&a, "auth_drop_malformed"), 1);
+}
+
+#[test]
 fn strangers_leave_no_state() {
     let (mut a, mut b) = pair(Suite::ENCRYPT);
     a.send(at(0), B, b"data");

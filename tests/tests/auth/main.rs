@@ -3,6 +3,7 @@
 mod attacks;
 mod keys;
 mod nodes;
+mod programs;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
