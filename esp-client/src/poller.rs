@@ -206,8 +206,10 @@ impl Poller {
     }
 
     /// Promises that one thread either calls [`Poller::poll`] or sleeps on [`Poller::fd`], for as
-    /// long as there are streams and listeners, and does nothing else for long. The embedded engine
-    /// then has no other thread, which would wake up beside this one where events are rare.
+    /// long as there are streams and listeners, does nothing else for long, and is the only one
+    /// that uses them; it polls after it has written, before it sleeps. The embedded engine
+    /// then has no other thread, which would wake up beside this one where events are rare, and
+    /// what is written is sent by the next poll, several streams' bytes in one system call.
     pub fn drive(&self) {
         if let Some(lease) = &self.lease {
             lease.leases.engine.drive();

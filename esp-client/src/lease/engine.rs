@@ -229,8 +229,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Rings a slot's doorbell and sends what was written, as far as the windows allow. The
-    /// progress thread sends the rest if the program does not poll.
+    /// Rings a slot's doorbell and, unless a poller drives the engine, sends what was written, as
+    /// far as the windows allow. The progress thread sends the rest if the program does not poll.
     #[inline]
     pub(crate) fn ring(&self, slot: u16) {
         if self.is_forked() {
@@ -238,6 +238,13 @@ impl EmbeddedEngine {
         }
         let asleep = self.doorbell.ring(slot);
         fence(Ordering::SeqCst);
+        if self.progress.is_retired() {
+            // The poller's next poll sends what was written, with what other streams have.
+            if asleep {
+                self.interrupt();
+            }
+            return;
+        }
         let mut unsent = false;
         let had = self.poll_with(|engine| {
             let work = engine.poll_doorbells();

@@ -75,6 +75,12 @@ impl ProgressSleep {
         self.wake();
     }
 
+    /// Returns true after [`ProgressSleep::retire`].
+    #[inline]
+    pub(super) fn is_retired(&self) -> bool {
+        self.driven.load(Ordering::Relaxed)
+    }
+
     /// Ends the sleep of a thread that stands in: the program polls again. The caller has made a
     /// full fence since its poll.
     #[inline]
@@ -117,7 +123,7 @@ impl EmbeddedEngine {
     /// Takes one step of the progress thread: checks while the program polls, else polls the engine
     /// and sleeps until there is work for it. `attentive`: checks every [`AWAY`].
     fn progress(&self, state: &mut Progress, attentive: bool) {
-        if self.is_forked() || self.progress.driven.load(Ordering::Relaxed) {
+        if self.is_forked() || self.progress.is_retired() {
             return std::thread::sleep(HOUSEKEEPING);
         }
         let left = self.until_away(state);

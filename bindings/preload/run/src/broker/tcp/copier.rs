@@ -94,17 +94,11 @@ impl Copier {
     /// Copies what is there, then waits for more, at most for `wait`.
     pub(super) fn turn(&mut self, wait: Duration) -> News {
         let mut news = News::default();
-        let Copier {
-            poller,
-            slots,
-            queue,
-            ..
-        } = self;
-        news.arrivals = poller.poll(|slot| match slots.get(&slot) {
-            Some(token) => queue.push(*token),
-            None => news.slots.push(slot),
-        });
-        self.serve();
+        self.poll(&mut news);
+        if self.serve() {
+            // Sends what all of them have written.
+            self.poll(&mut news);
+        }
         let is_idle = self.queue.is_empty() && !news.arrivals && news.slots.is_empty();
         let wait = match is_idle && self.poller.try_sleep() {
             true => wait,
@@ -114,11 +108,26 @@ impl Copier {
         news
     }
 
-    /// Gives each connection of the queue its turn.
-    fn serve(&mut self) {
+    /// Polls the engine, and queues the connections that have an event.
+    fn poll(&mut self, news: &mut News) {
+        let Copier {
+            poller,
+            slots,
+            queue,
+            ..
+        } = self;
+        news.arrivals |= poller.poll(|slot| match slots.get(&slot) {
+            Some(token) => queue.push(*token),
+            None => news.slots.push(slot),
+        });
+    }
+
+    /// Gives each connection of the queue its turn. Returns false if there was none.
+    fn serve(&mut self) -> bool {
         let mut queue = mem::take(&mut self.queue);
         queue.sort_unstable();
         queue.dedup();
+        let has_any = !queue.is_empty();
         for token in queue {
             let Some(conn) = self.conns.get_mut(&token) else {
                 continue;
@@ -134,6 +143,7 @@ impl Copier {
                 }
             }
         }
+        has_any
     }
 
     /// Waits for events.
