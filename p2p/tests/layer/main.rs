@@ -8,6 +8,7 @@ mod common;
 mod distrust;
 mod endpoints;
 mod failures;
+mod hostile;
 mod messages;
 mod passed_on;
 mod rails;

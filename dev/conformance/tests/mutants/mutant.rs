@@ -1,5 +1,8 @@
 //! A loopback transport that breaks one promise.
 
+mod fault;
+mod spoiler;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,75 +16,8 @@ use btl::{
 use btl_conformance::forward;
 use btl_conformance::loopback::LoopbackBtl;
 
-/// Fault of a transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Break {
-    Nothing,
-    Duplicates,
-    Reorders,
-    Loses,
-    FlipsBodyBit,
-    FlipsHeaderBit,
-    SaysZero,
-    MixesUpPeers,
-    DropsEmpty,
-    CutsLongest,
-    TakesTooLong,
-    WrongLimit,
-    SplitsAtPageEnd,
-    LosesOnBusy,
-    SendsOnBusy,
-    BusyForEver,
-    NeverBusy,
-    LosesToItself,
-    ServesFew,
-    UnboundedProgress,
-    DropsInCallbacks,
-    WrongFigures,
-    CompletesTwice,
-    NeverCompletes,
-    DoneAndCompletes,
-    OffByOne,
-    NoBounds,
-    AnyKey,
-    PutsLate,
-    LosesNotice,
-    ReadsHeldLate,
-    DeregistersAll,
-    OneRegion,
-    TakesYoungest,
-    ReportsFillTwice,
-    AnySource,
-    NegativeIsAny,
-    OneContext,
-    WithdrawsNothing,
-    TakenIsYes,
-    ReportsRoom,
-    Overtakes,
-    SeenTooSoon,
-    LeaksPosts,
-    NeverArmed,
-    AlwaysReadable,
-    AnyAddress,
-    PanicsOnAddress,
-    LosesEarly,
-    SendsToUnadded,
-    SendsAfterClose,
-    ClosesNothing,
-    LeftIsDied,
-    MessageAfterFailure,
-    FlushLies,
-    NeverFails,
-    DiedIsLeft,
-    FailsTwice,
-    AllFail,
-    SendsToDead,
-    FailsBeforeCompletion,
-    ForgetsCompletion,
-    ForgetsReceived,
-    DropsNothing,
-    NeverQuiet,
-}
+pub(crate) use fault::Break;
+use spoiler::Spoiler;
 
 #[derive(Debug)]
 pub(crate) struct Mutant {
@@ -389,116 +325,6 @@ impl NoticedPuts for MutantTx<'_> {
         }
         // SAFETY: the caller's promise.
         unsafe { self.put(peer, local, length, key, offset, token) }
-    }
-}
-
-struct Spoiler<'a> {
-    state: &'a mut State,
-    events: &'a mut dyn Events,
-    later: Vec<(Rank, Vec<u8>, Vec<u8>)>,
-}
-
-impl Spoiler<'_> {
-    fn mutant<'b>(state: &'b mut State, tx: &'b mut dyn Tx) -> MutantTx<'b> {
-        MutantTx { tx, state }
-    }
-}
-
-impl Events for Spoiler<'_> {
-    fn message(&mut self, tx: &mut dyn Tx, peer: Rank, header: &[u8], body: &[u8]) {
-        let mut from = peer;
-        match self.state.fault {
-            Break::ServesFew if peer > 3 => return,
-            Break::MixesUpPeers if self.state.peers.len() > 2 => from = (peer + 1) % 3,
-            Break::SeenTooSoon => return self.later.push((peer, header.to_vec(), body.to_vec())),
-            Break::MessageAfterFailure if peer == 2 => {
-                let held = self
-                    .state
-                    .last
-                    .insert(peer, (header.to_vec(), body.to_vec()));
-                if let Some((header, body)) = held {
-                    self.events
-                        .message(&mut Self::mutant(self.state, tx), peer, &header, &body);
-                }
-                return;
-            }
-            _ => {}
-        }
-        self.state.inside = true;
-        self.events
-            .message(&mut Self::mutant(self.state, tx), from, header, body);
-        self.state.inside = false;
-    }
-
-    fn completed(&mut self, tx: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
-        let mut tx = Self::mutant(self.state, tx);
-        match tx.state.fault {
-            Break::NeverCompletes => return,
-            Break::CompletesTwice if token % 8 == 3 => {
-                self.events.completed(&mut tx, token, result.clone());
-            }
-            Break::ForgetsCompletion if result.is_err() => return,
-            Break::FailsBeforeCompletion if result.is_err() => {
-                return tx.state.completed.push((token, result));
-            }
-            _ => {}
-        }
-        self.events.completed(&mut tx, token, result);
-    }
-
-    fn received(
-        &mut self,
-        tx: &mut dyn Tx,
-        token: u64,
-        peer: Rank,
-        envelope: Envelope,
-        mut result: Result<usize, PeerError>,
-    ) {
-        let mut tx = Self::mutant(self.state, tx);
-        let room = tx
-            .state
-            .posts
-            .values()
-            .find(|(receive, _)| receive.0.token == token)
-            .map(|(receive, _)| receive.0.length);
-        match tx.state.fault {
-            Break::ReportsFillTwice => {
-                self.events
-                    .received(&mut tx, token, peer, envelope, result.clone());
-            }
-            Break::ReportsRoom => result = result.map(|length| length.min(room.unwrap_or(0))),
-            Break::ForgetsReceived => return,
-            _ => {}
-        }
-        self.events.received(&mut tx, token, peer, envelope, result);
-    }
-
-    fn failed(&mut self, tx: &mut dyn Tx, peer: Rank, mut error: PeerError) {
-        let mut tx = Self::mutant(self.state, tx);
-        match tx.state.fault {
-            Break::NeverFails => return,
-            Break::LeftIsDied if error == PeerError::Left => error = PeerError::Died,
-            Break::DiedIsLeft if error == PeerError::Died => error = PeerError::Left,
-            Break::FailsTwice => self.events.failed(&mut tx, peer, error.clone()),
-            Break::AllFail => {
-                for other in tx.state.peers.clone() {
-                    if other != peer && tx.state.reported.insert(other) {
-                        self.events.failed(&mut tx, other, error.clone());
-                    }
-                }
-                if !tx.state.reported.insert(peer) {
-                    return;
-                }
-            }
-            _ => {}
-        }
-        self.events.failed(&mut tx, peer, error);
-        for (token, result) in std::mem::take(&mut tx.state.completed) {
-            self.events.completed(&mut tx, token, result);
-        }
-        if let Some((header, body)) = tx.state.last.remove(&peer) {
-            self.events.message(&mut tx, peer, &header, &body);
-        }
     }
 }
 
