@@ -162,11 +162,7 @@ impl Client {
         if let Some(client) = open.filter(|client| client.check().is_ok()) {
             return Ok(client);
         }
-<<<<<<< HEAD
-        let client = Self::open_udp(UdpAddresses::EachVersion, |_, _| true, 0, false)?;
-=======
-        let client = Self::open_udp(UdpAddresses::EachVersion, |_| true, 0, (None, false))?;
->>>>>>> sec
+        let client = Self::open_udp(UdpAddresses::EachVersion, |_, _| true, 0, (None, false))?;
         registry.get_or_insert_default().udp = Some(client.clone());
         Ok(client)
     }
@@ -177,20 +173,12 @@ impl Client {
     /// # Errors
     /// As for [`Client::udp`]; the port is in use.
     pub fn udp_at(port: u16) -> Result<Client, EspError> {
-<<<<<<< HEAD
-        Self::open_udp(UdpAddresses::EachVersion, |_, _| true, port, false)
+        Self::open_udp(UdpAddresses::EachVersion, |_, _| true, port, (None, false))
     }
 
     /// Opens a client as [`Client::udp`] does, over those of these addresses that `wants` selects
-    /// by interface and address, with a notice if it is to be polled.
-=======
-        Self::open_udp(UdpAddresses::EachVersion, |_| true, port, (None, false))
-    }
-
-    /// Opens a client as [`Client::udp`] does, over these addresses of the interfaces that `wants`
-    /// selects by name, with this key instead of that of the environment, and with a notice if it
-    /// is to be polled.
->>>>>>> sec
+    /// by interface and address, with this key instead of that of the environment, and with a
+    /// notice if it is to be polled.
     pub(crate) fn open_udp(
         which: UdpAddresses,
         wants: impl Fn(&str, IpAddr) -> bool,

@@ -115,20 +115,14 @@ impl Client {
     }
 
     /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, over
-<<<<<<< HEAD
-    /// one address of each interface that `wants` selects by name, and its poller.
-    pub fn polled_udp(wants: impl Fn(&str) -> bool) -> Result<(Client, Poller), EspError> {
-        let wants = |name: &str, _| wants(name);
-        let client = Client::open_udp(UdpAddresses::First, wants, 0, true)?;
-=======
     /// one address of each interface that `wants` selects by name, and its poller. With a key, that
     /// of the environment is not used.
     pub fn polled_udp(
         wants: impl Fn(&str) -> bool,
         key: Option<Key>,
     ) -> Result<(Client, Poller), EspError> {
+        let wants = |name: &str, _| wants(name);
         let client = Client::open_udp(UdpAddresses::First, wants, 0, (key, true))?;
->>>>>>> sec
         let poller = Poller::new(&client, None, Path::Lease)?;
         Ok((client, poller))
     }
@@ -140,7 +134,7 @@ impl Client {
         wants: impl Fn(IpAddr) -> bool,
     ) -> Result<(Client, Poller), EspError> {
         let wants = |_: &str, ip| wants(ip);
-        let client = Client::open_udp(UdpAddresses::EachVersion, wants, port, true)?;
+        let client = Client::open_udp(UdpAddresses::EachVersion, wants, port, (None, true))?;
         let poller = Poller::new(&client, None, Path::Lease)?;
         Ok((client, poller))
     }
