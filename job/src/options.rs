@@ -61,8 +61,8 @@ pub struct Options {
     /// The last rail has all remaining interfaces, and uses the best of them for each node.
     pub rails: usize,
     /// Encrypt packets over UDP, with a key that rank 0 chooses and the launcher passes on. `None`:
-    /// if the daemon of rank 0's node has a key. `Some(true)` also excludes transports whose packets
-    /// are not encrypted by this key: all but memory and UDP.
+    /// if the daemon of rank 0's node has a key. `Some(true)` also excludes transports whose
+    /// packets are not encrypted by this key: all but memory and UDP.
     pub encrypt: Option<bool>,
     /// RDMA ports to use, such as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
