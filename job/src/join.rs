@@ -13,8 +13,8 @@ use crate::report::{self, Report};
 use crate::transports::{self, Made, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
 
-// Keys of the bootstrap: the secrets chosen by rank 0, addresses of transports, reachable peers, and
-// the reason why a process cannot start (empty if it starts).
+// Keys of the bootstrap: the secrets chosen by rank 0, addresses of transports, reachable peers,
+// and the reason why a process cannot start (empty if it starts).
 const SECRET: &str = "secret";
 const ADDRESSES: &str = "addresses";
 const REACH: &str = "reach";
