@@ -25,9 +25,8 @@ const COMPONENT: &str = "mca_btl_esp.so";
 /// Open MPI 4 uses the component beside this program, else the one installed for this user (`cargo
 /// xtask install-ompi`). The other MPIs use the provider of libfabric that FI_PROVIDER_PATH names,
 /// else the one beside this program, else the one installed for this user (`cargo xtask
-/// install-libfabric`). The program must be compiled for the MPI. Creates a lab for the run,
-/// or uses
-/// the running one that --name names. The exit code is that of the launcher. If esplab or the
+/// install-libfabric`). The program must be compiled for the MPI. Creates a lab for the run, or
+/// uses the running one that --name names. The exit code is that of the launcher. If esplab or the
 /// launcher is killed, all processes of the job end.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
@@ -78,15 +77,20 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let installed = Installed::find(flags.mpi, flags.mpi_dir.as_deref())?;
     let components = flags.components()?;
     let used = flags.used();
+    let plan = |scratch: &guard::Scratch| {
+        let place = Place {
+            used: &used,
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            scratch: scratch.path(),
+        };
+        Launch::plan(flags, &installed, &place, components.clone())
+    };
+    // Reports what is missing before a lab is created.
+    plan(&guard::Scratch::new()?)?;
     let (name, lab) = flags.lab(used.len())?;
     // Shortly before the guard starts, which removes it if this process is killed.
     let scratch = guard::Scratch::new()?;
-    let place = Place {
-        used: &used,
-        cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        scratch: scratch.path(),
-    };
-    let launch = Launch::plan(flags, &installed, &place, components)?;
+    let launch = plan(&scratch)?;
     let esplab = env::current_exe().doing("finding the running program")?;
     let words = words(esplab.into(), &name, &installed, &launch);
     let launcher = [words, flags.command.clone()].concat();
@@ -105,8 +109,8 @@ fn words(esplab: OsString, lab: &str, installed: &Installed, launch: &Launch) ->
         words.push(word);
     }
     // ESPLAB_RSH is set for commands within the lab. Helpers on other nodes are found by PATH;
-    // those
-    // of Open MPI 4 without it, which may be the system's and must not come before this build.
+    // those of Open MPI 4 without it, which may be the system's and must not come before this
+    // build.
     let path = match installed.mpi {
         Mpi::Openmpi4 => "",
         Mpi::Openmpi5 | Mpi::Mpich | Mpi::Impi => r#"export PATH="${m%/*}:$PATH"; "#,
