@@ -12,15 +12,16 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use nix::sched::{CloneFlags, setns, unshare};
-use rustix::process::{getegid, geteuid, setsid};
+use rustix::process::{getegid, geteuid, getppid};
 
 use crate::error::{At, LabError};
 use crate::process::ProcessRef;
-use crate::watch::{Words, watch_nodes, watch_switch};
+use crate::watch::{Words, remove_unfinished, watch_nodes, watch_switch};
 
 /// User namespace of a holder's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +69,9 @@ impl Holder {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null());
+            .stderr(Stdio::null())
+            // Ctrl-C must reach the creator only.
+            .process_group(0);
         let mut child = command.spawn().at(doing)?;
         match greeting(&mut child).at(doing) {
             Ok((process, leash)) => Ok(Holder {
@@ -122,8 +125,7 @@ fn greeting(child: &mut Child) -> io::Result<(ProcessRef, ChildStdin)> {
 
 /// Runs a holder process.
 pub fn hold(user: UserNs, watch: &Watch) -> io::Result<()> {
-    // Ctrl-C must reach the creator only. Fails only for a process that leads a group already.
-    let _ = setsid();
+    let creator = getppid();
     let _ = std::env::set_current_dir("/");
     match make_namespace(user) {
         Ok(()) => quiet(),
@@ -137,19 +139,24 @@ pub fn hold(user: UserNs, watch: &Watch) -> io::Result<()> {
             return Err(e);
         }
     }
-    // Readers of the creator's output must not wait for this process.
-    writeln!(io::stdout(), "ready")?;
-    let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdout(null.as_fd())?;
-
     let mut words = Words::default();
-    if words.next().as_deref() != Some("go") {
-        return Ok(());
-    }
+    let is_wanted = report_ready().is_ok() && words.next().as_deref() == Some("go");
     match watch {
-        Watch::Lab(dir) => watch_nodes(dir, words),
-        Watch::Switch(switch) => watch_switch(*switch),
+        Watch::Lab(dir) if is_wanted => watch_nodes(dir, words),
+        Watch::Lab(dir) => {
+            remove_unfinished(dir, creator);
+            Ok(())
+        }
+        Watch::Switch(switch) if is_wanted => watch_switch(*switch),
+        Watch::Switch(_) => Ok(()),
     }
+}
+
+fn report_ready() -> io::Result<()> {
+    writeln!(io::stdout(), "ready")?;
+    // Readers of the creator's output must not wait for this process.
+    let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
+    Ok(rustix::stdio::dup2_stdout(null.as_fd())?)
 }
 
 fn make_namespace(user: UserNs) -> io::Result<()> {

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::Pid;
 
 use crate::inhabitants::{self, Namespace};
 use crate::process::{self, ProcessRef};
@@ -136,6 +137,17 @@ fn nodes_of(dir: &Path) -> Vec<Node> {
             })
         })
         .collect()
+}
+
+/// Removes a lab whose creator died before the first holder was recorded.
+pub(crate) fn remove_unfinished(dir: &Path, creator: Option<Pid>) {
+    if let Ok(Some(state)) = State::read(dir)
+        && !state.ready
+        && state.creator.pid == Pid::as_raw(creator)
+    {
+        // No process is left to report an error to.
+        let _ = teardown(&state, dir, ProcessRef::me().ok());
+    }
 }
 
 /// Ends the lab except this process, after the creator died.
