@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use nix::sched::{CloneFlags, setns, unshare};
-use rustix::process::{getegid, geteuid, getppid};
+use rustix::process::{getegid, geteuid};
 
 use crate::error::{At, LabError};
 use crate::process::ProcessRef;
@@ -125,7 +125,6 @@ fn greeting(child: &mut Child) -> io::Result<(ProcessRef, ChildStdin)> {
 
 /// Runs a holder process.
 pub fn hold(user: UserNs, watch: &Watch) -> io::Result<()> {
-    let creator = getppid();
     let _ = std::env::set_current_dir("/");
     match make_namespace(user) {
         Ok(()) => quiet(),
@@ -144,7 +143,7 @@ pub fn hold(user: UserNs, watch: &Watch) -> io::Result<()> {
     match watch {
         Watch::Lab(dir) if is_wanted => watch_nodes(dir, words),
         Watch::Lab(dir) => {
-            remove_unfinished(dir, creator);
+            remove_unfinished(dir);
             Ok(())
         }
         Watch::Switch(switch) if is_wanted => watch_switch(*switch),

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::Pid;
 
 use crate::inhabitants::{self, Namespace};
 use crate::process::{self, ProcessRef};
@@ -140,11 +139,17 @@ fn nodes_of(dir: &Path) -> Vec<Node> {
 }
 
 /// Removes a lab whose creator died before the first holder was recorded.
-pub(crate) fn remove_unfinished(dir: &Path, creator: Option<Pid>) {
-    if let Ok(Some(state)) = State::read(dir)
-        && !state.ready
-        && state.creator.pid == Pid::as_raw(creator)
-    {
+pub(crate) fn remove_unfinished(dir: &Path) {
+    let unfinished = || State::read(dir).ok().flatten().filter(|s| !s.ready);
+    let Some(creator) = unfinished().map(|state| state.creator) else {
+        return;
+    };
+    // Its pipe is closed shortly before it has ended. A creator that lives ends this process.
+    if let Some(process) = creator.open() {
+        let mut ended = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+        let _ = process::wait_for(&mut ended, None);
+    }
+    if let Some(state) = unfinished().filter(|state| state.creator == creator) {
         // No process is left to report an error to.
         let _ = teardown(&state, dir, ProcessRef::me().ok());
     }
