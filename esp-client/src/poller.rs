@@ -199,11 +199,11 @@ impl Poller {
         self.session.notice.as_ref().is_some_and(ReplyNotice::take)
     }
 
-    /// Promises that one thread either calls [`Poller::poll`] or sleeps on [`Poller::fd`], for as
-    /// long as there are streams and listeners, does nothing else for long, and is the only one
-    /// that uses them; it polls after it has written, before it sleeps. The embedded engine
-    /// then has no other thread, which would wake up beside this one where events are rare, and
-    /// what is written is sent by the next poll, several streams' bytes in one system call.
+    /// Makes the caller's loop the only driver of the embedded engine, which then has no thread of
+    /// its own. As long as there are streams and listeners, one thread calls [`Poller::poll`] or
+    /// sleeps on [`Poller::fd`], and does nothing else for long. It alone uses the streams, and
+    /// polls after writing, before it sleeps: the next poll sends the written bytes, those of
+    /// several streams in one system call.
     pub fn drive(&self) {
         if let Some(lease) = &self.lease {
             lease.leases.engine.drive();

@@ -20,7 +20,7 @@ struct Run {
     room: PathBuf,
 }
 
-/// What a running program has that outlives processes.
+/// Files and namespaces of a running program that can outlive its processes.
 struct Traces {
     /// Files in /dev/shm that its processes have mapped or opened.
     shared: BTreeSet<PathBuf>,

@@ -44,7 +44,7 @@ pub(super) enum Form<'a> {
     Malformed,
 }
 
-/// What a protected packet shows without a key.
+/// Fields of a protected packet that are readable without a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protected {
     /// Set-up packet.

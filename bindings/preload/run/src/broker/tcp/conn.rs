@@ -26,7 +26,7 @@ enum Direction {
     EndedByProgram,
 }
 
-/// What a connection waits for.
+/// Condition under which a connection is served again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Its next turn: there is more to copy.

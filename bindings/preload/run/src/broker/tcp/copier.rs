@@ -25,7 +25,7 @@ const BLOCK: usize = 64 << 10;
 /// Events that are taken at a time.
 const EVENTS: usize = 64;
 
-/// What happened besides copying.
+/// Events that are not handled by copying.
 #[derive(Default)]
 pub(super) struct News {
     /// Tokens of the owner's descriptors that are readable.

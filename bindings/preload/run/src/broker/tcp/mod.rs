@@ -68,7 +68,7 @@ struct Claim {
 /// A listener of a program: its address, and whether it is one of IPv6 alone.
 pub(super) type Place = (SocketAddr, bool);
 
-/// What is known of a listener.
+/// State of a program's listener.
 struct Listening {
     /// Inodes of the programs' sockets.
     inodes: HashSet<u64>,
