@@ -1,4 +1,5 @@
-//! Streams of C programs (`job/capi/examples/upper.c`) between two nodes of a lab.
+//! Streams of C programs between two nodes of a lab: `job/capi/examples/upper.c` and those
+//! of `c_streams/`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,37 +13,41 @@ use esp_tests::{address, client, lab_or_skip};
 use lab::{Lab, LabOptions};
 use rustix::process::Signal;
 
-/// The compiled example in a temporary folder, removed on drop.
-struct Upper(PathBuf);
+/// A compiled program in a temporary folder, removed on drop.
+struct Compiled(PathBuf);
 
-impl Upper {
-    /// Compiles the example as a user does, with the shared library.
-    fn new(test: &str) -> Upper {
+impl Compiled {
+    /// Compiles a source file of this repository as a user does, with the shared library.
+    fn new(test: &str, source: &str) -> Compiled {
         let dir = std::env::temp_dir().join(format!("esp-{test}-{}", std::process::id()));
         fs::create_dir(&dir).expect("make a folder");
-        let upper = Upper(dir);
-        let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../job/capi");
+        let compiled = Compiled(dir);
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for name in ["libesp.so", "libesp.so.0"] {
-            let link = upper.0.join(name);
+            let link = compiled.0.join(name);
             std::os::unix::fs::symlink(programs().join("libesp.so"), link).expect("link it");
         }
         let mut cc = Command::new("cc");
         cc.args(["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O2"]);
         cc.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-I"]);
-        cc.arg(capi.join("include")).arg("-o").arg(upper.program());
-        cc.arg(capi.join("examples/upper.c"));
-        cc.arg("-L").arg(&upper.0).arg("-lesp");
-        cc.arg(format!("-Wl,-rpath,{}", upper.0.display()));
-        let compiled = output(&mut cc);
-        assert_eq!(compiled.code, Some(0), "{compiled:?}");
-        upper
+        cc.arg(root.join("job/capi/include"));
+        cc.arg("-o").arg(compiled.program()).arg(root.join(source));
+        cc.arg("-L").arg(&compiled.0).arg("-lesp");
+        cc.arg(format!("-Wl,-rpath,{}", compiled.0.display()));
+        let finished = output(&mut cc);
+        assert_eq!(finished.code, Some(0), "{finished:?}");
+        compiled
+    }
+
+    fn upper(test: &str) -> Compiled {
+        Compiled::new(test, "job/capi/examples/upper.c")
     }
 
     fn program(&self) -> PathBuf {
-        self.0.join("upper")
+        self.0.join("program")
     }
 
-    /// Starts the server on a node, and waits until it listens on port 5000.
+    /// Starts it on a node, and waits until it listens on port 5000.
     fn serve(&self, lab: &Lab, node: usize) -> Killed {
         let mut command = lab.command(node, self.program()).expect("a command");
         command.args(["serve", "5000"]).stdin(Stdio::null());
@@ -61,7 +66,7 @@ impl Upper {
     }
 }
 
-impl Drop for Upper {
+impl Drop for Compiled {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -74,7 +79,7 @@ fn serves(test: &str, config: &str) {
     let Some(lab) = lab_or_skip(test, &options) else {
         return;
     };
-    let upper = Upper::new(test);
+    let upper = Compiled::upper(test);
     let _server = upper.serve(&lab, 1);
     let mut stream = EspStream::builder()
         .connect_at(&client(&lab, 0), address(1, 5000))
@@ -125,7 +130,7 @@ fn errors_have_a_code_and_a_text() {
     let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else {
         return;
     };
-    let upper = Upper::new(test);
+    let upper = Compiled::upper(test);
     for (address, says) in [
         ("node1:5001", "the connection was refused ("),
         (
@@ -164,7 +169,7 @@ fn leases_outlive_the_daemon() {
     let Some(lab) = lab_or_skip(test, &options) else {
         return;
     };
-    let upper = Upper::new(test);
+    let upper = Compiled::upper(test);
     let server = upper.serve(&lab, 1);
     signal(daemon_pid(&lab, 1), Signal::KILL);
     let sent = upper.send(&lab, 0, "node1:5000", "still here");
@@ -182,7 +187,7 @@ fn the_end_of_the_daemon_ends_a_server_that_sleeps() {
     let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else {
         return;
     };
-    let upper = Upper::new(test);
+    let upper = Compiled::upper(test);
     let mut server = upper.serve(&lab, 1);
     let sent = upper.send(&lab, 0, "node1:5000", "once");
     assert_eq!(&*sent.out, "ONCE\n", "{sent:?}");
@@ -193,4 +198,23 @@ fn the_end_of_the_daemon_ends_a_server_that_sleeps() {
     err.read_to_string(&mut text).expect("read them");
     assert_eq!(status.code(), Some(1), "{text}");
     assert!(text.contains("accepting: this node's esp-daemon"), "{text}");
+}
+
+/// A connection that arrives between an attempt to accept it and the call that takes events.
+#[test]
+fn a_connection_is_not_slept_over() {
+    let test = "a_connection_is_not_slept_over";
+    let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else {
+        return;
+    };
+    let server = Compiled::new(test, "tests/tests/c_streams/late.c");
+    let mut server = server.serve(&lab, 1);
+    let _stream = EspStream::builder()
+        .connect_at(&client(&lab, 0), address(1, 5000))
+        .expect("connect");
+    let status = server.0.wait().expect("wait for it");
+    let mut text = String::new();
+    let err = server.0.stderr.as_mut().expect("its errors");
+    err.read_to_string(&mut text).expect("read them");
+    assert_eq!((status.code(), &*text), (Some(0), ""));
 }

@@ -42,6 +42,8 @@ struct PollerState {
     slots: BTreeMap<u16, u64>,
     /// Streams with an event that the program has not taken.
     ready: BTreeSet<u64>,
+    /// A reply of the daemon was taken since the last sleep, perhaps a connection to accept.
+    replied: bool,
 }
 
 #[derive(Clone)]
@@ -258,6 +260,7 @@ pub(crate) fn open_poller() -> Result<u64, Fault> {
         poller,
         slots: BTreeMap::new(),
         ready: BTreeSet::new(),
+        replied: false,
     });
     let mut table = lock(&TABLE);
     let handle = next(&mut table);
@@ -292,10 +295,12 @@ pub(crate) fn take(handle: u64, ready: &mut [u64]) -> Result<usize, Fault> {
         poller,
         slots,
         ready: waiting,
+        replied,
     } = &mut *state;
-    let replied = poller.poll(|slot| waiting.extend(slots.get(&slot)));
+    let has_reply = poller.poll(|slot| waiting.extend(slots.get(&slot)));
+    *replied |= has_reply;
     // The engine that reports events has ended with the daemon. Once: streams over leases go on.
-    if replied && entry.client.check().is_err() {
+    if has_reply && entry.client.check().is_err() {
         waiting.extend(slots.values());
     }
     let mut count = 0;
@@ -313,7 +318,9 @@ pub(crate) fn take(handle: u64, ready: &mut [u64]) -> Result<usize, Fault> {
 pub(crate) fn sleep(handle: u64) -> Result<bool, Fault> {
     let entry = poller(handle)?;
     let mut state = lock(&entry.state);
-    Ok(state.ready.is_empty() && state.poller.try_sleep())
+    // Whether the program has tried to accept since that reply is not known here.
+    let replied = std::mem::take(&mut state.replied);
+    Ok(!replied && state.ready.is_empty() && state.poller.try_sleep())
 }
 
 pub(crate) fn close_poller(handle: u64) -> Result<(), Fault> {
