@@ -114,20 +114,19 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     };
     let mut engine = start_engine(settings, all, &lease, secure, adoption)?;
     warn_of_small_buffers();
+    let page = engine.handle.page_fd().try_clone_to_owned();
+    let page = page.map_err(StartError::system("pass the engine's page"))?;
     // Last of the steps that can fail: from now on programs find the daemon.
     let path = &config.socket.path;
     let (mut claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
     let listener = UnixListener::from_std(socket.into())
         .map_err(StartError::system("watch the control socket"))?;
 
-    let (to_engine, page) = (
-        engine.handle.clone(),
-        engine.handle.page_fd().try_clone_to_owned(),
-    );
+    let to_engine = engine.handle.clone();
     let node = Node::new(
         Box::new(move |command| to_engine.send(command)),
         NodeOptions {
-            page: page.map_err(StartError::system("pass the engine's page"))?,
+            page,
             incarnation: engine.handle.incarnation(),
             links,
             limits: config.limits.clone(),

@@ -1,10 +1,11 @@
-//! Each system call of a client program fails in turn: nothing hangs, crashes, leaks or delivers
-//! wrong bytes, and the daemon keeps no resources.
+//! Each system call of a client program, and of a daemon, fails in turn: nothing hangs, crashes,
+//! leaks or delivers wrong bytes, and the daemon keeps no resources.
 //!
-//! For each call and error one place is tried; with `ESP_FAULTS=all` many (minutes: run it by
-//! `cargo test -p esp-tests --test faults`).
+//! For each call one error is tried at one place; with `ESP_FAULTS=all` all errors at many places
+//! (minutes: run it by `cargo test -p esp-tests --test faults`).
 
 mod client;
+mod daemon;
 mod strace;
 
 use std::io::{Read, Write};

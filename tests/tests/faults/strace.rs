@@ -6,9 +6,10 @@ use std::process::Command;
 
 use esp_tests::process::TempFile;
 
-/// Number of a fault's places in the short and in the long form (`ESP_FAULTS=all`).
-const FEW: usize = 1;
-const MANY: usize = 25;
+/// Number of a call's errors and of their places in the short form and, for `ESP_FAULTS=all`, the
+/// long one.
+const FEW: (usize, usize) = (1, 1);
+const MANY: (usize, usize) = (usize::MAX, 25);
 
 /// A system call that is made to fail.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +122,7 @@ pub(crate) fn faults(recording: &TempFile, marker: &str) -> Vec<Fault> {
         }
     }
     assert!(marked, "no call with {marker}");
-    let limit = match std::env::var_os("ESP_FAULTS") {
+    let (errors_limit, limit) = match std::env::var_os("ESP_FAULTS") {
         Some(_) => MANY,
         None => FEW,
     };
@@ -129,7 +130,7 @@ pub(crate) fn faults(recording: &TempFile, marker: &str) -> Vec<Fault> {
     for (call, errors) in ERRORS {
         let numbers = places.get(call).into_iter().flatten().copied();
         let numbers: Vec<usize> = numbers.filter(|n| !before.contains(&(call, *n))).collect();
-        for (at, error) in errors.iter().enumerate() {
+        for (at, error) in errors.iter().enumerate().take(errors_limit) {
             for place in chosen(&numbers, limit, at) {
                 all.push(Fault {
                     call,
