@@ -23,7 +23,8 @@ static VERSIONS: LazyLock<String> = LazyLock::new(|| {
     name = "esp-daemon",
     version = VERSIONS.as_str(),
     about = "Provides ESP streams and EDP datagrams over Ethernet to the programs of this node.",
-    after_help = "Exit codes: 0 stopped on request (or the config is good), 1 failed while running, 2 could not start.\n\
+    after_help = "Exit codes: 0 stopped on request (or the config is good), 1 failed while running, or cannot start\n\
+                  yet (another daemon serves, no memory), 2 cannot start.\n\
                   Signals: SIGTERM stops and leaves streams to the next daemon, SIGINT ends them, too,\n\
                   SIGHUP reads the limits again. See docs/daemon.md."
 )]

@@ -2,12 +2,12 @@
 //!
 //! The claim on an interface is a Unix socket in the abstract namespace. It belongs to the network
 //! namespace, as the interface does, and vanishes with the process. Any local user can take such a
-//! name first and thereby keep a daemon from starting (not from running); the error names the
-//! process, so that the administrator can end it.
+//! name first. So only a process of the superuser or of the daemon's own user counts as a daemon;
+//! with the name taken by another one, this daemon logs it and serves without a claim.
 //!
 //! `PATH.lock` guards the control socket at `PATH`: it is locked while the daemon lives.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -28,13 +28,13 @@ const BACKLOG: i32 = 1024;
 
 /// The exclusive right to serve an interface; released on drop.
 #[derive(Debug)]
-pub(crate) struct InterfaceClaim(#[allow(dead_code)] OwnedFd); // held, not read
+pub(crate) struct InterfaceClaim(#[allow(dead_code)] Option<OwnedFd>); // held, not read
 
 impl InterfaceClaim {
     /// Claims the interface for one packet type. Must be called inside the runtime.
     ///
     /// # Errors
-    /// Another process, which is named if possible, has it.
+    /// Another daemon, which the error names, has it.
     pub(crate) fn take(
         name: &str,
         index: u32,
@@ -48,15 +48,25 @@ impl InterfaceClaim {
             Ok(()) => {
                 // Others connect to learn this process's id, and are never accepted.
                 listen(&socket, BACKLOG).map_err(failed)?;
-                Ok(InterfaceClaim(socket))
+                Ok(InterfaceClaim(Some(socket)))
             }
             Err(Errno::ADDRINUSE) => {
                 let holder = connect(&socket, &address).ok().and_then(|()| peer(socket));
-                let holder = holder.unwrap_or_else(|| "another process".into());
-                Err(StartError::new(format_args!(
-                    "another esp-daemon ({holder}) serves {name} for EtherType {ethertype:#06x}: stop \
-                     that process, or name another interface"
-                )))
+                match holder {
+                    Some(holder) if holder.may_serve() => Err(StartError::passing(format_args!(
+                        "another esp-daemon ({holder}) serves {name} for EtherType \
+                         {ethertype:#06x}: stop that process, or name another interface"
+                    ))),
+                    other => {
+                        let holder = other.map_or("a process".into(), |holder| holder.to_string());
+                        tracing::warn!(
+                            interface = name,
+                            "{holder} has the name @{claim_name}, which is for daemons: ignored, so \
+                             a second esp-daemon for this interface would not be noticed"
+                        );
+                        Ok(InterfaceClaim(None))
+                    }
+                }
             }
             Err(error) => Err(failed(error)),
         }
@@ -68,14 +78,37 @@ fn unix_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Describes the process at the other end of a connected socket.
-fn peer(socket: OwnedFd) -> Option<String> {
+/// Process that has the name of a claim.
+struct Holder {
+    /// `None`: it is in another container.
+    pid: Option<i32>,
+    uid: u32,
+}
+
+impl Holder {
+    /// Returns true if its user is one that runs daemons.
+    fn may_serve(&self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
+impl Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid} of user {}", self.uid),
+            None => write!(f, "a process of user {} in another container", self.uid),
+        }
+    }
+}
+
+/// Returns the process at the other end of a connected socket.
+fn peer(socket: OwnedFd) -> Option<Holder> {
     // Not rustix' SO_PEERCRED: its type cannot represent pid 0, an invisible process.
     let stream = tokio::net::UnixStream::from_std(socket.into()).ok()?;
     let peer = stream.peer_cred().ok()?;
-    Some(match peer.pid() {
-        Some(pid) if pid > 0 => format!("process {pid} of user {}", peer.uid()),
-        _ => format!("a process of user {} in another container", peer.uid()),
+    Some(Holder {
+        pid: peer.pid().filter(|pid| *pid > 0),
+        uid: peer.uid(),
     })
 }
 
@@ -179,7 +212,7 @@ fn socket_error(what: &str, path: &Path) -> impl FnOnce(io::Error) -> StartError
 }
 
 fn taken(path: &Path, holder: impl Display) -> StartError {
-    StartError::new(format_args!(
+    StartError::passing(format_args!(
         "another esp-daemon ({holder}) serves {}: stop that daemon, or choose another --socket",
         path.display()
     ))
@@ -272,6 +305,42 @@ mod tests {
         }
         drop(held);
         InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();
+    }
+
+    /// Takes a claim's name as another user does; `None` without the right to be one.
+    fn squat(index: u32) -> Option<OwnedFd> {
+        let squatter = std::thread::spawn(move || {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).ok()?;
+            let name = format!("esp-daemon.{index}.88b5");
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            let socket = unix_socket().unwrap();
+            bind(&socket, &address).unwrap();
+            listen(&socket, 1).unwrap();
+            Some(socket)
+        });
+        squatter.join().unwrap()
+    }
+
+    #[tokio::test]
+    async fn other_users_cannot_claim() {
+        let Some(squatter) = squat(index(1)) else {
+            netns::skip("other_users_cannot_claim", "needs root");
+            return;
+        };
+        InterfaceClaim::take("x0", index(1), 0x88b5).unwrap();
+        // A full queue hides the user.
+        let _full: Vec<_> = (0..3)
+            .map(|_| {
+                let name = format!("esp-daemon.{}.88b5", index(1));
+                let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+                let socket = unix_socket().unwrap();
+                let _ = connect(&socket, &address);
+                socket
+            })
+            .collect();
+        InterfaceClaim::take("x0", index(1), 0x88b5).unwrap();
+        drop(squatter);
     }
 
     fn exists(path: &Path) -> bool {

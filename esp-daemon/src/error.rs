@@ -3,19 +3,51 @@
 use std::fmt::Display;
 use std::io;
 
-/// The daemon could not start: exit code 2.
+use rustix::io::Errno;
+
+/// The daemon could not start: exit code 2, or 1 if the reason may pass without a change of
+/// anything, so that the service manager tries again.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct StartError(String);
+#[error("{what}")]
+pub struct StartError {
+    what: String,
+    passes: bool,
+}
 
 impl StartError {
+    /// Creates an error that remains until something is changed.
     pub(crate) fn new(what: impl Display) -> StartError {
-        StartError(what.to_string())
+        StartError {
+            what: what.to_string(),
+            passes: false,
+        }
     }
 
-    /// Returns the conversion of a failed system call that was to do `what`.
+    /// Creates an error that may pass.
+    pub(crate) fn passing(what: impl Display) -> StartError {
+        StartError {
+            passes: true,
+            ..StartError::new(what)
+        }
+    }
+
+    /// Returns the conversion of a failed system call that was to do `what`. A lack of memory,
+    /// descriptors or threads may pass.
     pub(crate) fn system(what: impl Display) -> impl FnOnce(io::Error) -> StartError {
-        move |source| StartError(format!("cannot {what}: {source}"))
+        move |source| {
+            let passes = [
+                Errno::AGAIN,
+                Errno::MFILE,
+                Errno::NFILE,
+                Errno::NOBUFS,
+                Errno::NOMEM,
+            ];
+            let passes = Errno::from_io_error(&source).is_some_and(|errno| passes.contains(&errno));
+            StartError {
+                what: format!("cannot {what}: {source}"),
+                passes,
+            }
+        }
     }
 }
 
@@ -34,6 +66,7 @@ impl Failure {
     /// Returns the exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Failure::Start(error) if error.passes => 1,
             Failure::Start(_) => 2,
             Failure::Run(_) => 1,
         }

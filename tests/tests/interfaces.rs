@@ -85,7 +85,7 @@ fn an_interface_that_is_removed_and_made_again_is_used_again() {
             "/tmp/esp-tests-second/esp.sock",
         ],
     );
-    assert_eq!(second.code, Some(2), "{second:?}");
+    assert_eq!(second.code, Some(1), "{second:?}");
     assert!(second.err.contains("serves eth0"), "{second:?}");
 }
 
