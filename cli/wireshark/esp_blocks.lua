@@ -14,6 +14,7 @@ M.FLAGS = FLAGS
 M.REASONS = {
   [1] = "REFUSED", [2] = "VERSION", [3] = "BAD_KEY", [4] = "ABORTED", [5] = "PROGRAM_DIED",
   [6] = "RESOURCES", [7] = "PROTOCOL", [8] = "TIMED_OUT", [9] = "UNKNOWN", [10] = "SHUTDOWN",
+  [11] = "RETRY",
 }
 M.STEPS = { [1] = "ASK", [2] = "ANSWER", [3] = "GO", [4] = "DONE", [5] = "GONE" }
 
@@ -36,6 +37,7 @@ function M.define(add)
   bit("setup.features.moves", "MOVES", 0x1, 32)
   bit("setup.features.ecn", "ECN", 0x2, 32)
   bit("setup.features.resume", "RESUME", 0x4, 32)
+  bit("setup.features.cookies", "COOKIES", 0x8, 32)
   number(64, "setup.nonce", "Nonce", base.HEX)
   number(64, "setup.peer_nonce", "Peer nonce", base.HEX)
   number(16, "setup.credit", "Credit")
@@ -46,6 +48,7 @@ function M.define(add)
   number(8, "reset.reason", "Reason", base.DEC, M.REASONS)
   number(8, "reset.detail", "Detail")
   number(64, "reset.nonce", "Nonce", base.HEX)
+  number(64, "reset.cookie", "Cookie", base.HEX)
   number(8, "move.step", "Step", base.DEC, M.STEPS)
   number(8, "move.flags", "Flags", base.HEX)
   bit("move.flags.finished", "Peer's FIN received", 0x01)
@@ -127,6 +130,7 @@ function M.setup(tvb, at, stop, tree, f)
     item:add(f["setup.features.moves"], features)
     item:add(f["setup.features.ecn"], features)
     item:add(f["setup.features.resume"], features)
+    item:add(f["setup.features.cookies"], features)
   end
   local nonce = hex((field(bytes, tree, f["setup.nonce"], 8)))
   local peer_nonce = hex((field(bytes, tree, f["setup.peer_nonce"], 8)))
@@ -151,6 +155,9 @@ function M.reset(tvb, at, stop, tree, f)
   field(bytes, tree, f["reset.detail"], 1)
   if not field(bytes, tree, f["reset.nonce"], 8) then
     return nil, "Section 8: the reset block is shorter than 10 bytes"
+  end
+  if reason == 11 and not field(bytes, tree, f["reset.cookie"], 8) then
+    return nil, "W-150: the cookie is missing"
   end
   return { reason = reason }, M.REASONS[reason] or "reason " .. reason
 end

@@ -9,7 +9,7 @@ use crate::send::FinState;
 use crate::seq::Seq;
 use crate::state::Input;
 use crate::timers::Timer;
-use crate::wire::{EspFrame, Ext, FrameType, MAX_WINDOW, Reset};
+use crate::wire::{EspFrame, Ext, FrameType, MAX_WINDOW, Reset, Retry};
 
 impl Connection {
     /// Processes a frame that is neither SYN nor SYN+ACK. `room_to_accept` is false when the
@@ -312,6 +312,17 @@ impl Connection {
 
     /// Processes a reset, if its sender may end the connection (W-58).
     fn on_reset(&mut self, cx: &mut Cx, frame: &EspFrame<'_>) {
+        if let Some(retry) = Retry::parse(frame.payload) {
+            match retry {
+                Ok(retry) if retry.nonce == self.nonce && self.state == State::SynSent => {
+                    cx.counters.rx_cookies += 1;
+                    self.retry_with(retry.cookie);
+                }
+                Ok(_) => cx.counters.rx_drop_reset_forged += 1,
+                Err(error) => cx.counters.wire(error),
+            }
+            return;
+        }
         let reset = match Reset::parse(frame.payload) {
             Ok(reset) => reset,
             Err(error) => return cx.counters.wire(error),

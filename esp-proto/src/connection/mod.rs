@@ -164,8 +164,8 @@ pub(crate) struct Connection {
     pub(crate) born: Instant,
     /// Created by a listener.
     pub(crate) passive: bool,
-    /// Half open, and the peer has answered our SYN+ACK: the connection only waits for room in the
-    /// accept queue (W-24).
+    /// Half open, and the peer has answered our SYN+ACK, so that the connection only waits for room
+    /// in the accept queue (W-24), or has brought a cookie (W-150).
     pub(crate) proven: bool,
     /// The host knows the id.
     pub(crate) visible: bool,
@@ -180,7 +180,8 @@ pub(crate) struct Connection {
     /// Set when the connection has ended: the reason for the host, and the reset for the peer.
     pub(crate) fate: Option<(CloseReason, Option<ResetReason>)>,
     pub(crate) timers: TimerTable,
-    opening: Opening,
+    /// Until the connection is established.
+    opening: Option<Box<Opening>>,
     pub(crate) nonce: u64,
     peer_nonce: u64,
     /// Sequence number of our SYN.

@@ -4,7 +4,7 @@ use super::ack_requests::AckRequests;
 use super::ecn::Ecn;
 use super::moves::Mobility;
 use super::{Acks, Connection, Cx, Key, Notes, Queued, Stats};
-use crate::api::{Buffers, ConnId, State};
+use crate::api::{Buffers, ConnId, Head, Payload, State, Transmit};
 use crate::congestion::Aimd;
 use crate::recovery::Recovery;
 use crate::recv::{RecvSide, packets};
@@ -15,7 +15,11 @@ use crate::state::Input;
 use crate::time::{Duration, Instant};
 use crate::timers::{Timer, TimerTable};
 use crate::token_bucket::TokenBucket;
-use crate::wire::{EspFrame, FEATURE_ECN, FEATURE_MOVES, FEATURE_RESUME, MAX_WINDOW, SetUp};
+use crate::wire::{
+    EspFrame, FEATURE_COOKIES, FEATURE_ECN, FEATURE_MOVES, FEATURE_RESUME, FLAG_ACK, FLAG_SYN,
+    MAX_WINDOW, SetUp, keys_equal, tail_of,
+};
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 /// First interval between SYNs; a LAN answers well within it.
@@ -26,7 +30,7 @@ const SYN_INTERVAL_MAX: Duration = Duration::from_millis(500);
 /// State needed until the connection is established.
 #[derive(Debug, Default)]
 pub(crate) struct Opening {
-    /// Job key; cleared afterwards.
+    /// Job key.
     job_key: Vec<u8>,
     /// Largest payload announced to the peer.
     offered: u16,
@@ -34,12 +38,22 @@ pub(crate) struct Opening {
     credit: u16,
     /// Size of the host's receive buffer in bytes.
     capacity: u32,
+    /// Cookie that the peer wants to see in the SYN (W-150); 0: none.
+    cookie: u64,
     /// A SYN or SYN+ACK is to be sent.
-    pub(super) pending: bool,
+    pending: bool,
     /// Number of SYNs sent.
-    pub(super) tries: u32,
+    tries: u32,
     /// Time of the last SYN.
-    pub(super) sent_at: Instant,
+    sent_at: Instant,
+}
+
+/// Returns the interval until a SYN sent now must be repeated (W-25), after `tries` others.
+/// Randomised by half its length, so that peers refused together do not return together.
+fn syn_interval(nonce: u64, tries: u32) -> Duration {
+    let step = (SYN_INTERVAL * (1 << tries.min(8))).min(SYN_INTERVAL_MAX);
+    let dice = nonce.rotate_right(8 * tries) as u8;
+    step * 3 / 4 + step / 2 * u32::from(dice) / 256
 }
 
 /// Effect of a SYN on an existing connection.
@@ -77,7 +91,7 @@ impl Connection {
             pending: true,
             ..Opening::default()
         };
-        let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynSent);
+        let mut conn = Connection::new(cx, id, key, secrets, Some(opening), State::SynSent);
         conn.ack_requests = AckRequests::new(buffers.tx);
         conn.mobility = Some(Mobility::offer(cx, key.peer));
         conn.visible = true;
@@ -100,7 +114,7 @@ impl Connection {
             pending: true,
             ..Opening::default()
         };
-        let mut conn = Connection::new(cx, id, key, secrets, opening, State::SynReceived);
+        let mut conn = Connection::new(cx, id, key, secrets, Some(opening), State::SynReceived);
         conn.passive = true;
         conn.mobility = Some(Mobility::offer(cx, key.peer));
         conn.learn_peer(cx, syn.seq, block);
@@ -112,12 +126,13 @@ impl Connection {
         id: ConnId,
         key: Key,
         (nonce, iss): (u64, Seq),
-        opening: Opening,
+        opening: Option<Opening>,
         state: State,
     ) -> Self {
         let mut timers = TimerTable::new();
         timers.set(Timer::Connect, cx.now + cx.config.connect_timeout);
         let safe_payload = cx.safe_payload(&key.peer);
+        let offered = opening.as_ref().map_or(0, |opening| opening.offered);
         Connection {
             id,
             key,
@@ -137,10 +152,10 @@ impl Connection {
             queued: Queued::default(),
             fate: None,
             timers,
-            agreed: opening.offered,
-            payload: opening.offered.min(safe_payload),
+            agreed: offered,
+            payload: offered.min(safe_payload),
             safe_payload,
-            opening,
+            opening: opening.map(Box::new),
             nonce,
             peer_nonce: 0,
             iss,
@@ -163,28 +178,31 @@ impl Connection {
         }
     }
 
-    /// Applies the peer's set-up block. Three features are known (W-18, W-100, W-110,
-    /// W-130).
+    /// Applies the peer's set-up block. The endpoint knows the fourth feature (W-18, W-100, W-110,
+    /// W-130, W-150).
     fn learn_peer(&mut self, cx: &Cx, irs: Seq, block: &SetUp<'_>) {
+        let Some(opening) = &self.opening else {
+            return;
+        };
+        let (offered, credit, capacity) = (opening.offered, opening.credit, opening.capacity);
         self.peer_nonce = block.nonce;
-        self.agree(self.opening.offered.min(block.max_payload)); // W-19
+        self.agree(offered.min(block.max_payload)); // W-19
         self.learn_rails(block);
         self.ecn.in_force = self.ecn.offered && block.features & FEATURE_ECN != 0;
         self.congestion = Aimd::new(cx.max_window().into(), self.ecn.in_force);
         self.peer_ack_delay = Duration::from_micros(u64::from(block.max_ack_delay));
-        self.recv = RecvSide::new(
-            irs.plus(1),
-            self.opening.credit,
-            self.agreed,
-            self.opening.capacity,
-        );
+        self.recv = RecvSide::new(irs.plus(1), credit, self.agreed, capacity);
         self.send
             .raise_edge(self.iss.plus(1).plus(block.credit.min(MAX_WINDOW)));
     }
 
-    /// Returns the block for the next SYN or SYN+ACK, with the nonce it answers (W-21).
-    pub(super) fn set_up_block(&self, max_ack_delay: Duration) -> SetUp<'_> {
-        let mut features = 0;
+    /// Returns the block for the next SYN or SYN+ACK, with the nonce it answers (W-21), or the
+    /// cookie (W-150).
+    fn set_up_block<'a>(&'a self, opening: &'a Opening, max_ack_delay: Duration) -> SetUp<'a> {
+        let mut features = match self.state {
+            State::SynSent => FEATURE_COOKIES, // W-150
+            _ => 0,
+        };
         if let Some(mobility) = &self.mobility {
             features |= FEATURE_RESUME; // W-130
             if !mobility.own.is_empty() {
@@ -195,13 +213,16 @@ impl Connection {
             features |= FEATURE_ECN; // W-110
         }
         SetUp {
-            max_payload: self.opening.offered,
+            max_payload: opening.offered,
             features,
             nonce: self.nonce,
-            peer_nonce: self.peer_nonce,
-            credit: self.opening.credit,
+            peer_nonce: match self.state {
+                State::SynSent => opening.cookie,
+                _ => self.peer_nonce,
+            },
+            credit: opening.credit,
             max_ack_delay: u16::try_from(max_ack_delay.as_micros()).unwrap_or(u16::MAX),
-            key: &self.opening.job_key,
+            key: &opening.job_key,
             rails: self
                 .mobility
                 .as_ref()
@@ -209,12 +230,46 @@ impl Connection {
         }
     }
 
-    /// Returns the interval until a SYN sent now must be repeated (W-25). Randomised by half its
-    /// length, so that peers refused together do not return together.
-    pub(super) fn syn_interval(&self) -> Duration {
-        let step = (SYN_INTERVAL * (1 << self.opening.tries.min(8))).min(SYN_INTERVAL_MAX);
-        let dice = self.nonce.rotate_right(8 * self.opening.tries) as u8;
-        step * 3 / 4 + step / 2 * u32::from(dice) / 256
+    /// Builds a SYN, or a SYN+ACK once the peer's SYN is known, if one is pending.
+    pub(super) fn take_syn(&mut self, cx: &mut Cx, head: &mut Head) -> Option<Transmit> {
+        let opening = self.opening.as_mut().filter(|opening| opening.pending)?;
+        opening.pending = false;
+        let interval = syn_interval(self.nonce, opening.tries);
+        opening.tries += 1;
+        opening.sent_at = cx.now;
+        cx.counters.tx_syns += 1;
+        self.timers.set(Timer::Syn, cx.now + interval);
+        let opening = self.opening.as_ref()?;
+        let block = self.set_up_block(opening, cx.config.max_ack_delay);
+        let len = block.emit(tail_of(head));
+        let flags = match self.state {
+            State::SynSent => FLAG_SYN,
+            _ => FLAG_SYN | FLAG_ACK,
+        };
+        Some(self.build(cx, head, (self.iss, flags), Payload::None, len))
+    }
+
+    /// Returns true if a SYN or SYN+ACK is to be sent.
+    pub(super) fn syn_is_pending(&self) -> bool {
+        (self.opening.as_ref()).is_some_and(|opening| opening.pending)
+    }
+
+    /// Has a SYN or SYN+ACK sent, while the connection is being opened.
+    pub(super) fn request_syn(&mut self) {
+        if let Some(opening) = &mut self.opening {
+            opening.pending = true;
+        }
+    }
+
+    /// Repeats the SYN with the cookie of a listener that keeps no state for it (W-150): the first
+    /// time at once, then by the timer.
+    pub(super) fn retry_with(&mut self, cookie: u64) {
+        if let Some(opening) = &mut self.opening
+            && self.state == State::SynSent
+        {
+            opening.pending |= opening.cookie == 0;
+            opening.cookie = cookie;
+        }
     }
 
     /// Processes a SYN with a well-formed block for this connection.
@@ -232,7 +287,7 @@ impl Connection {
             State::SynReceived if !same => self.on_crossing_syn(cx, frame, block),
             State::SynReceived => {
                 cx.counters.rx_drop_duplicate_setup += 1; // W-26
-                self.opening.pending = true;
+                self.request_syn();
                 SynVerdict::Done
             }
             State::TimeWait if !same => SynVerdict::Fresh, // W-55
@@ -256,13 +311,13 @@ impl Connection {
         frame: &EspFrame<'_>,
         block: &SetUp<'_>,
     ) -> SynVerdict {
-        if !crate::wire::keys_equal(&self.opening.job_key, block.key) {
+        if !self.has_key(block.key) {
             cx.counters.rx_drop_key += 1;
             return SynVerdict::BadKey;
         }
         self.learn_peer(cx, frame.seq, block);
         self.advance(cx, Input::PeerSyn);
-        self.opening.pending = true;
+        self.request_syn();
         SynVerdict::Done
     }
 
@@ -290,7 +345,7 @@ impl Connection {
             cx.counters.rx_drop_ack_forged += 1;
             return true; // W-29
         }
-        if !crate::wire::keys_equal(&self.opening.job_key, block.key) {
+        if !self.has_key(block.key) {
             cx.counters.rx_drop_key += 1; // W-21
             return false;
         }
@@ -305,6 +360,11 @@ impl Connection {
         false
     }
 
+    /// Returns true if this is the job key of the connection, which is being opened.
+    fn has_key(&self, key: &[u8]) -> bool {
+        (self.opening.as_ref()).is_some_and(|own| keys_equal(&own.job_key, key))
+    }
+
     /// Returns true if a frame other than SYN acknowledges our SYN while the connection is half
     /// open.
     pub(super) fn acknowledges_syn(&self, frame: &EspFrame<'_>) -> bool {
@@ -315,12 +375,12 @@ impl Connection {
 
     /// Completes the set-up: both SYNs are acknowledged.
     pub(super) fn establish(&mut self, cx: &mut Cx) {
-        if self.opening.tries == 1 {
-            self.rtt.sample(cx.now.since(self.opening.sent_at));
+        if let Some(opening) = self.opening.take()
+            && opening.tries == 1
+        {
+            self.rtt.sample(cx.now.since(opening.sent_at));
         }
         self.advance(cx, Input::SynAcked);
-        self.opening.pending = false;
-        self.opening.job_key = Vec::new();
         self.timers.stop(Timer::Syn);
         self.timers.stop(Timer::Connect);
         self.heard(cx);

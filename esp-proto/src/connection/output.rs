@@ -2,7 +2,7 @@
 
 use super::ack_requests::Sending;
 use super::{Connection, Cx, Key};
-use crate::api::{Head, PREFIX_LEN, Payload, Proto, State, Transmit};
+use crate::api::{Head, PREFIX_LEN, Payload, Proto, Transmit};
 use crate::send::Segment;
 use crate::seq::Seq;
 use crate::state::Input;
@@ -30,7 +30,7 @@ impl Connection {
         if self.frozen {
             return self.has_move();
         }
-        self.acks.now || self.opening.pending || self.probe || self.path_pending || self.has_move()
+        self.acks.now || self.syn_is_pending() || self.probe || self.path_pending || self.has_move()
     }
 
     /// Returns true when `poll_data` may build a frame.
@@ -61,9 +61,8 @@ impl Connection {
         if self.frozen {
             return None;
         }
-        if self.opening.pending {
-            self.opening.pending = false;
-            return Some(self.build_syn(cx, head));
+        if let Some(syn) = self.take_syn(cx, head) {
+            return Some(syn);
         }
         if self.path_pending {
             self.path_pending = false;
@@ -239,23 +238,8 @@ impl Connection {
         self.build(cx, head, start, payload, 0)
     }
 
-    /// Builds a SYN, or a SYN+ACK once the peer's SYN is known.
-    fn build_syn(&mut self, cx: &mut Cx, head: &mut Head) -> Transmit {
-        cx.counters.tx_syns += 1;
-        self.timers.set(Timer::Syn, cx.now + self.syn_interval());
-        self.opening.tries += 1;
-        self.opening.sent_at = cx.now;
-        let block = self.set_up_block(cx.config.max_ack_delay);
-        let len = block.emit(tail_of(head));
-        let flags = match self.state {
-            State::SynSent => FLAG_SYN,
-            _ => FLAG_SYN | FLAG_ACK,
-        };
-        self.build(cx, head, (self.iss, flags), Payload::None, len)
-    }
-
     /// Completes a frame whose first `tail` bytes after the prefix are written.
-    fn build(
+    pub(super) fn build(
         &mut self,
         cx: &mut Cx,
         head: &mut Head,

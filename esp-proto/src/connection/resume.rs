@@ -4,7 +4,6 @@
 //! as after a GO, and is on its way again with the peer's DONE.
 
 use super::moves::Mobility;
-use super::open::Opening;
 use super::{AckRequests, Connection, Cx, Key};
 use crate::addr::{MacAddr, NodeAddr};
 use crate::api::{Buffers, ConnId, State};
@@ -40,7 +39,7 @@ impl Connection {
             (true, true) => State::Closing,
         };
         let secrets = (image.nonce, seqs.0);
-        let mut conn = Connection::new(cx, id, key, secrets, Opening::default(), state);
+        let mut conn = Connection::new(cx, id, key, secrets, None, state);
         conn.timers = TimerTable::new();
         conn.visible = true;
         conn.attached = true;

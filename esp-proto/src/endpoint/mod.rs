@@ -2,6 +2,7 @@
 
 mod answers;
 mod calls;
+mod cookies;
 mod edp;
 mod held_ports;
 mod listen;
@@ -25,6 +26,7 @@ use crate::wire::{MAX_NAME, Reset, max_payload};
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use answers::AnswerLimits;
+use cookies::Cookies;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use listen::Listener;
@@ -101,6 +103,7 @@ pub struct Endpoint {
     deadlines: DeadlineHeap,
     resets: TokenBucket,
     answers: AnswerLimits,
+    cookies: Cookies,
 }
 
 /// An entry of the progress queue.
@@ -146,6 +149,7 @@ impl Endpoint {
             table: Table::new(config.max_connections, hasher.clone()),
             moved_keys: HashMap::with_hasher(hasher.clone()),
             answers: AnswerLimits::new(hasher.clone()),
+            cookies: Cookies::new(seed),
             listeners: HashMap::with_hasher(hasher),
             moves: VecDeque::new(),
             edp_ports: BTreeSet::new(),

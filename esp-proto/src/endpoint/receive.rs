@@ -1,12 +1,13 @@
 //! Dispatch of received frames.
 
-use super::{Endpoint, edp};
+use super::{Endpoint, ListenerInfo, edp};
 use crate::api::{CloseReason, ResetReason, RxFrame, Sink, State};
 use crate::connection::{Connection, Key, SynVerdict};
 use crate::seq::Seq;
 use crate::time::Instant;
 use crate::wire::{
-    EspFrame, FrameType, Header, MIN_PACKET, Reset, SetUp, VERSION, WireError, keys_equal,
+    EspFrame, FEATURE_COOKIES, FrameType, Header, MIN_PACKET, Reset, Retry, SetUp, VERSION,
+    WireError, keys_equal,
 };
 use alloc::boxed::Box;
 
@@ -184,11 +185,21 @@ impl Endpoint {
             self.cx.counters.rx_drop_backlog += 1; // W-24
             return;
         }
-        let full = listener.info.half_open >= listener.info.backlog;
+        let ListenerInfo {
+            half_open, backlog, ..
+        } = listener.info;
+        let (nonce, now) = (block.nonce, self.cx.now);
+        let proven =
+            half_open >= backlog && (self.cookies).is_valid(block.peer_nonce, &key, nonce, now);
+        let full = half_open >= if proven { 2 * backlog } else { backlog };
         if full || self.table.is_full() {
             let made_room = self.evict_half_open(key.local_port);
             if full && !made_room {
                 self.cx.counters.rx_drop_backlog += 1; // W-24
+                if !proven && block.features & FEATURE_COOKIES != 0 {
+                    let cookie = self.cookies.cookie(&key, nonce, now);
+                    self.push_retry(key, frame.seq, Retry { nonce, cookie });
+                }
                 return;
             }
         }
@@ -201,7 +212,8 @@ impl Endpoint {
             return;
         };
         let secrets: (u64, Seq) = self.secrets();
-        let conn = Connection::passive(&self.cx, id, key, secrets, frame, block);
+        let mut conn = Connection::passive(&self.cx, id, key, secrets, frame, block);
+        conn.proven = proven; // W-150: not evicted
         self.table.insert(Box::new(conn));
         self.moved_keys.remove(&key);
         self.join_listener(key.local_port, id);

@@ -5,7 +5,7 @@ use crate::api::{EdpKind, Head, Payload, Proto, Transmit};
 use crate::connection::Key;
 use crate::seq::Seq;
 use crate::time::Instant;
-use crate::wire::{FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Move, Reset, tail_of};
+use crate::wire::{FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Move, Reset, Retry, tail_of};
 use alloc::boxed::Box;
 
 /// Frames that one connection may send before the next is served: half of the host's batch, so that
@@ -27,6 +27,7 @@ pub(super) struct Control {
 #[derive(Debug)]
 pub(super) enum ControlBody {
     Reset(Reset),
+    Retry(Retry),
     Move(Move),
     /// A control datagram.
     Edp(Box<[u8]>),
@@ -75,12 +76,21 @@ impl Endpoint {
 
     /// Queues a RST for an unknown connection or a confused peer, within the limits (W-50).
     pub(super) fn push_reset(&mut self, key: Key, seq: Seq, ack: Option<Seq>, reset: Reset) {
+        self.push_refusal(key, seq, ack, ControlBody::Reset(reset));
+    }
+
+    /// Requests that a SYN be repeated with a cookie (W-150), within the limits of resets.
+    pub(super) fn push_retry(&mut self, key: Key, syn: Seq, retry: Retry) {
+        let seq = syn.plus(1);
+        self.push_refusal(key, seq, Some(seq), ControlBody::Retry(retry));
+    }
+
+    fn push_refusal(&mut self, key: Key, seq: Seq, ack: Option<Seq>, body: ControlBody) {
         let limited = !self.resets.take(self.cx.now) || !self.answers.take(&key.peer, self.cx.now);
         if self.control.len() >= ANSWERS_WAITING || limited {
             self.cx.counters.tx_reset_limited += 1;
             return;
         }
-        let body = ControlBody::Reset(reset);
         self.control.push_back(Control {
             key,
             seq,
@@ -143,6 +153,15 @@ impl Endpoint {
                 self.cx.counters.tx_resets += 1;
                 let flags = ack.map_or(FLAG_RST, |_| FLAG_RST | FLAG_ACK);
                 (Proto::Esp, flags, Payload::None, reset.emit(tail))
+            }
+            ControlBody::Retry(retry) => {
+                self.cx.counters.tx_cookies += 1;
+                (
+                    Proto::Esp,
+                    FLAG_RST | FLAG_ACK,
+                    Payload::None,
+                    retry.emit(tail),
+                )
             }
             ControlBody::Move(block) => {
                 self.cx.counters.tx_moves += 1;

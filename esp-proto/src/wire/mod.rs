@@ -9,6 +9,7 @@ mod frame;
 mod header;
 mod move_block;
 mod reset;
+mod retry;
 mod setup;
 
 pub use edp::{EdpFrame, InfoReply, MAX_NAME};
@@ -20,10 +21,11 @@ pub use header::{
 };
 pub use move_block::{MOVE_LEN, Move, Step};
 pub use reset::{RESET_LEN, Reset};
+pub use retry::{RETRY_LEN, Retry};
 pub(crate) use setup::keys_equal;
 pub use setup::{
-    FEATURE_ECN, FEATURE_MOVES, FEATURE_RESUME, MAX_KEY, MAX_RAILS, MAX_SETUP, SETUP_LEN, SetUp,
-    VERSION,
+    FEATURE_COOKIES, FEATURE_ECN, FEATURE_MOVES, FEATURE_RESUME, MAX_KEY, MAX_RAILS, MAX_SETUP,
+    SETUP_LEN, SetUp, VERSION,
 };
 
 use crate::addr::NodeAddr;

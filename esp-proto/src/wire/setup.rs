@@ -17,6 +17,8 @@ pub const FEATURE_MOVES: u32 = 1;
 pub const FEATURE_ECN: u32 = 2;
 /// Feature bit: a side that lost its state may resume the connection (W-130).
 pub const FEATURE_RESUME: u32 = 4;
+/// Feature bit: a SYN is repeated with the cookie of a listener (W-150).
+pub const FEATURE_COOKIES: u32 = 8;
 /// Maximum number of other addresses in a set-up block (W-100).
 pub const MAX_RAILS: usize = 8;
 
@@ -25,11 +27,11 @@ pub const MAX_RAILS: usize = 8;
 pub struct SetUp<'a> {
     /// Largest payload its sender can receive, at least 64.
     pub max_payload: u16,
-    /// Feature bits: [`FEATURE_MOVES`], [`FEATURE_ECN`], [`FEATURE_RESUME`].
+    /// Feature bits: [`FEATURE_MOVES`], [`FEATURE_ECN`], [`FEATURE_RESUME`], [`FEATURE_COOKIES`].
     pub features: u32,
     /// The sender's nonce of the connection, random, never 0.
     pub nonce: u64,
-    /// Nonce being answered; 0 in a SYN.
+    /// Nonce being answered; in a SYN 0, or a cookie (W-150).
     pub peer_nonce: u64,
     /// Packets that its sender is ready to receive.
     pub credit: u16,

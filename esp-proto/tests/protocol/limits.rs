@@ -1,7 +1,7 @@
 //! Bounds: SYN floods, accept queues, connection limits, reset rates (W-24, W-50).
 
 use crate::common::*;
-use esp_proto::wire::FrameType;
+use esp_proto::wire::{FrameType, Retry, SetUp};
 use esp_proto::*;
 
 #[test]
@@ -23,6 +23,81 @@ fn a_syn_flood_stays_within_the_backlog_and_lets_others_in() {
     pair.run(Duration::from_secs(6));
     assert_eq!(pair.b.ep.connections().count(), 1, "forged ones expire");
     assert_eq!(pair.b.ep.listeners().next().unwrap().1.half_open, 0);
+}
+
+/// Ten SYNs in a millisecond, so that those evicted are too young (W-150).
+#[test]
+fn a_fast_syn_flood_lets_others_in_by_cookies() {
+    let flood = |pair: &mut Pair, numbers: core::ops::Range<u32>, features| {
+        for n in numbers {
+            let [_, b, c, d] = n.to_be_bytes();
+            let block = wire::SetUp {
+                features,
+                ..set_up(u64::from(n) + 1, 0)
+            };
+            let syn = Forge::syn(1, Seq(7)).set_up(wire::FLAG_SYN, &block);
+            let from = MacAddr([2, 0, 9, b, c, d]);
+            pair.inject(from, MAC_B, syn.ports(1000, 10_000).build());
+            pair.run(Duration::from_micros(100));
+        }
+    };
+    for features in [0, wire::FEATURE_COOKIES] {
+        let mut pair = Pair::new();
+        pair.listen(1000, 16);
+        flood(&mut pair, 0..500, features);
+        let conns: Vec<_> = (0..8).map(|n| pair.connect(5000 + n, 1000)).collect();
+        flood(&mut pair, 500..600, features);
+        for conn in conns {
+            assert_eq!(pair.a.state(conn), State::Established, "{features}");
+        }
+        let (a, b) = (pair.a.ep.counters(), pair.b.ep.counters());
+        assert!(a.rx_cookies >= 7, "{features}: {a:?}");
+        assert_eq!(b.tx_cookies > 100, features != 0, "{b:?}");
+        assert!(pair.b.ep.connections().count() <= 16 + 8);
+    }
+}
+
+/// A peer answers every SYN by a cookie.
+#[test]
+fn cookies_do_not_make_syns_more_frequent() {
+    let syns = |retries: bool| {
+        let mut pair = Pair::new();
+        let options = ConnOptions {
+            buffers: Buffers { rx: ROOM, tx: ROOM },
+            key: vec![],
+        };
+        let peer = MacAddr([2, 0, 0, 0, 0, 0xc]);
+        let a = (pair.a.ep)
+            .connect(pair.now, 5000, peer.into(), 1000, options)
+            .unwrap();
+        let mut answered = 0;
+        for _ in 0..1000 {
+            pair.run(Duration::from_millis(1));
+            let syn = pair.sent(MAC_A, answered).next().map(|frame| {
+                let esp = frame.esp();
+                (SetUp::parse(esp.payload).unwrap().nonce, esp.seq)
+            });
+            let Some((nonce, seq)) = syn else { continue };
+            answered = pair.log.len();
+            let reset = Retry {
+                nonce: if retries { nonce } else { nonce ^ 1 },
+                cookie: 7 + answered as u64,
+            };
+            let mut block = [0; wire::RETRY_LEN];
+            reset.emit(&mut block);
+            let flags = wire::FLAG_RST | wire::FLAG_ACK;
+            let retry = Forge::ack(seq.plus(1), seq.plus(1)).flags(flags);
+            let retry = retry.ports(5000, 1000).payload(&block);
+            pair.inject(peer, MAC_A, retry.build());
+        }
+        assert_eq!(pair.a.ep.info(a).unwrap().state, State::SynSent);
+        let counters = pair.a.ep.counters();
+        assert_eq!(counters.rx_cookies > 0, retries, "{counters:?}");
+        assert_eq!(counters.rx_drop_reset_forged > 0, !retries, "{counters:?}");
+        counters.tx_syns
+    };
+    let (with, without) = (syns(true), syns(false));
+    assert!(with <= without + 1, "{with} and {without}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 enum Body {
     SetUp(SetUp<'static>),
     Reset(Reset),
+    Retry(Retry),
     Bytes(&'static [u8]),
     Control(EdpKind, &'static [u8]),
     Info(InfoReply<'static>),
@@ -207,6 +208,34 @@ fn marks() -> Vec<(&'static str, Meaning)> {
     ]
 }
 
+/// Returns the vectors of cookies.
+fn cookies() -> Vec<(&'static str, Meaning)> {
+    let syn = SetUp {
+        features: FEATURE_COOKIES,
+        ..set_ups().0
+    };
+    let cookie = 0x2122_2324_2526_2728;
+    let plain = |header, body| Meaning {
+        header,
+        body,
+        ext: None,
+    };
+    let syn_of = |peer_nonce| {
+        let body = Body::SetUp(SetUp { peer_nonce, ..syn });
+        plain(header(ESP, (5000, 1000), 65535, 0, 34, FLAG_SYN), body)
+    };
+    let nonce = syn.nonce;
+    let retry = plain(
+        header(ESP, (1000, 5000), 0, 0, 18, FLAG_RST | FLAG_ACK),
+        Body::Retry(Retry { nonce, cookie }),
+    );
+    vec![
+        ("V-50", syn_of(0)),
+        ("V-51", retry),
+        ("V-52", syn_of(cookie)),
+    ]
+}
+
 /// Returns the meaning of every vector on the page.
 fn meanings() -> BTreeMap<&'static str, Meaning> {
     let a = (5000, 1000);
@@ -367,6 +396,7 @@ fn meanings() -> BTreeMap<&'static str, Meaning> {
     ]);
     all.extend(moving());
     all.extend(marks());
+    all.extend(cookies());
     all
 }
 
@@ -382,6 +412,11 @@ impl Meaning {
             Body::Reset(reset) => {
                 let mut out = [0; RESET_LEN];
                 reset.emit(&mut out);
+                bytes.extend(out);
+            }
+            Body::Retry(retry) => {
+                let mut out = [0; RETRY_LEN];
+                retry.emit(&mut out);
                 bytes.extend(out);
             }
             Body::Move(block) => {
@@ -419,6 +454,7 @@ impl Meaning {
         match &self.body {
             Body::SetUp(block) => assert_eq!(SetUp::parse(payload), Ok(*block), "{id}"),
             Body::Reset(reset) => assert_eq!(Reset::parse(payload), Ok(*reset), "{id}"),
+            Body::Retry(retry) => assert_eq!(Retry::parse(payload), Some(Ok(*retry)), "{id}"),
             Body::Move(block) => assert_eq!(Move::parse(payload), Ok(*block), "{id}"),
             Body::Bytes(expected) => assert_eq!(&payload, expected, "{id}"),
             Body::Control(kind, expected) => {

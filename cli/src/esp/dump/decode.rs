@@ -6,7 +6,7 @@ use esp_client::{EdpKind, MacAddr, NodeAddr};
 use esp_proto::secure::{FLAG_SEC, OVERHEAD, Protected, SETUP_PACKET};
 use esp_proto::wire::{
     EdpFrame, EspFrame, FLAG_EXT, FrameType, HEADER_LEN, Header, InfoReply, MIN_PACKET, Move,
-    Reset, SetUp, WireError,
+    Reset, Retry, SetUp, WireError,
 };
 use etherparse::{EtherType, LaxNetSlice, LaxSlicedPacket, TransportSlice};
 use netif::parse_ethernet;
@@ -214,7 +214,10 @@ fn content<'a>(
     let frame = EspFrame::parse(header, rest)?;
     Ok(match frame.kind {
         FrameType::Syn | FrameType::SynAck => Content::SetUp(frame, SetUp::parse(frame.payload)?),
-        FrameType::Rst => Content::Reset(frame, Reset::parse(frame.payload)?),
+        FrameType::Rst => {
+            Retry::parse(frame.payload).transpose()?;
+            Content::Reset(frame, Reset::parse(frame.payload)?)
+        }
         FrameType::Move => Content::Move(frame, Move::parse(frame.payload)?),
         FrameType::Data | FrameType::Ack | FrameType::Fin | FrameType::Probe => {
             Content::Stream(frame)

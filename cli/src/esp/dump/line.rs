@@ -301,6 +301,8 @@ fn reason(reset: &Reset) -> String {
         ResetReason::TimedOut => "TIMED_OUT".into(),
         ResetReason::Unknown => "UNKNOWN".into(),
         ResetReason::Shutdown => "SHUTDOWN".into(),
+        // W-150; a request, not an end.
+        ResetReason::Other(11) => "RETRY".into(),
         ResetReason::Other(code) => code.to_string(),
     }
 }
