@@ -116,6 +116,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "hands lent memory on to the wrapped transport",
     ),
     (
+        "dev/conformance/src/faulty/tx.rs",
+        "hands lent memory on to the wrapped transport",
+    ),
+    (
         "dev/conformance/src/suite/memory.rs",
         "lends memory of test cases to the transport under test",
     ),
