@@ -161,7 +161,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "the contract's calls that take lent memory",
     ),
     (
-        "shm-btl/src/transport/tests.rs",
+        "shm-btl/src/transport/tests",
         "lends memory of tests to the transport",
     ),
     (
