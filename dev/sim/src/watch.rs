@@ -65,7 +65,7 @@ impl World {
                 self.fail(&format!("{count} connections, {limit} allowed"));
             }
             for (port, info) in node.endpoint.listeners() {
-                if info.half_open > info.backlog || info.waiting > info.backlog {
+                if info.half_open > 2 * info.backlog || info.waiting > info.backlog {
                     self.fail(&format!("W-24: listener {port}: {info:?}"));
                 }
             }

@@ -1,5 +1,7 @@
 //! Sending: many frames with `sendmmsg`, a single one with `send`.
 
+mod datagrams;
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -7,11 +9,10 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use rustix::net::{SendFlags, send};
-use socket2::SockAddr;
 
+use self::datagrams::Datagrams;
 use crate::PacketSocket;
 use crate::arena::Arena;
-use crate::udp::{UNUSED, group};
 
 /// Length of a frame's head buffer in bytes: headers before the payload and bytes after it.
 pub const HEAD_LEN: usize = 256;
@@ -36,22 +37,6 @@ impl Frame {
         self.prefix + self.payload.map_or(0, |(_, len)| len) + self.tail
     }
 }
-
-/// Description of segmented buffers for the kernel, besides their memory areas.
-struct Datagrams {
-    names: Arena<libc::sockaddr_storage>,
-    /// Control messages, each with the length of a segment.
-    controls: Arena<[u64; CONTROL_WORDS]>,
-    /// Number of frames of each message.
-    frames: Vec<usize>,
-}
-
-/// Words of a control message with one number of 16 bits.
-const CONTROL_WORDS: usize = 3;
-const _: () = assert!(
-    // SAFETY: a calculation.
-    unsafe { libc::CMSG_SPACE(size_of::<u16>() as u32) } as usize <= 8 * CONTROL_WORDS
-);
 
 /// Frames to be sent.
 ///
@@ -262,109 +247,14 @@ impl SendBatch {
         }
     }
 
-    /// Returns the destination of a waiting frame.
-    pub(crate) fn destination(&self, index: usize) -> Option<SocketAddr> {
-        self.frames.get(..self.queued)?.get(index)?.dst
-    }
-
     /// Counts a frame that is never accepted.
     pub(crate) fn reject(&mut self) {
         self.rejected += 1;
     }
 
-    /// Returns the number of frames from `from` on that leave as one segmented buffer; one if
-    /// `from` is before `single`.
-    pub(crate) fn group_at(&self, from: usize, single: usize) -> usize {
-        if from < single {
-            return 1;
-        }
-        let waiting = self.frames.get(from..self.queued).unwrap_or_default();
-        let datagram = |frame: &Frame| Some((frame.dst?, frame.len().saturating_sub(UNUSED)));
-        // A frame without a destination is a bug of the caller; it is refused by the kernel.
-        group(waiting.iter().map_while(datagram)).max(1)
-    }
-
-    /// Writes the kernel's description of the frames from `from` on, as datagrams. Returns the
-    /// number of messages.
-    pub(crate) fn describe_datagrams(&mut self, from: usize, single: usize) -> usize {
-        let slots = self.frames.len();
-        let datagrams = self.datagrams.get_or_insert_with(|| {
-            // SAFETY: plain C structures and numbers; zero is a valid value of each.
-            let (names, controls) = unsafe { (Arena::zeroed(slots), Arena::zeroed(slots)) };
-            Datagrams {
-                names,
-                controls,
-                frames: Vec::with_capacity(slots),
-            }
-        });
-        datagrams.frames.clear();
-        let (mut next, mut area) = (from, 0);
-        while next < self.queued {
-            let count = self.group_at(next, single);
-            let first = area;
-            let segment = self.frames[next].len().saturating_sub(UNUSED);
-            for frame in &self.frames[next..next + count] {
-                let head = self.heads.at(frame.head).cast::<u8>();
-                let (payload, len) = frame
-                    .payload
-                    .map_or((std::ptr::null_mut(), 0), |(at, len)| (at.as_ptr(), len));
-                let unused = UNUSED.min(frame.prefix);
-                let parts = [
-                    (head.wrapping_add(unused), frame.prefix - unused),
-                    (payload, len),
-                    (head.wrapping_add(frame.prefix), frame.tail),
-                ];
-                for (start, len) in parts {
-                    // Empty areas cost the kernel time.
-                    if len > 0
-                        && let Some(slot) = self.areas.get_mut(area)
-                    {
-                        *slot = libc::iovec {
-                            iov_base: start.cast(),
-                            iov_len: len,
-                        };
-                        area += 1;
-                    }
-                }
-            }
-            let Some(datagrams) = &mut self.datagrams else {
-                break;
-            };
-            let message = datagrams.frames.len();
-            datagrams.frames.push(count);
-            let name_len = match self.frames[next].dst {
-                Some(dst) => write_name(&mut datagrams.names, message, dst),
-                None => 0,
-            };
-            let control_len = match u16::try_from(segment) {
-                Ok(segment) if count > 1 => {
-                    write_segment(&mut datagrams.controls, message, segment)
-                }
-                _ => 0,
-            };
-            if let Some(header) = self.headers.get_mut(message) {
-                let header = &mut header.msg_hdr;
-                header.msg_name = datagrams.names.at(message).cast();
-                header.msg_namelen = name_len;
-                header.msg_iov = self.areas.at(first.min(self.areas.len() - 1));
-                header.msg_iovlen = (area - first) as _;
-                header.msg_control = datagrams.controls.at(message).cast();
-                header.msg_controllen = control_len as _;
-            }
-            next += count;
-        }
-        self.datagrams.as_ref().map_or(0, |all| all.frames.len())
-    }
-
     /// Returns the kernel's descriptions.
     pub(crate) fn headers(&self) -> *mut libc::mmsghdr {
         self.headers.at(0)
-    }
-
-    /// Returns the number of frames in the first `messages` of the last description.
-    pub(crate) fn frames_of(&self, messages: usize) -> usize {
-        let all = self.datagrams.as_ref().map(|all| all.frames.as_slice());
-        all.unwrap_or_default().iter().take(messages).sum()
     }
 
     /// Returns the bytes of the only waiting frame contiguously, if they fit into its head: copying
@@ -399,36 +289,6 @@ impl SendBatch {
             waiting.rotate_left(count);
         }
         self.queued -= count;
-    }
-}
-
-/// Writes a socket address as the kernel takes it. Returns its length.
-fn write_name(
-    names: &mut Arena<libc::sockaddr_storage>,
-    index: usize,
-    dst: SocketAddr,
-) -> libc::socklen_t {
-    let address = SockAddr::from(dst);
-    if let Some(name) = names.get_mut(index) {
-        // SAFETY: both are `sockaddr_storage`.
-        *name = unsafe { *address.as_ptr().cast::<libc::sockaddr_storage>() };
-    }
-    address.len()
-}
-
-/// Writes the control message with the length of a segment. Returns its length.
-fn write_segment(controls: &mut Arena<[u64; CONTROL_WORDS]>, index: usize, segment: u16) -> usize {
-    let header = controls.at(index).cast::<libc::cmsghdr>();
-    // SAFETY: the buffer is aligned for the header and has room for it and a number of 16 bits
-    // (checked above at compile time).
-    unsafe {
-        (*header).cmsg_level = libc::SOL_UDP;
-        (*header).cmsg_type = libc::UDP_SEGMENT;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<u16>() as u32) as _;
-        libc::CMSG_DATA(header)
-            .cast::<u16>()
-            .write_unaligned(segment);
-        libc::CMSG_SPACE(size_of::<u16>() as u32) as usize
     }
 }
 
@@ -524,100 +384,4 @@ impl PacketSocket {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn batch_of(marks: &[u8]) -> SendBatch {
-        let mut batch = SendBatch::new(4);
-        for mark in marks {
-            batch.head().unwrap()[..60].fill(*mark);
-            batch.push_inline(60);
-        }
-        batch
-    }
-
-    fn marks(batch: &SendBatch) -> Vec<u8> {
-        (0..batch.len())
-            .map(|index| {
-                let mut frame = [0; 60];
-                assert_eq!(batch.copy_frame(index, &mut frame), Some(60));
-                assert_eq!(frame, [frame[0]; 60]);
-                frame[0]
-            })
-            .collect()
-    }
-
-    #[test]
-    fn unsent_frames_keep_their_order_and_bytes() {
-        let mut batch = batch_of(&[1, 2, 3, 4]);
-        assert!(batch.is_full());
-        assert!(batch.head().is_none());
-        batch.remove(2);
-        assert_eq!(marks(&batch), [3, 4]);
-        for mark in [5, 6] {
-            batch.head().unwrap()[..60].fill(mark);
-            batch.push_inline(60);
-        }
-        assert_eq!(marks(&batch), [3, 4, 5, 6]);
-        batch.remove(2);
-        batch.skip();
-        assert_eq!(marks(&batch), [6]);
-        batch.clear();
-        assert!(batch.is_empty());
-        assert_eq!(batch.copy_frame(0, &mut [0; 60]), None);
-    }
-
-    #[test]
-    fn frame_is_prefix_payload_and_tail() {
-        let payload = [7u8; 5];
-        let mut batch = SendBatch::new(1);
-        let head = batch.head().unwrap();
-        head[..4].copy_from_slice(&[1, 2, 3, 4]);
-        // SAFETY: the payload outlives the batch.
-        unsafe { batch.push(3, Some((NonNull::from(&payload).cast(), 5)), 1) };
-        let mut whole = [0; 16];
-        assert_eq!(batch.copy_frame(0, &mut whole), Some(9));
-        assert_eq!(whole[..9], [1, 2, 3, 7, 7, 7, 7, 7, 4]);
-        let mut part = [0; 6];
-        assert_eq!(batch.copy_frame(0, &mut part), Some(9));
-        assert_eq!(part, [1, 2, 3, 7, 7, 7]);
-    }
-
-    #[test]
-    fn a_single_short_frame_is_sent_contiguously() {
-        let payload = [7u8; HEAD_LEN];
-        for (length, whole) in [
-            (0, true),
-            (5, true),
-            (HEAD_LEN - 4, true),
-            (HEAD_LEN - 3, false),
-        ] {
-            let mut batch = SendBatch::new(2);
-            batch.head().unwrap()[..4].copy_from_slice(&[1, 2, 3, 4]);
-            // SAFETY: the payload outlives the batch.
-            unsafe { batch.push(3, Some((NonNull::from(&payload).cast(), length)), 1) };
-            let expected = [&[1, 2, 3][..], &payload[..length], &[4]].concat();
-            // Two rounds: the first frame may have to be sent twice.
-            for _ in 0..2 {
-                assert_eq!(batch.alone(), whole.then_some(&expected[..]));
-                let mut frame = [0; HEAD_LEN + 1];
-                assert_eq!(batch.copy_frame(0, &mut frame), Some(expected.len()));
-                assert_eq!(frame[..expected.len()], expected);
-            }
-            batch.push_inline(60);
-            assert_eq!(batch.alone(), None, "two");
-        }
-        assert_eq!(SendBatch::new(1).alone(), None, "none");
-    }
-
-    #[test]
-    fn lengths_beyond_the_head_are_truncated() {
-        let mut batch = SendBatch::new(0);
-        assert_eq!(batch.capacity(), 1);
-        batch.push_inline(HEAD_LEN + 1);
-        batch.push_inline(60);
-        assert_eq!(batch.len(), 1, "the second found it full");
-        let mut frame = [0; 2 * HEAD_LEN];
-        assert_eq!(batch.copy_frame(0, &mut frame), Some(HEAD_LEN));
-    }
-}
+mod tests;

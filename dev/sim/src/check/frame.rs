@@ -2,6 +2,11 @@
 //! with the codec of esp-proto, so that a misreading there is detected here. It judges frames as a
 //! *sender* must make them.
 
+mod forge;
+mod text;
+
+pub use forge::Forge;
+
 use esp_proto::MacAddr;
 
 /// The sequence number is valid for opening.
@@ -200,6 +205,9 @@ impl<'a> View<'a> {
         if flags & RST != 0 && self.payload.len() < 10 {
             return Err("section 8: short reset block".into());
         }
+        if self.is_retry() && self.payload.len() != 18 {
+            return Err("W-150: RETRY without a cookie".into());
+        }
         if flags & EXT == 0 {
             return Ok(0);
         }
@@ -253,6 +261,11 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Returns true for a RST that asks for a SYN with a cookie (W-150).
+    pub fn is_retry(&self) -> bool {
+        self.flags & RST != 0 && self.payload.first() == Some(&11)
+    }
+
     /// Returns the set-up block of a SYN or SYN+ACK.
     pub fn set_up(&self) -> Result<SetUpView<'a>, String> {
         let p = self.payload;
@@ -270,7 +283,7 @@ impl<'a> View<'a> {
         };
         let behind = &p[28 + set_up.key.len()..];
         // W-100: 1 to 8 addresses, if there are any.
-        let rails = match (p[7] & !6, behind) {
+        let rails = match (p[7] & !14, behind) {
             (0, []) => true,
             (1, [count, macs @ ..]) => {
                 (1..=8).contains(count)
@@ -280,13 +293,15 @@ impl<'a> View<'a> {
             _ => false,
         };
         let answer = self.flags & ACK != 0;
+        let cookies = p[7] & 8 != 0; // W-150: in a SYN only, whose peer nonce may be a cookie
         let sound = set_up.key.len() == usize::from(p[1])
             && set_up.key.len() <= 32
             && set_up.max_payload >= 64
             && p[4..7] == [0; 3]
             && rails
             && set_up.nonce != 0
-            && (set_up.peer_nonce != 0) == answer;
+            && !(answer && cookies)
+            && (cookies || (set_up.peer_nonce != 0) == answer);
         if sound {
             Ok(set_up)
         } else {
@@ -302,76 +317,6 @@ impl<'a> View<'a> {
     /// Returns true for a FIN.
     pub fn is_fin(&self) -> bool {
         self.flags & FIN != 0
-    }
-
-    /// Returns one line for display.
-    pub fn text(&self, edp: u16) -> String {
-        if self.packet_type == edp {
-            let kind = if self.flags & 1 == 0 {
-                None
-            } else {
-                self.payload.first()
-            };
-            return format!(
-                "EDP {}>{} seq={} len={} control={kind:?}",
-                self.src_port,
-                self.dst_port,
-                self.seq,
-                self.payload.len()
-            );
-        }
-        let names = [
-            (SYN, "SYN"),
-            (ACK, "ACK"),
-            (FIN, "FIN"),
-            (RST, "RST"),
-            (PRB, "PRB"),
-            (ASK, "ASK"),
-        ];
-        let flags: Vec<&str> = names
-            .iter()
-            .filter(|(bit, _)| self.flags & bit != 0)
-            .map(|(_, name)| *name)
-            .collect();
-        let mut line = format!(
-            "ESP {}>{} {} seq={} ack={} len={}",
-            self.src_port,
-            self.dst_port,
-            flags.join("+"),
-            self.seq,
-            self.ack,
-            self.payload.len()
-        );
-        if let Some(ext) = &self.ext {
-            if let Some(edge) = ext.credit {
-                line += &format!(" credit={edge}");
-            }
-            if let Some(len) = ext.probed {
-                line += &format!(" probed={len}");
-            }
-            if let Some(count) = ext.ce {
-                line += &format!(" ce={count}");
-            }
-            if !ext.sack.is_empty() {
-                line += &format!(" sack={:02x?}", ext.sack);
-            }
-        }
-        if self.flags & SYN != 0
-            && let Ok(set_up) = self.set_up()
-        {
-            line += &format!(
-                " nonce={:x} peer={:x} credit={} max={}",
-                set_up.nonce, set_up.peer_nonce, set_up.credit, set_up.max_payload
-            );
-        }
-        if self.flags & RST != 0 {
-            line += &format!(
-                " reason={} nonce={:x}",
-                self.payload[0],
-                be64(self.payload, 2)
-            );
-        }
-        line
     }
 }
 
@@ -402,234 +347,5 @@ fn ext(bytes: &[u8]) -> Option<(ExtView<'_>, usize)> {
     (at == len).then_some((view, len))
 }
 
-/// Builder of an ESP frame, for tests that forge frames.
-#[derive(Clone, Debug)]
-pub struct Forge {
-    /// Destination address.
-    pub dst: MacAddr,
-    /// Source address.
-    pub src: MacAddr,
-    /// EtherType.
-    pub packet_type: u16,
-    /// Destination port.
-    pub dst_port: u16,
-    /// Source port.
-    pub src_port: u16,
-    /// Sequence.
-    pub seq: u16,
-    /// Ack sequence.
-    pub ack: u16,
-    /// Flags.
-    pub flags: u8,
-    /// Payload.
-    pub payload: Vec<u8>,
-    /// Bytes after the payload.
-    pub tail: Vec<u8>,
-}
-
-impl Forge {
-    /// Creates a frame of the default EtherType with only its flags set.
-    pub fn new(src: MacAddr, src_port: u16, dst: MacAddr, dst_port: u16, flags: u8) -> Self {
-        let (payload, tail) = (Vec::new(), Vec::new());
-        Forge {
-            dst,
-            src,
-            packet_type: 0x88b5,
-            dst_port,
-            src_port,
-            seq: 0,
-            ack: 0,
-            flags,
-            payload,
-            tail,
-        }
-    }
-
-    /// Adds a set-up block.
-    #[must_use]
-    pub fn with_set_up(mut self, nonce: u64, peer_nonce: u64, credit: u16) -> Self {
-        self.payload = vec![1, 0, 0x05, 0xd1, 0, 0, 0, 0];
-        self.payload.extend(nonce.to_be_bytes());
-        self.payload.extend(peer_nonce.to_be_bytes());
-        self.payload.extend(credit.to_be_bytes());
-        self.payload.extend(200u16.to_be_bytes());
-        self
-    }
-
-    /// Adds a reset block.
-    #[must_use]
-    pub fn with_reset(mut self, reason: u8, nonce: u64) -> Self {
-        self.payload = vec![reason, 0];
-        self.payload.extend(nonce.to_be_bytes());
-        self
-    }
-
-    /// Returns the padded frame.
-    pub fn bytes(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(60);
-        out.extend(self.dst.0);
-        out.extend(self.src.0);
-        let len = self.payload.len() as u16;
-        for field in [
-            self.packet_type,
-            self.dst_port,
-            self.src_port,
-            self.seq,
-            self.ack,
-            len,
-        ] {
-            out.extend(field.to_be_bytes());
-        }
-        out.push(self.flags);
-        out.extend(&self.payload);
-        out.extend(&self.tail);
-        out.resize(out.len().max(60), 0);
-        out
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::net::mac_of;
-
-    const RULES: Rules = Rules {
-        esp: 0x88b5,
-        edp: 0x88b6,
-        mtu: 1500,
-    };
-
-    fn forge(flags: u8) -> Forge {
-        Forge {
-            seq: 7,
-            ack: 9,
-            ..Forge::new(mac_of(0), 1000, mac_of(1), 2000, flags)
-        }
-    }
-
-    fn judge(frame: &[u8]) -> Result<(), String> {
-        View::of(frame, &RULES).map(|_| ())
-    }
-
-    #[test]
-    fn sound_frames_pass_and_show_their_fields() {
-        let bytes = Forge {
-            payload: vec![1, 2, 3],
-            ..forge(ACK | EXT)
-        };
-        let bytes = Forge {
-            tail: vec![9, 13, 0x12, 0x34, 0x00, 0x05, 0x01, 0x00, 0x80],
-            ..bytes
-        }
-        .bytes();
-        let view = View::of(&bytes, &RULES).expect("sound");
-        assert_eq!((view.seq, view.ack, view.payload), (7, 9, &[1u8, 2, 3][..]));
-        let ext = view.ext.expect("extension");
-        assert_eq!(
-            (ext.credit, ext.probed, ext.ce, ext.sack),
-            (Some(0x1234), None, Some(5), &[1u8, 0, 0x80][..])
-        );
-        assert_eq!(
-            view.text(0x88b6),
-            "ESP 1000>2000 ACK seq=7 ack=9 len=3 credit=4660 ce=5 sack=[01, 00, 80]"
-        );
-        assert!(judge(&forge(SYN).with_set_up(5, 0, 10).bytes()).is_ok());
-        assert!(judge(&forge(SYN | ACK).with_set_up(5, 6, 10).bytes()).is_ok());
-        assert!(judge(&forge(RST).with_reset(9, 0).bytes()).is_ok());
-    }
-
-    #[test]
-    fn each_fault_is_named() {
-        let fault = |frame: Vec<u8>, rule: &str| {
-            let text = judge(&frame).expect_err(rule);
-            assert!(text.starts_with(rule), "{text} is not {rule}");
-        };
-        fault(forge(ACK).bytes()[..59].to_vec(), "W-04");
-        fault([forge(ACK).bytes(), vec![0]].concat(), "W-04");
-        let mut dirty = forge(ACK).bytes();
-        dirty[59] = 1;
-        fault(dirty, "W-04");
-        let mut long = forge(ACK).bytes();
-        long[22] = 1;
-        fault(long, "W-03");
-        fault(
-            Forge {
-                payload: vec![0; 1490],
-                ..forge(ACK)
-            }
-            .bytes(),
-            "W-08",
-        );
-        fault(forge(ACK | 0x80).bytes(), "W-05");
-        for flags in [
-            0,
-            FIN,
-            PRB,
-            ACK | ASK,
-            SYN | ASK,
-            ACK | FIN | ASK,
-            ASK,
-            SYN | FIN,
-            SYN | ACK | EXT,
-            RST | ACK | EXT,
-            ACK | FIN | PRB,
-            EXT,
-            SYN | RST,
-        ] {
-            fault(forge(flags).bytes(), "W-11");
-        }
-        fault(
-            Forge {
-                payload: vec![1],
-                ..forge(ACK | FIN)
-            }
-            .bytes(),
-            "W-13",
-        );
-        fault(
-            Forge {
-                src_port: 0,
-                ..forge(ACK)
-            }
-            .bytes(),
-            "W-15",
-        );
-        fault(
-            Forge {
-                packet_type: 0x0800,
-                ..forge(ACK)
-            }
-            .bytes(),
-            "W-01",
-        );
-        fault(forge(SYN).with_set_up(0, 0, 10).bytes(), "section 3");
-        fault(forge(SYN).with_set_up(1, 2, 10).bytes(), "section 3");
-        fault(
-            Forge {
-                payload: vec![1; 9],
-                ..forge(RST)
-            }
-            .bytes(),
-            "section 8",
-        );
-        for tail in [
-            vec![],
-            vec![1, 0],
-            vec![4, 0, 0, 0],
-            vec![3, 1, 0],
-            vec![2, 4],
-            vec![2, 8],
-            vec![3, 8, 0],
-            vec![2, 16],
-        ] {
-            fault(
-                Forge {
-                    tail,
-                    ..forge(ACK | EXT)
-                }
-                .bytes(),
-                "W-43",
-            );
-        }
-    }
-}
+mod tests;

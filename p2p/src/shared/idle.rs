@@ -1,0 +1,114 @@
+//! Steps of a wait without events: it spins, yields the CPU, then sleeps.
+
+use std::time::{Duration, Instant};
+
+use crate::config::Config;
+
+/// Time that a waiting thread spins, unless ranks outnumber CPUs or it is configured.
+const SPIN: Duration = Duration::from_millis(1);
+
+/// Time that it then yields the CPU before it sleeps.
+const YIELD: Duration = Duration::from_millis(1);
+
+/// Polls between two readings of the clock while it spins.
+const CLOCK_EVERY: u32 = 64;
+
+/// Action after a poll without events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Spin,
+    Yield,
+    Sleep,
+}
+
+/// State of one wait.
+#[derive(Debug)]
+pub(super) struct Idle {
+    pub(super) spin: Duration,
+    pub(super) polls: u32,
+    pub(super) since: Option<Instant>,
+    pub(super) step: Step,
+}
+
+/// Returns the time for which waiting threads spin.
+pub(super) fn spin_time(config: &Config) -> Duration {
+    // Respects the affinity mask and the quota of the control group.
+    let available = || std::thread::available_parallelism().map_or(1, usize::from);
+    let cpus = config.cpus.map_or_else(available, |cpus| cpus as usize);
+    let outnumbered = config.local_ranks.max(1) as usize > cpus.max(1);
+    let spin = if outnumbered { Duration::ZERO } else { SPIN };
+    config.spin.unwrap_or(spin)
+}
+
+impl Idle {
+    #[inline]
+    pub(super) fn new(spin: Duration) -> Idle {
+        Idle {
+            spin,
+            polls: 0,
+            since: None,
+            step: if spin.is_zero() {
+                Step::Yield
+            } else {
+                Step::Spin
+            },
+        }
+    }
+
+    /// Returns the action after a poll without events.
+    #[inline]
+    pub(super) fn step(&mut self) -> Step {
+        self.polls = self.polls.wrapping_add(1);
+        if self.step != Step::Spin || self.polls.is_multiple_of(CLOCK_EVERY) {
+            self.read_clock();
+        }
+        self.step
+    }
+
+    #[cold]
+    fn read_clock(&mut self) {
+        let now = Instant::now();
+        let waited = now.duration_since(*self.since.get_or_insert(now));
+        self.step = if waited < self.spin {
+            Step::Spin
+        } else if waited < self.spin.saturating_add(YIELD) {
+            Step::Yield
+        } else {
+            Step::Sleep
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spins_then_yields_then_sleeps() {
+        let mut idle = Idle::new(SPIN);
+        let mut steps = vec![idle.step()];
+        while steps.last() != Some(&Step::Sleep) {
+            std::thread::sleep(YIELD / 10);
+            steps.push(idle.step());
+            steps.dedup();
+        }
+        assert_eq!(steps.first(), Some(&Step::Spin));
+        assert!(steps.is_sorted_by_key(|step| *step as u8), "{steps:?}");
+        assert_eq!(Idle::new(Duration::ZERO).step(), Step::Yield);
+    }
+
+    #[test]
+    fn does_not_spin_if_ranks_outnumber_cpus() {
+        let config = Config {
+            cpus: Some(2),
+            local_ranks: 3,
+            ..Config::default()
+        };
+        assert_eq!(spin_time(&config), Duration::ZERO);
+        let config = Config {
+            local_ranks: 2,
+            ..config
+        };
+        assert_eq!(spin_time(&config), SPIN);
+    }
+}

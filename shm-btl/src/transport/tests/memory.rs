@@ -1,0 +1,89 @@
+//! Memory of a transport: mappings of others, posted receives after the end, keys.
+
+use btl::{Btl, PostedReceives};
+
+use super::transport;
+use crate::address::ShmAddress;
+use crate::transport::ShmBtl;
+
+#[test]
+fn no_other_mapping_of_the_data_is_writable() {
+    let one = transport(0);
+    let address = ShmAddress::decode(&one.address()).expect("a good address");
+    let path = format!("/proc/self/fd/{}", address.data);
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("our own file");
+    let length = usize::try_from(file.metadata().expect("our own file").len()).expect("a length");
+    let shared = shmem::SharedFile::open(&file, length).expect("a sealed file");
+    let map = |access| shared.map(0, 4096, access);
+    assert!(map(shmem::Access::Write).is_err(), "a writable mapping");
+    assert!(map(shmem::Access::Read).is_ok(), "a readable one");
+    assert!(
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1], 0).is_err(),
+        "a write"
+    );
+    assert!(file.set_len(1).is_err(), "a shorter file");
+}
+
+#[test]
+fn receives_of_a_closed_transport_are_not_filled() {
+    let (mut one, mut other) = (transport(0), transport(1));
+    if !one.capabilities().posted_receives {
+        println!("SKIPPED: cross-memory attach is not allowed here");
+        return;
+    }
+    one.add_peer(1, &other.address()).expect("reachable");
+    other.add_peer(0, &one.address()).expect("reachable");
+    let mut buffer = vec![0u8; 100];
+    let receive = btl::PostedReceive {
+        source: None,
+        context: 0,
+        tag: None,
+        buffer: buffer.as_mut_ptr(),
+        length: 100,
+        token: 0,
+    };
+    let envelope = btl::Envelope { context: 0, tag: 1 };
+    // SAFETY: the buffer lives as long as the transport.
+    unsafe { one.post(&receive) }.expect("a place");
+    // SAFETY: as above.
+    unsafe { one.post(&receive) }.expect("a place");
+    // SAFETY: the array is that long.
+    let sent = unsafe { other.send_to_posted(0, envelope, [7u8; 50].as_ptr(), 50) };
+    assert_eq!(sent, Ok(btl::PostedDelivery::Delivered));
+    assert_eq!(buffer[..50], [7; 50]);
+    one.close();
+    // SAFETY: the array is that long.
+    let sent = unsafe { other.send_to_posted(0, envelope, [8u8; 50].as_ptr(), 50) };
+    assert_eq!(sent, Ok(btl::PostedDelivery::NotPosted));
+    assert_eq!(buffer[..50], [7; 50]);
+}
+
+#[test]
+fn only_registered_memory_has_a_key() {
+    let mut one = transport(0);
+    if !one.capabilities().get {
+        println!("SKIPPED: cross-memory attach is not allowed here");
+        return;
+    }
+    let mut memory = [0u8; 64];
+    // SAFETY: the memory outlives the transport, and no peer is there.
+    let register = |one: &mut ShmBtl, memory: &mut [u8]| unsafe {
+        one.register(memory.as_mut_ptr(), memory.len())
+            .expect("room")
+            .handle
+    };
+    let (a, b) = (
+        register(&mut one, &mut memory),
+        register(&mut one, &mut memory),
+    );
+    assert_ne!(a, b);
+    one.deregister(a);
+    for unknown in [a, 0, u64::MAX] {
+        one.deregister(unknown);
+    }
+    assert_eq!(one.regions.keys().collect::<Vec<_>>(), [&b]);
+}
