@@ -33,8 +33,9 @@ pub struct EthConfig {
     pub identity: Option<u64>,
     /// Carrier of the packets. Default: raw Ethernet.
     pub carrier: Carrier,
-    /// Key with which packets over UDP are encrypted; peers need the same one. Default: that of the
-    /// file named by `ESP_KEY_FILE`, else none.
+    /// Key with which packets over UDP are encrypted, or [`PacketKey::CHECKSUM`]; peers need the
+    /// same one. Default: that of the file named by `ESP_KEY_FILE`, else a checksum if
+    /// `ESP_CHECKSUM` is 1, else none.
     pub packet_key: Option<PacketKey>,
     /// Socket of the node's daemon, for raw Ethernet. Default: `ESP_SOCKET`, else the daemon's
     /// default.

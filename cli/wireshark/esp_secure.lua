@@ -8,6 +8,9 @@ local M = {}
 -- Bytes of session, counter and tag.
 local LEAST = 4 + 8 + 16
 local STEPS = { [1] = "HELLO", [2] = "ACCEPT" }
+local SUITES = { [0] = "integrity by AES-128-GCM", [1] = "encrypt by AES-128-GCM",
+  [2] = "integrity by ChaCha20-Poly1305", [3] = "encrypt by ChaCha20-Poly1305",
+  [4] = "checksum by CRC-32C, no authentication" }
 -- Fields of a set-up packet after the session number, with their lengths.
 local SETUP = { { "step", 1 }, { "suite", 1 }, { "key", 4 }, { "run", 16 }, { "group", 8 },
   { "nonce", 16 }, { "answer", 16 }, { "mac", 32 } }
@@ -18,7 +21,7 @@ function M.define(add, prefix)
   add("sec.session", ProtoField.uint32(name("session"), "Session", base.HEX))
   add("sec.counter", ProtoField.uint64(name("counter"), "Counter"))
   add("sec.step", ProtoField.uint8(name("step"), "Step", base.DEC, STEPS))
-  add("sec.suite", ProtoField.uint8(name("suite"), "Suite", base.HEX))
+  add("sec.suite", ProtoField.uint8(name("suite"), "Suite", base.HEX, SUITES))
   add("sec.group", ProtoField.uint64(name("group"), "First recent broadcast"))
   bytes("key", "Key id")
   bytes("run", "Run of the sender")

@@ -151,7 +151,9 @@ impl Client {
     /// [`Client::interfaces`] for the addresses. The client stays open until the process exits.
     ///
     /// If the environment variable [`KEY_VARIABLE`](crate::KEY_VARIABLE) names a file with a key, all
-    /// packets are encrypted with it, and peers without it are not reached.
+    /// packets are encrypted with it, and peers without it are not reached. Otherwise, if
+    /// [`CHECKSUM_VARIABLE`](crate::CHECKSUM_VARIABLE) is 1, all packets have a checksum, which is
+    /// no authentication, and peers without are not reached.
     ///
     /// # Errors
     /// The node has no interface with an IP address that is up, the key file is not usable, or a
@@ -218,8 +220,9 @@ impl Client {
         Ok(client)
     }
 
-    /// Returns the counters of the packets' protection by a key, for each interface of a client
-    /// that needs no daemon; none without a key.
+    /// Returns the counters of the packets' protection by a key or a checksum, for each interface of
+    /// a client that needs no daemon; none without. With a checksum, `auth_drop_forged` counts
+    /// damaged packets, and `auth_drop_setup_forged` damaged set-up packets.
     ///
     /// # Errors
     /// [`EspError::Forked`].

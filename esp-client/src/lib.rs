@@ -80,7 +80,7 @@ pub use esp_engine::shm::{Spin, Wake as Interest};
 pub use esp_proto::EdpKind;
 pub use esp_proto::secure::{Key as PacketKey, SecureCounters};
 pub use esp_proto::{MacAddr, NodeAddr};
-pub use key::KEY_VARIABLE;
+pub use key::{CHECKSUM_VARIABLE, KEY_VARIABLE};
 pub use listener::{DEFAULT_BACKLOG, EspListener, ListenerBuilder};
 pub use options::{DEFAULT_RING, MAX_KEY};
 pub use path::{PATH_VARIABLE, Path};

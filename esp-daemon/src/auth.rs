@@ -1,13 +1,14 @@
-//! Keys of authenticated packets, from files.
+//! Protection of packets: by keys from files, or by a checksum.
 
 use std::path::PathBuf;
 
 use esp_proto::secure::{Key, SecureConfig, Suite};
 
-use crate::config::{Auth, AuthMode, Config};
+use crate::config::{Auth, AuthMode, Checksum, Config};
 use crate::error::StartError;
 
-/// Reads the keys and returns the protection of packets, if configured.
+/// Reads the keys and returns the protection of packets, if configured. A config has keys or a
+/// checksum, not both.
 ///
 /// # Errors
 /// A key file cannot be read, others can read it, or it holds no key.
@@ -18,7 +19,12 @@ pub(crate) fn load(config: &Config) -> Result<Option<SecureConfig>, StartError> 
         require,
     } = &config.auth;
     if key_files.is_empty() {
-        return Ok(None);
+        let require = match config.checksum {
+            Checksum::Off => return Ok(None),
+            Checksum::Offer => false,
+            Checksum::Require => true,
+        };
+        return Ok(Some(SecureConfig::checksum(require, config.ethertypes.edp)));
     }
     let wanted = match mode {
         AuthMode::Integrity => Suite::INTEGRITY,
@@ -46,5 +52,19 @@ mod tests {
     #[test]
     fn without_files_there_is_no_protection() {
         assert!(load(&Config::default()).unwrap().is_none());
+    }
+
+    #[test]
+    fn checksums_are_offered_or_required() {
+        for (checksum, require) in [(Checksum::Offer, false), (Checksum::Require, true)] {
+            let mut config = Config {
+                checksum,
+                ..Config::default()
+            };
+            config.ethertypes.edp = 0x1234;
+            let secure = load(&config).unwrap().unwrap();
+            assert_eq!((secure.require, secure.edp_ethertype), (require, 0x1234));
+            assert_eq!(secure.suite, Suite::CHECKSUM);
+        }
     }
 }

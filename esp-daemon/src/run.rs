@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 
 use crate::auth;
 use crate::claim::{self, InterfaceClaim, SocketClaim, beside};
-use crate::config::{Config, LeaseAllow, LeaseOptions, Listen};
+use crate::config::{Checksum, Config, LeaseAllow, LeaseOptions, Listen};
 use crate::error::{Failure, StartError};
 use crate::exporter::{self, Listener, Token};
 use crate::leases::{LeaseSetup, record};
@@ -231,11 +231,15 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     );
 }
 
-/// Returns the policy of leases. A program with a lease sends its packets itself and has no key.
+/// Returns the policy of leases. A program with a lease sends its packets itself, without
+/// protection.
 fn lease_options(config: &Config) -> LeaseOptions {
     let mut options = config.lease.clone();
     if !config.auth.key_files.is_empty() {
         info!("no leases: packets are authenticated by the daemon ([auth])");
+        options.allow = LeaseAllow::Off;
+    } else if config.checksum != Checksum::Off {
+        info!("no leases: packets have the daemon's checksum, which is no authentication");
         options.allow = LeaseAllow::Off;
     }
     options

@@ -1,4 +1,4 @@
-//! Cryptography of protected packets, by `ring`.
+//! Cryptography of protected packets, by `ring`, and their checksum, by `crc32c`.
 
 use esp_proto::secure::{Cipher, Crypto, Suite, TAG_LEN};
 use ring::aead::{AES_128_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
@@ -8,9 +8,20 @@ use ring::{hkdf, hmac};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Aead;
 
-/// Prepared key of an AEAD.
+/// Prepared key of a cipher.
 #[derive(Debug)]
-pub struct AeadKey(LessSafeKey);
+pub struct AeadKey(Prepared);
+
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "all keys of a layer are of one kind, and there is one for each direction of a session"
+)]
+enum Prepared {
+    Aead(LessSafeKey),
+    /// CRC-32C of the key, to which packets are appended.
+    Crc32c(u32),
+}
 
 /// Returns the bits of a suite that choose the faster cipher on this machine.
 pub fn hardware_suite() -> Suite {
@@ -66,9 +77,13 @@ impl Crypto for Aead {
         let algorithm = match cipher {
             Cipher::Aes128Gcm => &AES_128_GCM,
             Cipher::ChaCha20Poly1305 => &CHACHA20_POLY1305,
+            Cipher::Crc32c => {
+                let has_length = bytes.len() == cipher.key_len();
+                return has_length.then(|| AeadKey(Prepared::Crc32c(crc32c::crc32c(bytes))));
+            }
         };
         let key = UnboundKey::new(algorithm, bytes).ok()?;
-        Some(AeadKey(LessSafeKey::new(key)))
+        Some(AeadKey(Prepared::Aead(LessSafeKey::new(key))))
     }
 
     fn seal(
@@ -78,17 +93,34 @@ impl Crypto for Aead {
         aad: &[u8],
         text: &mut [u8],
     ) -> Option<[u8; TAG_LEN]> {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag = key
-            .0
-            .seal_in_place_separate_tag(nonce, Aad::from(aad), text);
-        tag.ok()?.as_ref().try_into().ok()
+        match &key.0 {
+            Prepared::Aead(key) => {
+                let nonce = Nonce::assume_unique_for_key(nonce);
+                let tag = key.seal_in_place_separate_tag(nonce, Aad::from(aad), text);
+                tag.ok()?.as_ref().try_into().ok()
+            }
+            Prepared::Crc32c(start) => Some(checksum(*start, aad, text)),
+        }
     }
 
     fn open(&self, key: &AeadKey, nonce: [u8; 12], aad: &[u8], text: &mut [u8]) -> bool {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        key.0.open_in_place(nonce, Aad::from(aad), text).is_ok()
+        match &key.0 {
+            Prepared::Aead(key) => {
+                let nonce = Nonce::assume_unique_for_key(nonce);
+                key.open_in_place(nonce, Aad::from(aad), text).is_ok()
+            }
+            Prepared::Crc32c(start) => match text.split_last_chunk() {
+                Some((text, tag)) => checksum(*start, aad, text) == *tag,
+                None => false,
+            },
+        }
     }
+}
+
+/// Returns the tag of W-148. It is no secret, so it may be compared in any time.
+fn checksum(start: u32, aad: &[u8], text: &[u8]) -> [u8; TAG_LEN] {
+    let crc = crc32c::crc32c_append(crc32c::crc32c_append(start, aad), text);
+    (u128::from(crc) << 96).to_be_bytes()
 }
 
 fn context(key: &[u8; 32], parts: &[&[u8]]) -> hmac::Context {
@@ -138,6 +170,38 @@ mod tests {
         assert!(Aead.verify(&key, &parts, &mac));
         assert!(!Aead.verify(&key, &parts, &mac[..31]));
         assert!(!Aead.verify(&key, &parts[..1], &mac));
+    }
+
+    /// RFC 3720, appendix B.4: the CRCs of 32 zeros, of 32 bytes of ones, and of 0 to 31.
+    #[test]
+    fn checksum_is_crc32c() {
+        let counted: [u8; 32] = std::array::from_fn(|at| at as u8);
+        for (bytes, expected) in [
+            ([0; 32], 0x8a91_36aa_u32),
+            ([0xff; 32], 0x62a8_ab43),
+            (counted, 0x46dd_794e),
+        ] {
+            let key = Aead.key(Cipher::Crc32c, &bytes[..4]).unwrap();
+            for at in [4, 5, 32] {
+                let (aad, text) = bytes[4..].split_at(at - 4);
+                let mut text = text.to_vec();
+                let tag = Aead.seal(&key, [1; 12], aad, &mut text).unwrap();
+                assert_eq!(text, bytes[at..], "nothing is encrypted");
+                assert_eq!(tag[..4], expected.to_be_bytes());
+                assert_eq!(tag[4..], [0; 12]);
+                text.extend(tag);
+                assert!(Aead.open(&key, [2; 12], aad, &mut text));
+                for bit in 0..text.len() * 8 {
+                    let mut wrong = text.clone();
+                    wrong[bit / 8] ^= 1 << (bit % 8);
+                    assert!(!Aead.open(&key, [2; 12], aad, &mut wrong), "bit {bit}");
+                }
+            }
+            assert!(!Aead.open(&key, [0; 12], &[], &mut [0; 15]));
+        }
+        for len in [0, 3, 5, 16] {
+            assert!(Aead.key(Cipher::Crc32c, &vec![0; len]).is_none());
+        }
     }
 
     /// Test case 2 of the GCM specification, and RFC 8439, section 2.8.2 by a round trip.

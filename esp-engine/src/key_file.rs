@@ -42,9 +42,12 @@ fn read(file: &Path) -> Result<Key, String> {
         return Err("it belongs to another user: chown it".into());
     }
     let text = std::fs::read(file).map_err(|e| e.to_string())?;
-    parse(text.trim_ascii()).ok_or_else(|| {
-        "expected 64 hexadecimal digits, such as `openssl rand -hex 32` prints".into()
-    })
+    let key = parse(text.trim_ascii())
+        .ok_or("expected 64 hexadecimal digits, such as `openssl rand -hex 32` prints")?;
+    if key == Key::CHECKSUM {
+        return Err("it is the public key of checksums: run `openssl rand -hex 32`".into());
+    }
+    Ok(key)
 }
 
 fn parse(text: &[u8]) -> Option<Key> {
@@ -106,6 +109,15 @@ mod tests {
             let error = loaded(&dir, text, 0o600).unwrap_err();
             assert!(error.contains("openssl rand -hex 32"), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn the_public_key_of_checksums_is_refused() {
+        let dir = TempDir::new("public");
+        let digits = b"esp checksum, no authentication.".iter();
+        let text: String = digits.map(|byte| format!("{byte:02x}")).collect();
+        let error = loaded(&dir, &text, 0o600).unwrap_err();
+        assert!(error.contains("the public key of checksums"), "{error}");
     }
 
     #[test]

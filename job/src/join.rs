@@ -10,7 +10,7 @@ use p2p::{P2p, REACH_BYTES, Rank, Setup};
 use crate::error::printable;
 use crate::modex::{BOOT, MAX_REASON, ModexEntry};
 use crate::report::{self, Report};
-use crate::transports::{self, Made, TransportSetup};
+use crate::transports::{self, Made, Protection, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
 
 // Keys of the bootstrap: the secrets chosen by rank 0, addresses of transports, reachable peers,
@@ -22,6 +22,8 @@ const VERDICT: &str = "verdict";
 /// Lengths of the job's secret name and of its key, in bytes.
 const NAME_LENGTH: usize = 16;
 const KEY_LENGTH: usize = 32;
+/// Length of what stands in the place of the key if packets over UDP have a checksum.
+const CHECKSUM_MARK: usize = 1;
 
 /// Joins the job for which this process was started, as described by the environment.
 ///
@@ -88,8 +90,9 @@ fn start(
     node: &str,
 ) -> Result<(P2p, Report), StartFailure> {
     let (rank, size) = (boot.rank(), boot.size());
-    let secret = agree_on_secret(boot, options.encrypt)?;
-    let encrypted = secret.packet_key.is_some();
+    let secret = agree_on_secret(boot, &options)?;
+    let checksum = secret.packet_key == Some(PacketKey::CHECKSUM);
+    let encrypted = secret.packet_key.is_some() && !checksum;
     let place = TransportSetup {
         rank,
         size,
@@ -174,6 +177,7 @@ fn start(
         nodes: (0..size).map(name).collect(),
         without,
         encrypted,
+        checksum,
         thresholds_from: options.thresholds_from,
         paths: p2p.paths(),
     };
@@ -187,17 +191,25 @@ fn start(
 /// reused or guessed.)
 struct Secret {
     name: String,
-    /// Key of packets over UDP, if they are encrypted. It is never sent, unlike the name.
+    /// Key of packets over UDP, if they are encrypted or have a checksum. It is never sent, unlike
+    /// the name.
     packet_key: Option<PacketKey>,
 }
 
-fn agree_on_secret(boot: &mut Bootstrap, encrypt: Option<bool>) -> Result<Secret, StartFailure> {
+fn agree_on_secret(boot: &mut Bootstrap, options: &Options) -> Result<Secret, StartFailure> {
     let wrong = |what: String| BootError::Protocol(format!("job: {what}"));
     if boot.rank() == 0 {
         let mut all = [0; NAME_LENGTH + KEY_LENGTH];
         getrandom::fill(&mut all).map_err(|e| wrong(format!("no random numbers: {e}")))?;
-        let with_key = boot.size() > 1 && encrypt.unwrap_or_else(transports::daemon_has_key);
-        let len = if with_key { all.len() } else { NAME_LENGTH };
+        let protection = match boot.size() {
+            1 => Protection::None,
+            _ => transports::protection(options),
+        };
+        let len = match protection {
+            Protection::None => NAME_LENGTH,
+            Protection::Checksum => NAME_LENGTH + CHECKSUM_MARK,
+            Protection::Key => all.len(),
+        };
         boot.put(SECRET, all.get(..len).unwrap_or(&all))?;
     }
     boot.fence()?;
@@ -207,14 +219,16 @@ fn agree_on_secret(boot: &mut Bootstrap, encrypt: Option<bool>) -> Result<Secret
         parts.ok_or_else(|| wrong("rank 0 did not publish the secret of the job".into()))?;
     let packet_key = match key {
         [] => None,
+        key if key.len() == CHECKSUM_MARK => Some(PacketKey::CHECKSUM),
         key => {
             let bytes = key.try_into();
-            Some(bytes.map_err(|_| wrong(format!("a key of {} bytes", key.len())))?)
+            let bytes = bytes.map_err(|_| wrong(format!("a key of {} bytes", key.len())))?;
+            Some(PacketKey::new(bytes))
         }
     };
     Ok(Secret {
         name: name.iter().map(|byte| format!("{byte:02x}")).collect(),
-        packet_key: packet_key.map(PacketKey::new),
+        packet_key,
     })
 }
 

@@ -64,6 +64,9 @@ pub struct Options {
     /// if the daemon of rank 0's node has a key. `Some(true)` also excludes transports whose
     /// packets are not encrypted by this key: all but memory and UDP.
     pub encrypt: Option<bool>,
+    /// Give packets over UDP that are not encrypted a checksum, which detects damage and
+    /// authenticates nothing. `None`: if the daemon of rank 0's node does so.
+    pub checksum: Option<bool>,
     /// RDMA ports to use, such as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,
     /// Blocks and thresholds of RDMA.
@@ -87,6 +90,7 @@ impl Default for Options {
             not_interfaces: Vec::new(),
             rails: MAX_RAILS,
             encrypt: None,
+            checksum: None,
             rdma_ports: Vec::new(),
             rdma: Rdma::default(),
             verbose: false,
@@ -144,6 +148,7 @@ impl Options {
             options.rails = rails.ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
         options.encrypt = switch("ESP_ENCRYPT")?;
+        options.checksum = switch("ESP_CHECKSUM")?;
         if let Some(list) = text("ESP_RDMA_PORTS") {
             options.rdma_ports = list.split(',').map(|word| word.trim().to_owned()).collect();
             let plain =
@@ -237,6 +242,9 @@ mod tests {
         assert_eq!(encrypt("0"), Ok(Some(false)));
         assert_eq!(encrypt(""), Ok(None));
         assert!(encrypt("aes").unwrap_err().contains("ESP_ENCRYPT=aes"));
+        let checksum = |value| options(&[("ESP_CHECKSUM", value)]).map(|o| o.checksum);
+        assert_eq!(checksum("1"), Ok(Some(true)));
+        assert!(checksum("crc").unwrap_err().contains("ESP_CHECKSUM=crc"));
         assert!(options(&[("ESP_BTL_VERBOSE", "1")]).unwrap().verbose);
         assert!(!options(&[("ESP_BTL_VERBOSE", "0")]).unwrap().verbose);
         assert!(options(&[("ESP_BTL_VERBOSE", "yes")]).is_err());

@@ -20,6 +20,8 @@ pub struct Report {
     pub without: Vec<(&'static str, String)>,
     /// Packets over UDP are encrypted by a key of the job.
     pub encrypted: bool,
+    /// Packets over UDP have a checksum, which authenticates nothing.
+    pub checksum: bool,
     /// Origin of the thresholds of shared memory.
     pub thresholds_from: String,
     /// Paths by peer and transport: used or not, and why.
@@ -59,6 +61,12 @@ impl fmt::Display for Report {
             writeln!(
                 f,
                 "{start}: packets over UDP are encrypted by a key of the job"
+            )?;
+        }
+        if self.checksum {
+            writeln!(
+                f,
+                "{start}: packets over UDP have a checksum (no authentication)"
             )?;
         }
         for path in &self.paths {

@@ -55,11 +55,52 @@ pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
     made
 }
 
-/// Returns true if this node's daemon protects its packets by a key.
-pub(crate) fn daemon_has_key() -> bool {
+/// Protection of the packets of this node's daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protection {
+    None,
+    /// A checksum, which authenticates nothing.
+    Checksum,
+    Key,
+}
+
+/// Returns the protection that packets over UDP are to have: that of the options, otherwise that of
+/// this node's daemon.
+pub(crate) fn protection(options: &Options) -> Protection {
+    chosen(options.encrypt, options.checksum, of_daemon)
+}
+
+fn chosen(
+    encrypt: Option<bool>,
+    checksum: Option<bool>,
+    daemon: impl FnOnce() -> Protection,
+) -> Protection {
+    match (encrypt, checksum) {
+        (Some(true), _) => Protection::Key,
+        (Some(false), Some(true)) => Protection::Checksum,
+        (Some(false), Some(false)) => Protection::None,
+        _ => match (daemon(), encrypt, checksum) {
+            (Protection::Key, None, _) => Protection::Key,
+            (_, _, Some(true)) | (Protection::Checksum, _, None) => Protection::Checksum,
+            _ => Protection::None,
+        },
+    }
+}
+
+fn of_daemon() -> Protection {
     let status = Client::connect(esp_client::socket_path()).and_then(|client| client.status());
-    let is_of_key = |counters: &[CounterStatus]| counters.iter().any(|c| c.name == "auth_sealed");
-    status.is_ok_and(|status| is_of_key(&status.counters))
+    status.map_or(Protection::None, |status| by_counters(&status.counters))
+}
+
+fn by_counters(counters: &[CounterStatus]) -> Protection {
+    let has = |name| counters.iter().any(|counter| counter.name == name);
+    if has("auth_sealed") {
+        Protection::Key
+    } else if has("checksum_sent") {
+        Protection::Checksum
+    } else {
+        Protection::None
+    }
 }
 
 fn shm(setup: &TransportSetup<'_>) -> Result<Box<dyn Btl>, String> {
@@ -231,6 +272,35 @@ mod tests {
             (said.blocks, said.long_from, shared.blocks, shared.long_from),
             (8, 1, 0, 1)
         );
+    }
+
+    #[test]
+    fn protection_is_that_of_the_options_or_the_daemon() {
+        use Protection::{Checksum, Key, None as Nothing};
+        let (on, off) = (Some(true), Some(false));
+        for (encrypt, checksum, daemon, expected) in [
+            (None, None, Nothing, Nothing),
+            (None, None, Checksum, Checksum),
+            (None, None, Key, Key),
+            (on, on, Checksum, Key),
+            (off, None, Key, Nothing),
+            (off, None, Checksum, Checksum),
+            (None, on, Nothing, Checksum),
+            (None, on, Key, Key),
+            (None, off, Checksum, Nothing),
+        ] {
+            let found = chosen(encrypt, checksum, || daemon);
+            assert_eq!(found, expected, "{encrypt:?} {checksum:?} {daemon:?}");
+        }
+        let named = |name: &str| CounterStatus {
+            interface: "eth0".into(),
+            name: name.into(),
+            help: String::new(),
+            value: 0,
+        };
+        assert_eq!(by_counters(&[named("rx_frames")]), Nothing);
+        assert_eq!(by_counters(&[named("checksum_sent")]), Checksum);
+        assert_eq!(by_counters(&[named("auth_sealed")]), Key);
     }
 
     #[test]

@@ -178,12 +178,22 @@ fn protected_packets_are_recognized_and_not_read() {
             .iter()
             .map(|values| values.join(" ").trim().to_owned());
         let found: Vec<String> = found.collect();
-        let hello = |suite| format!("0x00000000  1 0x0{suite} 60a1a3d6");
-        let accept = |suite| format!("0x00000000  2 0x0{suite} 60a1a3d6");
-        let data = String::from("0x9033faca 0");
-        let group = String::from("0x00000001 0   60a1a3d6");
-        let session = |suite| [hello(suite), accept(suite), data.clone()];
-        let expected = [&session(1)[..], &session(0)[..], &[group]].concat();
+        let hello = |suite, key| format!("0x00000000  1 0x0{suite} {key}");
+        let accept = |suite, key| format!("0x00000000  2 0x0{suite} {key}");
+        let session = |suite, key, id| {
+            let data = format!("{id} 0");
+            [hello(suite, key), accept(suite, key), data]
+        };
+        let group = |key| format!("0x00000001 0   {key}");
+        let (secret, public) = ("60a1a3d6", "a1255d3c");
+        let expected = [
+            &session(1, secret, "0x9033faca")[..],
+            &session(0, secret, "0x9033faca"),
+            &[group(secret)],
+            &session(4, public, "0xf863c3bf"),
+            &[group(public)],
+        ]
+        .concat();
         assert_eq!(found, expected, "raw: {raw}");
     }
 }

@@ -2,7 +2,8 @@
 //! invents packets, and signs set-up packets with the key. Nodes restart and replace their keys.
 //!
 //! Whatever it does, a node that requires protection takes no packet for its peer's that the peer
-//! did not send, takes none twice, and sends few packets in reply to one.
+//! did not send, takes none twice, and sends few packets in reply to one. With checksums, which the
+//! station can make as well, only the latter is promised.
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,8 @@ const ANSWERS: usize = 66;
 /// Maximum number of packets that the station remembers.
 const RECORDED: usize = 256;
 const KEY: [u8; 32] = [7; 32];
+/// The public key of checksums (W-148).
+const PUBLIC: [u8; 32] = *b"esp checksum, no authentication.";
 
 /// A packet on the wire: source, destination, and its bytes from the packet type on.
 type Recorded = (NodeAddr, NodeAddr, Vec<u8>);
@@ -47,6 +50,7 @@ struct Wire {
     fresh: Vec<Recorded>,
     /// Packets that the nodes' endpoints sent, by number: source and content.
     sent: BTreeMap<u32, (NodeAddr, Vec<u8>)>,
+    suite: Suite,
     seed: u32,
     now: Instant,
 }
@@ -59,11 +63,14 @@ fn addr(which: u8) -> NodeAddr {
 }
 
 fn node(own: NodeAddr, require: bool, suite: Suite, seed: u32) -> Node {
-    let config = SecureConfig {
-        keys: vec![Key::new(KEY)],
-        require,
-        suite,
-        edp_ethertype: 0x88b6,
+    let config = match suite {
+        Suite::CHECKSUM => SecureConfig::checksum(require, 0x88b6),
+        suite => SecureConfig {
+            keys: vec![Key::new(KEY)],
+            require,
+            suite,
+            edp_ethertype: 0x88b6,
+        },
     };
     let mut bytes = [0; 32];
     bytes[..4].copy_from_slice(&seed.to_be_bytes());
@@ -129,6 +136,9 @@ impl Wire {
             return;
         }
         assert_eq!(packet[HEADER_LEN - 1] & FLAG_SEC, 0, "the flag is removed");
+        if self.suite == Suite::CHECKSUM {
+            return;
+        }
         let number = packet[HEADER_LEN..].first_chunk().copied();
         let number = u32::from_be_bytes(number.expect("a packet of this test"));
         let (sender, content) = &self.sent[&number];
@@ -190,7 +200,11 @@ impl Wire {
 }
 
 /// Returns a set-up packet of chosen fields with a valid tag: that of a node with the key.
-fn signed_setup(choices: &mut Choices<'_>, recorded: &[Recorded]) -> Option<Recorded> {
+fn signed_setup(
+    choices: &mut Choices<'_>,
+    recorded: &[Recorded],
+    key: &[u8; 32],
+) -> Option<Recorded> {
     let (src, dst) = (addr(choices.byte() % 3), addr(choices.byte() % 3));
     let mut body = vec![0x88, 0xb6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, FLAG_SEC];
     body.extend([0; 4]);
@@ -212,7 +226,7 @@ fn signed_setup(choices: &mut Choices<'_>, recorded: &[Recorded]) -> Option<Reco
         *body.get_mut(at)? ^= choices.byte();
     }
     let mut setup = [0; 32];
-    Aead.derive(&KEY, &[], &[b"esp auth 1 set-up"], &mut setup);
+    Aead.derive(key, &[], &[b"esp auth 1 set-up"], &mut setup);
     let bytes = |addr: NodeAddr| addr.mac().map(|mac| [&[1][..], &mac.octets()].concat());
     let tag = Aead.mac(&setup, &[&bytes(src)?, &bytes(dst)?, &body]);
     body.extend(tag);
@@ -222,13 +236,24 @@ fn signed_setup(choices: &mut Choices<'_>, recorded: &[Recorded]) -> Option<Reco
 fuzz_target!(|data: &[u8]| {
     let mut choices = Choices::new(data);
     let mode = choices.byte();
-    let suite = [Suite::INTEGRITY, Suite::ENCRYPT, Suite::CHACHA][usize::from(mode % 3)];
+    let suites = [
+        Suite::INTEGRITY,
+        Suite::ENCRYPT,
+        Suite::CHACHA,
+        Suite::CHECKSUM,
+    ];
+    let suite = suites[usize::from(mode % 4)];
+    let key = match suite {
+        Suite::CHECKSUM => PUBLIC,
+        _ => KEY,
+    };
     let require = [mode & 64 == 0, mode & 128 == 0];
     let mut wire = Wire {
         nodes: [0, 1].map(|at| node(addr(at), require[usize::from(at)], suite, u32::from(at) + 1)),
         recorded: Vec::new(),
         fresh: Vec::new(),
         sent: BTreeMap::new(),
+        suite,
         seed: 3,
         now: Instant::from_nanos(1_000_000_000),
     };
@@ -244,7 +269,7 @@ fuzz_target!(|data: &[u8]| {
             3 => wire.settle(),
             4..=8 => wire.attack(&mut choices),
             9 | 10 => {
-                if let Some(packet) = signed_setup(&mut choices, &wire.recorded) {
+                if let Some(packet) = signed_setup(&mut choices, &wire.recorded, &key) {
                     wire.deliver(packet);
                 }
             }

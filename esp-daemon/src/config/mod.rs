@@ -53,6 +53,8 @@ tables! {
         /// Name reported to other stations (`esping --discover`), at most 64 bytes. Default: the
         /// host name.
         node_name: Option<String> = None,
+        /// Checksum of each packet, which detects damage and authenticates nothing.
+        checksum: Checksum = Checksum::Off,
         /// Pcap file for every frame sent and received. Default: off.
         pcap: Option<PathBuf> = None,
         /// The Unix socket of the control protocol.
@@ -176,6 +178,18 @@ pub enum AuthMode {
     Integrity,
     /// Encryption, and a tag.
     Encrypt,
+}
+
+/// Use of a checksum for each packet, between daemons without keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Checksum {
+    /// None.
+    Off,
+    /// With peers that offer it, too.
+    Offer,
+    /// With all peers; packets without a checksum are dropped.
+    Require,
 }
 
 /// An error in a config file, in one line: `FILE:LINE: KEY: description`, as far as known.
@@ -386,6 +400,16 @@ impl Config {
             self.auth.key_files.is_empty() || self.lease.allow != LeaseAllow::All,
             "lease.allow",
             "programs with leases cannot authenticate their packets: remove this key or auth.key_files"
+        );
+        ensure!(
+            self.checksum == Checksum::Off || self.auth.key_files.is_empty(),
+            "checksum",
+            "no effect with auth.key_files, whose tags detect damage, too: remove one of the two keys"
+        );
+        ensure!(
+            self.checksum == Checksum::Off || self.lease.allow != LeaseAllow::All,
+            "lease.allow",
+            "programs with leases send no checksums: remove this key or checksum"
         );
         ensure!(
             self.metrics.listen.is_some() || self.metrics.token_file.is_none(),

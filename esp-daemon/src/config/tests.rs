@@ -25,7 +25,7 @@ fn example_shows_the_defaults() {
 
 /// Tables of the file, with the number of keys and tables of each.
 const TABLES: [(&str, usize); 12] = [
-    ("", 14),
+    ("", 15),
     ("socket", 3),
     ("ethertypes", 2),
     ("limits", 9),
@@ -216,6 +216,19 @@ fn errors_name_line_and_key() {
             "lease.users",
             "no effect",
         ),
+        (
+            "checksum = \"require\"\n[auth]\nkey_files = [\"/k\"]\n",
+            1,
+            "checksum",
+            "no effect with auth.key_files",
+        ),
+        (
+            "checksum = \"offer\"\n[lease]\nallow = \"all\"\n",
+            3,
+            "lease.allow",
+            "send no checksums",
+        ),
+        ("checksum = true\n", 1, "checksum", "boolean"),
         ("[socket\n", 1, "", ""),
         ("a = 1\na = 2\n", 1, "a", ""),
     ];

@@ -28,8 +28,8 @@ impl Session {
             permit.map_err(Refusal::from)
         } else {
             let message = format!(
-                "user {uid} may not have leases on this node ([lease] and [auth] in the daemon's config); connections \
-                 use the daemon"
+                "user {uid} may not have leases on this node ([lease], [auth] and checksum in the daemon's \
+                 config); connections use the daemon"
             );
             Err(Refusal::new(ErrorKind::Permission, message))
         };

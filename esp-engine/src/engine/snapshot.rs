@@ -32,7 +32,7 @@ impl Engine {
         let mut counters: Vec<_> = link.endpoint.counters().iter().collect();
         counters.extend(link.stats.list());
         if let Some(secure) = &link.secure {
-            counters.extend(secure.counters().iter());
+            counters.extend(secure.named_counters());
         }
         let dropped = link.carrier.dropped();
         counters.push((

@@ -2,15 +2,14 @@
 
 use alloc::vec::Vec;
 
-use super::Crypto;
 use super::keys::KeyId;
 use super::layer::Layer;
-use super::packet::{DATA_AT, GROUP, GROUP_DATA_AT, TAG_LEN, clear_flag, emit};
+use super::packet::{DATA_AT, GROUP, GROUP_DATA_AT, emit};
 use super::peer::Broadcast;
-use super::session::nonce;
+use super::seal::PacketKey;
+use super::{Cipher, Crypto, Suite};
 use crate::addr::NodeAddr;
 use crate::time::{Duration, Instant};
-use crate::wire::HEADER_LEN;
 
 /// Time for which a broadcast is recent: a node that does not know its sender yet processes it once
 /// it has a session.
@@ -21,7 +20,7 @@ const MAX_RECENT: usize = 64;
 const MAX_WAITING: usize = 256;
 
 impl<C: Crypto> Layer<C> {
-    /// Protects a broadcast, which is always encrypted.
+    /// Protects a broadcast. With keys it is encrypted in every suite.
     pub(super) fn seal_group(&mut self, now: Instant, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let sealed = self.seal_group_in(&mut packet);
         match sealed {
@@ -51,10 +50,15 @@ impl<C: Crypto> Layer<C> {
         let run = id.0.into_iter().chain(self.boot);
         packet.splice(DATA_AT..DATA_AT, run);
         emit(packet, GROUP, counter);
-        let (aad, text) = packet.split_at_mut_checked(GROUP_DATA_AT)?;
-        let tag = self.crypto.seal(key, nonce(counter), aad, text)?;
-        packet.extend_from_slice(&tag);
-        Some(())
+        packet_key(key, self.group_cipher(), counter).seal(&self.crypto, packet)
+    }
+
+    /// Returns the cipher of broadcasts.
+    pub(super) fn group_cipher(&self) -> Cipher {
+        match self.suite.contains(Suite::CHECKSUM) {
+            true => Cipher::Crc32c,
+            false => Cipher::Aes128Gcm,
+        }
     }
 
     /// Verifies a broadcast and writes it without protection to `opened`. Only the run that the
@@ -72,8 +76,11 @@ impl<C: Crypto> Layer<C> {
             self.counters.auth_drop_key += 1;
             return false;
         };
-        let key = key.group(&self.crypto, src, &boot);
-        let opened = key.and_then(|key| open(&self.crypto, &key, counter, body, &mut self.opened));
+        let cipher = self.group_cipher();
+        let key = key.group(&self.crypto, cipher, src, &boot);
+        let opened = key.and_then(|key| {
+            packet_key(&key, cipher, counter).open(&self.crypto, body, &mut self.opened)
+        });
         if opened.is_none() {
             self.counters.auth_drop_forged += 1;
             return false;
@@ -102,20 +109,11 @@ impl<C: Crypto> Layer<C> {
     }
 }
 
-fn open<C: Crypto>(
-    crypto: &C,
-    key: &C::Key,
-    counter: u64,
-    body: &[u8],
-    out: &mut Vec<u8>,
-) -> Option<()> {
-    let (aad, content) = body.split_at_checked(GROUP_DATA_AT)?;
-    let len = HEADER_LEN + content.len().checked_sub(TAG_LEN)?;
-    out.clear();
-    out.extend_from_slice(aad.get(..HEADER_LEN)?);
-    out.extend_from_slice(content);
-    let valid = crypto.open(key, nonce(counter), aad, out.get_mut(HEADER_LEN..)?);
-    out.truncate(len);
-    clear_flag(out);
-    valid.then_some(())
+fn packet_key<K>(key: &K, cipher: Cipher, counter: u64) -> PacketKey<'_, K> {
+    PacketKey {
+        key,
+        encrypts: cipher != Cipher::Crc32c,
+        counter,
+        data_at: GROUP_DATA_AT,
+    }
 }

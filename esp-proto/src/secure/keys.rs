@@ -21,6 +21,9 @@ const LABEL_GROUP: &[u8] = b"esp auth 1 group";
 pub struct Key([u8; KEY_LEN]);
 
 impl Key {
+    /// The key of checksums (W-148): it is public, and authenticates nothing.
+    pub const CHECKSUM: Key = Key(*b"esp checksum, no authentication.");
+
     /// Creates a key from its bytes.
     pub const fn new(bytes: [u8; KEY_LEN]) -> Key {
         Key(bytes)
@@ -86,13 +89,15 @@ impl Ready {
     pub(super) fn group<C: Crypto>(
         &self,
         crypto: &C,
+        cipher: Cipher,
         src: NodeAddr,
         boot: &[u8; 16],
     ) -> Option<C::Key> {
-        let mut bytes = [0; 16];
+        let mut bytes = [0; 32];
+        let bytes = bytes.get_mut(..cipher.key_len())?;
         let src = Bytes::of(src);
-        crypto.derive(&self.key.0, boot, &[LABEL_GROUP, src.get()], &mut bytes);
-        crypto.key(Cipher::Aes128Gcm, &bytes)
+        crypto.derive(&self.key.0, boot, &[LABEL_GROUP, src.get()], bytes);
+        crypto.key(cipher, bytes)
     }
 }
 

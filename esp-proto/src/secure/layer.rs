@@ -30,7 +30,7 @@ pub struct Layer<C: Crypto> {
     pub(super) crypto: C,
     pub(super) keys: Vec<Ready>,
     pub(super) require: bool,
-    suite: Suite,
+    pub(super) suite: Suite,
     edp_ethertype: u16,
     pub(super) own: NodeAddr,
     rng: ChaCha8Rng,
@@ -87,12 +87,24 @@ impl<C: Crypto> Layer<C> {
             opened: Vec::new(),
             counters: SecureCounters::default(),
         };
-        layer.set_keys(config.keys);
+        layer.replace_keys(config.keys);
         layer
     }
 
-    /// Replaces the keys. Sessions of keys that are no longer among them end.
+    /// Replaces the keys. Sessions of keys that are no longer among them end. Without effect on a
+    /// layer of checksums.
     pub fn set_keys(&mut self, keys: Vec<Key>) {
+        if !self.is_checksum() {
+            self.replace_keys(keys);
+        }
+    }
+
+    /// Returns true if the layer checks packets for damage alone (W-148).
+    pub(super) fn is_checksum(&self) -> bool {
+        self.suite.contains(Suite::CHECKSUM)
+    }
+
+    fn replace_keys(&mut self, keys: Vec<Key>) {
         let crypto = &self.crypto;
         self.keys = keys
             .into_iter()
@@ -118,13 +130,22 @@ impl<C: Crypto> Layer<C> {
     }
 
     fn derive_group_key(&mut self) {
-        let first = self.keys.first();
-        self.group_key = first.and_then(|key| key.group(&self.crypto, self.own, &self.boot));
+        let (first, cipher) = (self.keys.first(), self.group_cipher());
+        self.group_key =
+            first.and_then(|key| key.group(&self.crypto, cipher, self.own, &self.boot));
     }
 
     /// Returns the counters.
     pub fn counters(&self) -> &SecureCounters {
         &self.counters
+    }
+
+    /// Returns name, help text and value of every counter, in a fixed order. Those of a layer of
+    /// checksums have names of their own.
+    pub fn named_counters(
+        &self,
+    ) -> impl Iterator<Item = (&'static str, &'static str, u64)> + use<C> {
+        self.counters.named(self.is_checksum())
     }
 
     /// Returns true if packets to `dst` have to be protected by [`seal`](Self::seal); otherwise
@@ -323,6 +344,11 @@ impl<C: Crypto> Layer<C> {
         fields: SetUpPacket,
         (signed, tag): (&[u8], &[u8]),
     ) {
+        // A key is used for checksums, or for authentication (W-148).
+        if fields.suite.contains(Suite::CHECKSUM) != self.is_checksum() {
+            self.counters.auth_drop_key += 1;
+            return;
+        }
         let at = self.keys.iter().position(|key| key.id == fields.key);
         let Some(key) = at.and_then(|at| self.keys.get(at)) else {
             self.counters.auth_drop_key += 1;

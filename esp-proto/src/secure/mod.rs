@@ -13,6 +13,9 @@
 //! a session with one peer address. Two packets set a session up, in which both sides contribute a
 //! random number: packets recorded in another session, or before a restart, open nothing.
 //!
+//! Without keys the layer can check packets for damage instead ([`Suite::CHECKSUM`], W-148): the
+//! sessions are those of a key that is no secret, and the tag is a CRC. That is no authentication.
+//!
 //! Like the rest of the crate, the layer does no I/O and reads no clock; the host passes in the
 //! cryptography as a [`Crypto`].
 
@@ -22,6 +25,7 @@ mod keys;
 mod layer;
 mod packet;
 mod peer;
+mod seal;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -48,6 +52,9 @@ impl Suite {
     pub const ENCRYPT: Suite = Suite(1);
     /// ChaCha20-Poly1305 in the place of AES-128-GCM, for processors without AES instructions.
     pub const CHACHA: Suite = Suite(2);
+    /// CRC-32C in the place of a cipher, with [`Key::CHECKSUM`] and without other bits (W-148). It
+    /// detects damage, not forgery.
+    pub const CHECKSUM: Suite = Suite(4);
 
     /// Returns the bits of both.
     #[must_use]
@@ -62,7 +69,9 @@ impl Suite {
 
     /// Returns the cipher of the suite.
     pub const fn cipher(self) -> Cipher {
-        if self.contains(Suite::CHACHA) {
+        if self.contains(Suite::CHECKSUM) {
+            Cipher::Crc32c
+        } else if self.contains(Suite::CHACHA) {
             Cipher::ChaCha20Poly1305
         } else {
             Cipher::Aes128Gcm
@@ -71,19 +80,22 @@ impl Suite {
 
     pub(crate) const fn from_bits(bits: u8) -> Option<Suite> {
         match bits {
-            0..=3 => Some(Suite(bits)),
+            0..=4 => Some(Suite(bits)),
             _ => None,
         }
     }
 }
 
-/// An AEAD with nonces of 12 bytes and tags of 16 bytes.
+/// An AEAD with nonces of 12 bytes and tags of 16 bytes, or the checksum in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cipher {
     /// AES-128-GCM (NIST SP 800-38D).
     Aes128Gcm,
     /// ChaCha20-Poly1305 (RFC 8439).
     ChaCha20Poly1305,
+    /// CRC-32C (RFC 3720, section 12.1). It encrypts nothing and needs no nonce; the tag is the CRC
+    /// of key and associated data, big endian, and twelve zeros (W-148).
+    Crc32c,
 }
 
 impl Cipher {
@@ -92,13 +104,14 @@ impl Cipher {
         match self {
             Cipher::Aes128Gcm => 16,
             Cipher::ChaCha20Poly1305 => 32,
+            Cipher::Crc32c => 4,
         }
     }
 }
 
 /// The cryptography that a [`Layer`] is built on. All comparisons of tags must take constant time.
 pub trait Crypto {
-    /// A key of an AEAD, ready for use.
+    /// A key of a [`Cipher`], ready for use.
     type Key;
 
     /// Derives `out.len()` bytes (at most 32) from a secret by HKDF-SHA-256 (RFC 5869). `info` is
@@ -115,6 +128,7 @@ pub trait Crypto {
     fn key(&self, cipher: Cipher, bytes: &[u8]) -> Option<Self::Key>;
 
     /// Encrypts `text` in place and returns the tag over it and `aad`. `None` if the cipher fails.
+    /// `text` is empty where nothing is encrypted.
     fn seal(
         &self,
         key: &Self::Key,
@@ -137,10 +151,24 @@ pub struct SecureConfig {
     /// Drops packets without protection, and sends none (W-147). Otherwise protection is used with
     /// peers that have it.
     pub require: bool,
-    /// Protection to ask for.
+    /// Protection to ask for. [`Suite::CHECKSUM`] goes with [`Key::CHECKSUM`] alone, other suites
+    /// with other keys (W-148).
     pub suite: Suite,
     /// EtherType of EDP, which set-up packets have.
     pub edp_ethertype: u16,
+}
+
+impl SecureConfig {
+    /// Returns the configuration of a layer that checks packets for damage and authenticates
+    /// nothing (W-148). `require` and `edp_ethertype` are as in the fields of these names.
+    pub fn checksum(require: bool, edp_ethertype: u16) -> SecureConfig {
+        SecureConfig {
+            keys: alloc::vec![Key::CHECKSUM],
+            require,
+            suite: Suite::CHECKSUM,
+            edp_ethertype,
+        }
+    }
 }
 
 /// Time after which a set-up packet is repeated, if packets wait for it.

@@ -6,7 +6,7 @@ use crate::wire::{HEADER_LEN, Header, put};
 
 /// Flag of a protected packet.
 pub const FLAG_SEC: u8 = 0x80;
-/// Length of a tag of an AEAD in bytes.
+/// Length of a tag in bytes.
 pub const TAG_LEN: usize = 16;
 /// Offset of the content of a packet: after the header, session and counter.
 pub const DATA_AT: usize = HEADER_LEN + 4 + 8;
@@ -238,7 +238,7 @@ mod tests {
         for len in HEADER_LEN..SETUP_PACKET {
             assert_eq!(parse(&bytes[..len]), Form::Malformed, "{len} bytes");
         }
-        for (at, value) in [(17, 0), (17, 3), (18, 4), (18, 0xff)] {
+        for (at, value) in [(17, 0), (17, 3), (18, 5), (18, 0xff)] {
             let mut wrong = bytes;
             wrong[at] = value;
             assert_eq!(parse(&wrong), Form::Malformed, "byte {at} is {value}");

@@ -3,10 +3,10 @@
 use alloc::vec::Vec;
 
 use super::keys::{KeyId, Path, Secret};
-use super::packet::{DATA_AT, TAG_LEN, clear_flag, emit};
+use super::packet::{DATA_AT, emit};
+use super::seal::PacketKey;
 use super::window::Window;
 use super::{Crypto, Suite};
-use crate::wire::HEADER_LEN;
 
 /// Bits of the counter within an epoch: a key protects 2^23 packets (W-142), the limit that RFC
 /// 9001, section 6.6, gives for AES-GCM.
@@ -95,14 +95,16 @@ impl<K> Session<K> {
         }
         let key = &self.sending.as_ref()?.key;
         emit(packet, self.id, counter);
-        let tag = if self.suite.contains(Suite::ENCRYPT) {
-            let (aad, text) = packet.split_at_mut_checked(DATA_AT)?;
-            crypto.seal(key, nonce(counter), aad, text)
-        } else {
-            crypto.seal(key, nonce(counter), packet, &mut [])
-        };
-        packet.extend_from_slice(&tag?);
-        Some(())
+        self.packet_key(key, counter).seal(crypto, packet)
+    }
+
+    fn packet_key<'a>(&self, key: &'a K, counter: u64) -> PacketKey<'a, K> {
+        PacketKey {
+            key,
+            encrypts: self.suite.contains(Suite::ENCRYPT),
+            counter,
+            data_at: DATA_AT,
+        }
     }
 
     /// Verifies a packet and writes it without protection to `out` (W-144).
@@ -119,7 +121,7 @@ impl<K> Session<K> {
         let number = counter >> EPOCH_BITS;
         let mut known = self.receiving.iter().chain(&self.before);
         let opened = match known.find(|epoch| epoch.number == number) {
-            Some(epoch) => self.open_with(crypto, &epoch.key, counter, body, out),
+            Some(epoch) => self.packet_key(&epoch.key, counter).open(crypto, body, out),
             None => self.open_next(crypto, (number, counter), body, out),
         };
         opened.ok_or(Refused::Forged)?;
@@ -140,34 +142,10 @@ impl<K> Session<K> {
             return None;
         }
         let epoch = self.derive(crypto, self.back, number)?;
-        self.open_with(crypto, &epoch.key, counter, body, out)?;
+        self.packet_key(&epoch.key, counter)
+            .open(crypto, body, out)?;
         self.before = self.receiving.replace(epoch);
         Some(())
-    }
-
-    fn open_with<C: Crypto<Key = K>>(
-        &self,
-        crypto: &C,
-        key: &K,
-        counter: u64,
-        body: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Option<()> {
-        let (header, content) = (body.get(..HEADER_LEN)?, body.get(DATA_AT..)?);
-        let len = HEADER_LEN + content.len().checked_sub(TAG_LEN)?;
-        out.clear();
-        out.extend_from_slice(header);
-        out.extend_from_slice(content);
-        let valid = if self.suite.contains(Suite::ENCRYPT) {
-            let text = out.get_mut(HEADER_LEN..)?;
-            crypto.open(key, nonce(counter), body.get(..DATA_AT)?, text)
-        } else {
-            let (aad, _) = body.split_at_checked(body.len().checked_sub(TAG_LEN)?)?;
-            crypto.open(key, nonce(counter), aad, out.get_mut(len..)?)
-        };
-        out.truncate(len);
-        clear_flag(out);
-        valid.then_some(())
     }
 
     /// Makes the next packet have this counter.
@@ -175,11 +153,4 @@ impl<K> Session<K> {
     pub(super) fn skip_to(&mut self, counter: u64) {
         self.next = counter;
     }
-}
-
-/// Returns the nonce of a packet: its counter.
-pub(super) fn nonce(counter: u64) -> [u8; 12] {
-    let mut nonce = [0; 12];
-    crate::wire::put(&mut nonce, 4, &counter.to_be_bytes());
-    nonce
 }

@@ -1,5 +1,7 @@
 //! Two layers on a wire that a third station reads and writes.
 
+mod checksum;
+
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -25,6 +27,15 @@ struct Node {
     sent: Vec<Sent>,
 }
 
+/// The suites of keys, and that of checksums.
+const SUITES: [Suite; 5] = [
+    Suite::INTEGRITY,
+    Suite::ENCRYPT,
+    Suite::CHACHA,
+    Suite::ENCRYPT.union(Suite::CHACHA),
+    Suite::CHECKSUM,
+];
+
 fn config(keys: &[u8], require: bool) -> SecureConfig {
     SecureConfig {
         keys: keys.iter().map(|&byte| Key::new([byte; 32])).collect(),
@@ -41,9 +52,12 @@ fn node(own: NodeAddr, config: SecureConfig, seed: u8) -> Node {
 }
 
 fn pair(suite: Suite) -> (Node, Node) {
-    let config = SecureConfig {
-        suite,
-        ..config(&[7], true)
+    let config = match suite {
+        Suite::CHECKSUM => SecureConfig::checksum(true, 0x88b6),
+        suite => SecureConfig {
+            suite,
+            ..config(&[7], true)
+        },
     };
     (node(A, config.clone(), 1), node(B, config, 2))
 }
@@ -133,11 +147,7 @@ fn counted(node: &Node, name: &str) -> u64 {
 
 #[test]
 fn a_packet_waits_for_the_session_and_arrives_unchanged() {
-    for suite in [
-        Suite::INTEGRITY,
-        Suite::ENCRYPT,
-        Suite::ENCRYPT.union(Suite::CHACHA),
-    ] {
+    for suite in SUITES {
         let (mut a, mut b) = pair(suite);
         a.send(at(0), B, b"first");
         assert_eq!(a.sent.len(), 1, "HELLO alone");
@@ -147,7 +157,7 @@ fn a_packet_waits_for_the_session_and_arrives_unchanged() {
         let text = &wire.last().unwrap().1;
         assert_eq!(text.len(), plain(b"first").len() + OVERHEAD);
         let readable = text.windows(5).any(|part| part == b"first");
-        assert_eq!(readable, suite == Suite::INTEGRITY);
+        assert_eq!(readable, !suite.contains(Suite::ENCRYPT));
         b.send(at(1), A, b"answer");
         assert_eq!(run(at(1), &mut a, &mut b).0, [plain(b"answer")]);
         assert_eq!(counted(&a, "auth_sessions"), 1);
@@ -419,10 +429,9 @@ proptest! {
     #[test]
     fn a_station_in_the_middle_changes_nothing(
         acts in proptest::collection::vec((0u8..6, any::<u16>(), any::<u8>()), 1..60),
-        integrity in any::<bool>(),
+        suite in 0..SUITES.len(),
     ) {
-        let suite = if integrity { Suite::INTEGRITY } else { Suite::ENCRYPT };
-        let (mut a, mut b) = pair(suite);
+        let (mut a, mut b) = pair(SUITES[suite]);
         let (mut wire, mut got) = (Vec::<(NodeAddr, NodeAddr, Vec<u8>)>::new(), Vec::new());
         let (mut sent, mut now) = (0u8, 0);
         for (act, which, byte) in acts {

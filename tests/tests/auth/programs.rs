@@ -193,8 +193,8 @@ impl Drop for Folder {
 }
 
 #[test]
-fn a_job_is_encrypted_on_request_and_where_the_daemon_has_a_key() {
-    let test = "a_job_is_encrypted_on_request_and_where_the_daemon_has_a_key";
+fn a_job_is_protected_on_request_and_as_its_daemons_are() {
+    let test = "a_job_is_protected_on_request_and_as_its_daemons_are";
     let Some(lab) = bare_lab(test, 2) else {
         return;
     };
@@ -204,17 +204,29 @@ fn a_job_is_encrypted_on_request_and_where_the_daemon_has_a_key() {
     let Some(with_key) = esp_tests::lab_or_skip(test, &options) else {
         return;
     };
-    for (lab, variables, encrypted) in [
-        (&lab, &[][..], false),
-        (&lab, &[("ESP_ENCRYPT", "1")][..], true),
-        (&with_key, &[][..], true),
-        (&with_key, &[("ESP_ENCRYPT", "0")][..], false),
+    options.daemon_config = "checksum = \"require\"\n".into();
+    let Some(with_checksum) = esp_tests::lab_or_skip(test, &options) else {
+        return;
+    };
+    const ENCRYPTED: &str = "packets over UDP are encrypted by a key of the job";
+    const CHECKED: &str = "packets over UDP have a checksum (no authentication)";
+    for (lab, variables, expected) in [
+        (&lab, &[][..], None),
+        (&lab, &[("ESP_ENCRYPT", "1")][..], Some(ENCRYPTED)),
+        (&lab, &[("ESP_CHECKSUM", "1")][..], Some(CHECKED)),
+        (&with_key, &[][..], Some(ENCRYPTED)),
+        (&with_key, &[("ESP_ENCRYPT", "0")][..], None),
+        (&with_checksum, &[][..], Some(CHECKED)),
+        (&with_checksum, &[("ESP_CHECKSUM", "0")][..], None),
     ] {
         let (text, frames) = job(lab, variables);
-        let says = text.contains("packets over UDP are encrypted by a key of the job");
-        assert_eq!(says, encrypted, "{variables:?}: {text}");
+        for line in [ENCRYPTED, CHECKED] {
+            let says = text.contains(line);
+            assert_eq!(says, expected == Some(line), "{variables:?}: {text}");
+        }
         assert!(frames.len() > 100, "{} frames", frames.len());
         let protected = |frame: &Vec<u8>| frame[FLAGS] & SEC != 0;
-        assert_eq!(frames.iter().all(protected), encrypted, "{variables:?}");
+        let all = frames.iter().all(protected);
+        assert_eq!(all, expected.is_some(), "{variables:?}");
     }
 }

@@ -256,6 +256,19 @@ fn counters(state: &State, name: &str, findings: &mut Vec<Finding>) {
             .mend("install one version on all nodes; esp doctor --all shows them"),
         );
     }
+    let damaged = count("checksum_drop_damaged") + count("checksum_drop_setup_damaged");
+    if damaged > 0 {
+        findings.push(
+            Finding::warning(
+                "link.checksum",
+                format!(
+                    "{damaged} packets were damaged on the way, and the check sequence of Ethernet \
+                     did not show it; their checksum did"
+                ),
+            )
+            .mend("replace the switch, adapter or memory common to the nodes that report this"),
+        );
+    }
     let given_up = count("link_tx_given_up") + count("link_tx_rejected");
     if given_up > 0 {
         findings.push(

@@ -204,6 +204,9 @@ fn protected(line: &mut String, what: &Protected) -> fmt::Result {
             let cipher = match suite.cipher() {
                 secure::Cipher::Aes128Gcm => "AES-128-GCM",
                 secure::Cipher::ChaCha20Poly1305 => "ChaCha20-Poly1305",
+                secure::Cipher::Crc32c => {
+                    return write!(line, "set-up {step}, checksum by CRC-32C");
+                }
             };
             write!(line, "set-up {step}, {mode} by {cipher}, key {}", name(key))
         }

@@ -127,6 +127,7 @@ fn protected_packets_are_named() {
         frame(true, vector("S-05")),
         frame(false, vector("S-03")),
         frame(false, vector("S-07")),
+        frame(false, vector("S-08")),
         // Too short for a tag, and no session.
         frame(false, "88b503e8 13880000 12350000 82"),
         frame(false, &vector("S-03").replace("9033fa ca", "0000000002")),
@@ -136,14 +137,15 @@ fn protected_packets_are_named() {
         "EDP B.0 > A.0: set-up ACCEPT, integrity by AES-128-GCM, key 60a1a3d6, length 0",
         "ESP A.5000 > B.1000: Flags [.], protected, session 0x9033faca, counter 0, length 5",
         "EDP A.40000 > B.0: protected broadcast 0, key 60a1a3d6, length 1",
+        "EDP A.0 > B.0: set-up HELLO, checksum by CRC-32C, length 0",
         "ESP A.5000 > B.1000: Flags [?.], [malformed: a reserved flag is set (W-05)], length 0",
     ];
     let found = lines(&frames, false);
-    assert_eq!(found[..5], wanted);
+    assert_eq!(found[..6], wanted);
     assert!(
-        found[5].contains("[malformed: a reserved flag"),
+        found[6].contains("[malformed: a reserved flag"),
         "{}",
-        found[5]
+        found[6]
     );
     let verbose = lines(&frames[2..3], true);
     let end = "length 5 (type 0x88b5, raw seq 0, raw ack 4661, flags 0x82)";

@@ -193,6 +193,10 @@ fn counters_of_a_link_are_judged() {
             &[("link.version", Level::Warning)],
         ),
         (
+            |facts| count(facts, "eth0", "checksum_drop_damaged", 1, 1),
+            &[("link.checksum", Level::Warning)],
+        ),
+        (
             |facts| count(facts, "eth0", "link_tx_given_up", 1, 2),
             &[("link.refused", Level::Warning)],
         ),
