@@ -51,6 +51,7 @@ const RULES: &[Rule] = &[
     Rule { package: "netns",      may: Only(&["netif"]), never: &["esp-proto", "btl", "tokio"] },
     Rule { package: "rawloop",    may: Only(&["netif", "netns"]), never: &["esp-proto", "btl", "tokio"] },
     Rule { package: "lab",        may: Only(&["cli", "esp-client"]), never: &["esp-daemon", "btl"] },
+    Rule { package: "dashboard",  may: Only(&["cli", "lab"]), never: &["esp-daemon", "btl"] },
     Rule { package: "bench",      may: All, never: &["esp-daemon", "esp-tests", "xtask"] },
     // The machine.
     Rule { package: "netif",      may: Only(&[]), never: &["esp-proto", "btl", "tokio"] },

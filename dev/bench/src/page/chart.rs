@@ -44,7 +44,7 @@ pub enum Plot {
 }
 
 impl Plot {
-    /// Returns the legends of the series.
+    /// Returns the names of the series, to be changed.
     pub(super) fn names(&mut self) -> Vec<&mut String> {
         match self {
             Plot::Lines { series, .. } => series.iter_mut().map(|(name, _)| name).collect(),
@@ -115,12 +115,43 @@ fn size_label(exponent: &f64) -> String {
         )
 }
 
+/// Writes a value of the vertical axis without zeros behind the point.
+fn number_label(value: &f64) -> String {
+    let text = format!("{value:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 impl Chart {
-    /// Returns the text of the SVG file.
+    /// Returns the text of the SVG file, with the legend.
     ///
     /// # Errors
     /// The chart cannot be drawn.
     pub fn svg(&self) -> Result<String, Box<dyn Error>> {
+        self.draw(true)
+    }
+
+    /// Returns the text of the SVG file without the legend, which is in [`Chart::legend`].
+    ///
+    /// # Errors
+    /// The chart cannot be drawn.
+    pub(super) fn svg_alone(&self) -> Result<String, Box<dyn Error>> {
+        self.draw(false)
+    }
+
+    /// Returns names and colours of the series; a colour as `#1f77b4`.
+    pub(super) fn legend(&self) -> impl Iterator<Item = (&str, String)> {
+        let names: Vec<&str> = match &self.plot {
+            Plot::Lines { series, .. } => series.iter().map(|(name, _)| name.as_str()).collect(),
+            Plot::Bars { series, .. } => series.iter().map(String::as_str).collect(),
+        };
+        let coloured = |(place, name)| {
+            let RGBColor(red, green, blue) = colour(name, place);
+            (name, format!("#{red:02x}{green:02x}{blue:02x}"))
+        };
+        names.into_iter().enumerate().map(coloured)
+    }
+
+    fn draw(&self, legend: bool) -> Result<String, Box<dyn Error>> {
         let mut text = String::new();
         {
             let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
@@ -135,12 +166,12 @@ impl Chart {
                     let above_zero = values.filter(|value| !log || *value > 0.0);
                     let (low, high) = bounds(above_zero);
                     if *log {
-                        self.lines(&area, (low / 1.5..high * 1.5).log_scale(), series)?;
+                        self.lines(&area, (low / 1.5..high * 1.5).log_scale(), series, legend)?;
                     } else {
-                        self.lines(&area, 0.0..high * 1.1, series)?;
+                        self.lines(&area, 0.0..high * 1.1, series, legend)?;
                     }
                 }
-                Plot::Bars { series, groups } => self.bars(&area, series, groups)?,
+                Plot::Bars { series, groups } => self.bars(&area, series, groups, legend)?,
             }
             area.present().map_err(owned)?;
         }
@@ -153,6 +184,7 @@ impl Chart {
         area: &Area<'_>,
         y: impl plotters::coord::ranged1d::AsRangedCoord<CoordDescType = Y, Value = f64>,
         series: &[(String, Vec<Point>)],
+        legend: bool,
     ) -> Result<(), Box<dyn Error>>
     where
         Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -173,20 +205,24 @@ impl Chart {
             .light_line_style(TRANSPARENT)
             .x_labels(11)
             .x_label_formatter(&size_label)
+            .y_label_formatter(&number_label)
             .y_desc(self.unit)
             .draw()
             .map_err(owned)?;
-        for (place, (name, points)) in series.iter().enumerate() {
-            let colour = colour(name, place);
-            let style = colour.stroke_width(2);
-            let points = placed(points, first, last);
+        let placed: Vec<_> = series
+            .iter()
+            .map(|(_, points)| placed(points, first, last))
+            .collect();
+        let named = || series.iter().map(|(name, _)| name).zip(&placed).enumerate();
+        // All bands first: none dims the line of another.
+        for (place, (name, points)) in named() {
+            let band = |edge| Polygon::new(edge, colour(name, place).mix(BAND));
             chart
-                .draw_series(
-                    edge(&points)
-                        .into_iter()
-                        .map(|edge| Polygon::new(edge, colour.mix(BAND))),
-                )
+                .draw_series(edge(points).into_iter().map(band))
                 .map_err(owned)?;
+        }
+        for (place, (name, points)) in named() {
+            let style = colour(name, place).stroke_width(2);
             let points: Vec<_> = points.iter().map(|(x, p)| (*x, p.value)).collect();
             let dots = points.iter().map(|p| Circle::new(*p, 3, style.filled()));
             chart.draw_series(dots).map_err(owned)?;
@@ -196,13 +232,9 @@ impl Chart {
                 .label(name)
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], style));
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.3))
-            .draw()
-            .map_err(owned)?;
+        if legend {
+            draw_legend(&mut chart)?;
+        }
         Ok(())
     }
 
@@ -211,10 +243,16 @@ impl Chart {
         area: &Area<'_>,
         series: &[String],
         groups: &[(String, Vec<f64>)],
+        legend: bool,
     ) -> Result<(), Box<dyn Error>> {
         let (_, high) = bounds(groups.iter().flat_map(|(_, values)| values).copied());
-        // Room for the legend above the bars.
-        let top = high * 1.2 + high * 0.09 * series.len() as f64;
+        // Room above the bars for their values, and for the legend.
+        let room = if legend {
+            0.09 * series.len() as f64
+        } else {
+            0.0
+        };
+        let top = high * (1.2 + room);
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, ("sans-serif", 18))
             .margin(12)
@@ -227,6 +265,7 @@ impl Chart {
             .disable_x_mesh()
             .light_line_style(TRANSPARENT)
             .x_labels(0)
+            .y_label_formatter(&number_label)
             .y_desc(self.unit)
             .draw()
             .map_err(owned)?;
@@ -264,18 +303,15 @@ impl Chart {
             });
             chart.draw_series(numbers).map_err(owned)?;
         }
+        // Below the axis, not on it.
         let labels = groups.iter().enumerate().map(|(group, (label, _))| {
-            let place = (group as f64 + 0.5, 0.0);
-            Text::new(format!(" {label}"), place, font(VPos::Top))
+            let place = EmptyElement::at((group as f64 + 0.5, 0.0));
+            place + Text::new(label.clone(), (0, 8), font(VPos::Top))
         });
         chart.draw_series(labels).map_err(owned)?;
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.3))
-            .draw()
-            .map_err(owned)?;
+        if legend {
+            draw_legend(&mut chart)?;
+        }
         Ok(())
     }
 }
@@ -302,6 +338,22 @@ fn edge(points: &[(f64, Point)]) -> Option<Vec<(f64, f64)>> {
     (outline.len() > 2).then_some(outline)
 }
 
+fn draw_legend<'a, X, Y>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+) -> Result<(), Box<dyn Error>>
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.3))
+        .draw()
+        .map_err(owned)
+}
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 /// Returns the smallest and the largest value; 1 and 2 without any.
@@ -321,91 +373,4 @@ fn owned(error: impl ToString) -> Box<dyn Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn chart(plot: Plot) -> Result<String, Box<dyn Error>> {
-        Chart {
-            name: "name".into(),
-            title: "MTU 1500 & more".into(),
-            unit: "µs",
-            plot,
-        }
-        .svg()
-    }
-
-    fn point(size: f64, value: f64) -> Point {
-        Point {
-            size,
-            value,
-            band: None,
-        }
-    }
-
-    #[test]
-    fn bands_are_areas_behind_the_lines() -> Result<(), Box<dyn Error>> {
-        let banded = |size, value| Point {
-            band: Some((value, 3.0 * value)),
-            ..point(size, value)
-        };
-        let drawn = |points| {
-            let series = vec![("TCP".to_owned(), points)];
-            chart(Plot::Lines { log: true, series })
-        };
-        let plain = drawn(vec![point(1.0, 10.0), point(1024.0, 20.0)])?;
-        assert!(!plain.contains("<polygon"), "{plain}");
-        let bands = drawn(vec![banded(1.0, 10.0), banded(1024.0, 20.0)])?;
-        assert_eq!(bands.matches("<polygon").count(), 1, "{bands}");
-        let area = bands.find("<polygon").zip(bands.find("<circle"));
-        assert!(area.is_some_and(|(area, dot)| area < dot), "{bands}");
-        // The axis reaches the upper edge.
-        assert!(bands.contains("50.0") || bands.contains("100.0"), "{bands}");
-        let partly = drawn(vec![banded(1.0, 10.0), point(1024.0, 20.0)])?;
-        assert!(!partly.contains("<polygon"), "{partly}");
-        Ok(())
-    }
-
-    #[test]
-    fn lines_have_a_legend_and_size_labels() -> Result<(), Box<dyn Error>> {
-        for log in [true, false] {
-            let series = vec![
-                (
-                    "TCP".to_owned(),
-                    vec![point(1.0, 10.0), point(1024.0, 20.0)],
-                ),
-                ("bare loop".to_owned(), vec![point(0.0, 15.0)]),
-            ];
-            let text = chart(Plot::Lines { log, series })?;
-            for part in ["<svg", "</svg>", "TCP", "bare loop", "1 KiB", "&amp; more"] {
-                assert!(text.contains(part), "{part} in {text}");
-            }
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn bars_have_their_values_and_labels() -> Result<(), Box<dyn Error>> {
-        let text = chart(Plot::Bars {
-            series: vec!["TCP".into(), "ESP, lease".into()],
-            groups: vec![("p50".into(), vec![1.25, 20.0]), ("p99".into(), vec![3.5])],
-        })?;
-        for part in ["1.25", "20", "3.50", "p99", "ESP, lease"] {
-            assert!(text.contains(part), "{part} in {text}");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn an_empty_chart_is_drawn() -> Result<(), Box<dyn Error>> {
-        let lines = chart(Plot::Lines {
-            log: true,
-            series: Vec::new(),
-        })?;
-        let bars = chart(Plot::Bars {
-            series: Vec::new(),
-            groups: Vec::new(),
-        })?;
-        assert!(lines.contains("</svg>") && bars.contains("</svg>"));
-        Ok(())
-    }
-}
+mod tests;

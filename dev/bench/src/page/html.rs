@@ -25,14 +25,19 @@ const STYLE: &str = "\
 }
 body { background: var(--paper); color: var(--ink); font: 16px/1.5 sans-serif; margin: 2rem auto;
   max-width: 62rem; padding: 0 1rem; }
-svg { height: auto; max-width: 100%; }
+figure { margin: 1.5rem 0; }
+figcaption { display: flex; flex-wrap: wrap; font-size: 0.85rem; gap: 0.2rem 1.2rem;
+  padding-left: 4.5rem; }
+figcaption i { border-radius: 2px; display: inline-block; height: 0.7em; margin-right: 0.4em;
+  width: 0.9em; }
+svg { display: block; height: auto; width: 100%; }
 svg [fill='#FFFFFF'] { fill: var(--paper); }
 svg [fill='#000000'] { fill: var(--ink); }
 svg [stroke='#000000'] { stroke: var(--ink); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; }
 th, td { border-bottom: 1px solid var(--faint); padding: 0.2rem 0.6rem; text-align: left; }
-.number { font-variant-numeric: tabular-nums; text-align: right; }
+.number { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap; }
 ";
 
 /// Returns the page. Benchmarks are in the order of `all`; unknown ones follow.
@@ -79,8 +84,7 @@ pub(super) fn page(
             let _ = writeln!(text, "<p>Measured: {title}.</p>\n<p>{limits}</p>");
         }
         for chart in charts(&figures) {
-            let svg = chart.svg().doing(format_args!("drawing {}", chart.title))?;
-            text.push_str(&inline(&svg));
+            text.push_str(&figure(&chart)?);
         }
         text.push_str(&table(&figures));
         text.push_str("</section>\n");
@@ -184,6 +188,21 @@ fn bars_of(groups: &[(&str, Vec<&Figure>)]) -> Plot {
     Plot::Bars { series, groups }
 }
 
+/// Returns a chart with its legend below it, where it covers no line.
+fn figure(chart: &Chart) -> Result<String, Failure> {
+    let svg = chart.svg_alone();
+    let svg = svg.doing(format_args!("drawing {}", chart.title))?;
+    let names = chart.legend().map(|(name, colour)| {
+        let name = escaped(name);
+        format!("<span><i style=\"background: {colour}\"></i>{name}</span>\n")
+    });
+    let names: String = names.collect();
+    let svg = inline(&svg);
+    Ok(format!(
+        "<figure>\n{svg}<figcaption>\n{names}</figcaption>\n</figure>\n"
+    ))
+}
+
 /// Removes what an SVG needs only as a file of its own: the reference to its name space.
 fn inline(svg: &str) -> String {
     svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1)
@@ -234,144 +253,4 @@ fn escaped(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::results::tests::latency;
-
-    static ABOUT: About = About {
-        millis: [1000, 1000],
-        name: "pingpong",
-        title: "how fast <it> is",
-        limits: "This & that.",
-    };
-
-    fn figures() -> Vec<Figure> {
-        let sizes = [(1, 4.0), (4096, 20.0)];
-        let lines = sizes.into_iter().flat_map(|(size, time)| {
-            ["tcp", "lease"].map(|contender| Figure {
-                size: Some(size),
-                ..latency(contender, &[time, 1.5 * time])
-            })
-        });
-        let rate = Figure {
-            bench: "a <b> & \"c\"".into(),
-            what: "<script>alert(1)</script>".into(),
-            contender: "</svg></table>".into(),
-            machine: "'x' href=http:".into(),
-            unit: Unit::GbitS,
-            p99: None,
-            ..latency("tcp", &[9.0, 10.0])
-        };
-        lines.chain([rate]).collect()
-    }
-
-    fn html(figures: &[Figure]) -> String {
-        let facts = [("kernel", "Linux <6>".to_owned())];
-        page(&facts, &[&ABOUT], figures, "2026-01-31").expect("a page")
-    }
-
-    /// Returns the tags of a page, and asserts that each is closed in its order.
-    fn checked_tags(page: &str) -> Vec<String> {
-        let rest = page.strip_prefix("<!DOCTYPE html>").expect("the type");
-        let (mut open, mut all) = (Vec::new(), Vec::new());
-        for part in rest.split('<').skip(1) {
-            let (tag, after) = part.split_once('>').expect("a tag ends");
-            assert!(
-                !after.contains('>') || open.last() == Some(&"style"),
-                "{part}"
-            );
-            let name = tag.split([' ', '/']).find(|word| !word.is_empty());
-            let name = name.expect("a name");
-            all.push(name.to_owned());
-            if tag.starts_with('/') {
-                assert_eq!(open.pop(), Some(name), "{tag} closes another tag");
-            } else if !tag.ends_with('/') {
-                open.push(name);
-            }
-            assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
-        }
-        assert_eq!(open, [""; 0], "tags stay open");
-        all
-    }
-
-    #[test]
-    fn the_page_is_well_formed_whatever_its_figures_say() {
-        let page = html(&figures());
-        let tags = checked_tags(&page);
-        let count = |name: &str| tags.iter().filter(|tag| *tag == name).count();
-        // Opening and closing tags: lines of latencies, bars of the rate.
-        assert_eq!((count("svg"), count("section"), count("html")), (4, 4, 2));
-        assert_eq!(count("script"), 0);
-        assert!(page.contains("&lt;script&gt;alert(1)"), "{page}");
-        checked_tags(&html(&[]));
-    }
-
-    #[test]
-    fn the_page_has_both_themes_and_needs_nothing_else() {
-        let page = html(&figures()[..4]);
-        assert!(
-            page.contains("@media (prefers-color-scheme: dark)"),
-            "{page}"
-        );
-        for name in ["--paper:", "--ink:", "--faint:"] {
-            assert_eq!(page.matches(name).count(), 2, "{name} once for each theme");
-        }
-        for outside in [
-            "http", "//", "src=", "href=", "url(", "@import", "<script", "<link",
-        ] {
-            assert!(!page.contains(outside), "{outside} in {page}");
-        }
-        // What the themes replace is what the charts use.
-        for drawn in ["fill=\"#FFFFFF\"", "fill=\"#000000\"", "stroke=\"#000000\""] {
-            assert!(page.contains(drawn), "{drawn}");
-        }
-    }
-
-    #[test]
-    fn figures_without_sense_are_drawn_or_left_out() {
-        let odd = |size, p50, rounds: &[f64]| Figure {
-            size,
-            p50,
-            p99: None,
-            ..latency("tcp", rounds)
-        };
-        let all = [
-            odd(Some(0), 1.0, &[]),
-            odd(Some(u64::MAX), 1e15, &[0.0, 1e15]),
-            odd(None, 0.0, &[0.0]),
-            odd(Some(1), 1e-12, &[1e-12]),
-        ];
-        for some in [&all[..], &all[..1], &all[..2], &all[1..], &all[2..]] {
-            checked_tags(&html(some));
-        }
-        let crowd = (0..100).flat_map(|n| {
-            [1, 2].map(|size| Figure {
-                what: format!("quantity {n}"),
-                ..odd(Some(size), 1.0, &[1.0])
-            })
-        });
-        let page = html(&crowd.collect::<Vec<_>>());
-        assert_eq!(page.matches("<svg").count(), MAX_CHARTS);
-        assert!(page.contains("quantity 99"), "it is in the table");
-    }
-
-    #[test]
-    fn quantities_over_size_are_lines_with_bands() {
-        let figures = figures();
-        let charts = charts(&figures[..4].iter().collect::<Vec<_>>());
-        let [Chart { plot, .. }] = charts.as_slice() else {
-            panic!("{charts:?}");
-        };
-        let Plot::Lines { series, log: true } = plot else {
-            panic!("{plot:?}");
-        };
-        assert_eq!(series.len(), 2);
-        assert!(
-            series.iter().any(|(name, _)| name == "TCP (any user)"),
-            "{series:?}"
-        );
-        let point = series[0].1[0];
-        assert_eq!((point.size, point.value), (1.0, 5.0));
-        assert_eq!(point.band, Some((5.0, 10.0)));
-    }
-}
+mod tests;

@@ -50,7 +50,7 @@ pub(super) fn facts(cores: &Cores) -> Vec<Fact> {
         "an ordinary user, who is root in the lab's user namespace"
     };
     let build = if cfg!(debug_assertions) {
-        ", **built without optimisation: the ESP's figures are too low**"
+        ", built without optimisation: the figures of ESP are too low"
     } else {
         ", optimised"
     };
