@@ -220,8 +220,8 @@ impl Client {
         Ok(client)
     }
 
-    /// Returns the counters of the packets' protection by a key or a checksum, for each interface of
-    /// a client that needs no daemon; none without. With a checksum, `auth_drop_forged` counts
+    /// Returns the counters of the packets' protection by a key or a checksum, for each interface
+    /// of a client that needs no daemon; none without. With a checksum, `auth_drop_forged` counts
     /// damaged packets, and `auth_drop_setup_forged` damaged set-up packets.
     ///
     /// # Errors

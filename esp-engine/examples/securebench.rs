@@ -1,5 +1,5 @@
-//! Cost of protecting packets by a key or a checksum, on one core: seal and open, for each suite and size. Run it on an
-//! idle machine:
+//! Cost of protecting packets by a key or a checksum, on one core: seal and open, for each suite
+//! and size. Run it on an idle machine:
 //!
 //! ```sh
 //! cargo run --release -p esp-engine --example securebench

@@ -1,11 +1,11 @@
 //! Damage that the check sequence of Ethernet does not show: the switch of a lab alters bytes of
-//! the frames that pass it, at random. (Virtual links carry no check sequence, so each frame arrives
-//! as one with a correct one; datagrams keep the state "checksum verified", so UDP's does not show
-//! it, either.)
+//! the frames that pass it, at random. (Virtual links carry no check sequence, so each frame
+//! arrives as one with a correct one. UDP's checksum does not show it, either: the kernel does not
+//! compute it for datagrams that stay in the machine.)
 //!
-//! With checksums (W-148) no wrong byte reaches a program. Without, wrong bytes do, which shows that
-//! the tests can fail. (The random numbers are the kernel's: a run cannot be repeated. Every bit of
-//! every kind of packet is damaged in `esp-engine/tests/secure.rs`.)
+//! With checksums (W-148) no wrong byte reaches a program. Without, wrong bytes do, which shows
+//! that the tests can fail. (The random numbers are the kernel's: a run cannot be repeated. Every
+//! bit of every kind of packet is damaged in `esp-engine/tests/secure.rs`.)
 
 use std::fmt::Write as _;
 use std::io::Read;

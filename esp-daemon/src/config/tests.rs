@@ -228,7 +228,12 @@ fn errors_name_line_and_key() {
             "lease.allow",
             "send no checksums",
         ),
-        ("checksum = true\n", 1, "checksum", "boolean"),
+        (
+            "checksum = \"on\"\n",
+            1,
+            "checksum",
+            "expected one of `off`, `offer`, `require`",
+        ),
         ("[socket\n", 1, "", ""),
         ("a = 1\na = 2\n", 1, "a", ""),
     ];
