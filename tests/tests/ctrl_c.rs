@@ -1,4 +1,4 @@
-//! Ctrl-C in the midst of `esplab mpirun` and `esplab bench`: it reaches all processes of the
+//! Ctrl-C in the midst of `esplab mpirun`, `bench` and `papers`: it reaches all processes of the
 //! terminal's foreground group at once, and nothing is left.
 
 use std::collections::BTreeSet;
@@ -196,6 +196,29 @@ fn in_the_midst_of_benchmarks() {
         ("shm", "esplab rank", false),
     ] {
         let mut run = Run::start(&["bench", "--quick", "--only", only]);
+        run.wait_for(part);
+        let traces = run.traces();
+        if has_lab {
+            assert_ne!((traces.labs.len(), traces.namespaces), (0, 0), "{only}");
+        }
+        run.interrupt(&format!("{only}, {part}"), &traces);
+    }
+}
+
+/// Ctrl-C while programs of Open MPI run for `esplab papers`, and within a node.
+#[test]
+fn in_the_midst_of_the_papers() {
+    let test = "in_the_midst_of_the_papers";
+    // Only to know whether Open MPI and the component are there.
+    let has_mpi = open_mpi::Program::new(test, "endless").is_some();
+    if !has_mpi || bare_lab(test, 1).is_none() {
+        return;
+    }
+    for (only, part, has_lab) in [
+        ("lu-sp", "kernels 20 lu", true),
+        ("keys", "esplab rank", false),
+    ] {
+        let mut run = Run::start(&["papers", "--quick", "--only", only]);
         run.wait_for(part);
         let traces = run.traces();
         if has_lab {

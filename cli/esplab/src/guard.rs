@@ -1,5 +1,5 @@
 //! `esplab guard`: runs a launcher, or `esplab bench`, and leaves none of its processes and
-//! temporary files behind; started by `esplab mpirun`, `bench` and `tune` only.
+//! temporary files behind; started by `esplab mpirun`, `bench`, `papers` and `tune` only.
 //!
 //! A launcher's helpers on other nodes are not its children, and processes of a job do not notice
 //! that their nodes are gone. So the guard adopts all descendants of the launcher, and ends them

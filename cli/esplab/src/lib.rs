@@ -10,6 +10,7 @@ mod guard;
 mod internal;
 mod list;
 mod mpirun;
+mod papers;
 mod rsh;
 mod simulate;
 mod transfer;
@@ -45,6 +46,7 @@ enum Command {
     Mpirun(mpirun::Flags),
     Demo(demo::Flags),
     Bench(bench::Flags),
+    Papers(papers::Flags),
     Simulate(simulate::Flags),
     Send(transfer::SendFlags),
     Recv(transfer::RecvFlags),
@@ -105,6 +107,7 @@ fn run(command: Command) -> Result<Verdict, Failure> {
         Command::Recv(flags) => transfer::run_recv(&flags),
         Command::Tune(flags) => guard::guarded(|| tune::run(&flags)),
         Command::Bench(flags) => guard::guarded(|| bench::run(&flags)),
+        Command::Papers(flags) => guard::guarded(|| papers::run(&flags)),
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Guard(flags) => guard::run(&flags),
         Command::Hold(flags) => internal::hold(flags),

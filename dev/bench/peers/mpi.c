@@ -183,6 +183,71 @@ static void posted(size_t backlog, size_t count, size_t batch) {
     free(held);
 }
 
+// Collective operations by the names of their work. `n` are the bytes of one part.
+static void collective(const char *name, size_t n, size_t count) {
+    char *out = memory(n * (size_t)size), *in = memory(n * (size_t)size);
+    uint64_t *times = numbers(count);
+    for (size_t i = 0; i < count + warm_up(count); i++) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        uint64_t start = now_ns();
+        if (!strcmp(name, "alltoall")) MPI_Alltoall(out, (int)n, MPI_BYTE, in, (int)n, MPI_BYTE, MPI_COMM_WORLD);
+        else if (!strcmp(name, "allgather")) MPI_Allgather(out, (int)n, MPI_BYTE, in, (int)n, MPI_BYTE, MPI_COMM_WORLD);
+        else MPI_Allreduce(out, in, (int)(n / 8), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        if (i >= warm_up(count)) times[i - warm_up(count)] = now_ns() - start;
+    }
+    if (rank == 0) tell("times", times, count);
+    free(out);
+    free(in);
+    free(times);
+}
+
+enum { BUCKETS = 1024, KEY_BITS = 19 };
+
+// The exchange of an integer sort, as in `collectives.rs`.
+static void sort(size_t keys, size_t count) {
+    size_t mine = keys / (size_t)size;
+    uint32_t *key = (uint32_t *)memory(mine * 4), *sorted = (uint32_t *)memory(mine * 4);
+    uint32_t *got = (uint32_t *)memory((2 * mine + 4096) * 4), *ranked = (uint32_t *)memory(4u << KEY_BITS);
+    uint64_t *times = numbers(count), state = (uint64_t)rank + 1;
+    int to[64], from[64], at[64], after[64];
+    if (size > 64) die("more than 64 ranks");
+    for (size_t i = 0; i < mine; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        key[i] = (uint32_t)(state >> (64 - KEY_BITS));
+    }
+    for (size_t sample = 0; sample < count + 1; sample++) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        uint64_t start = now_ns();
+        uint32_t counts[BUCKETS] = {0}, all[BUCKETS];
+        for (size_t i = 0; i < mine; i++) counts[key[i] >> (KEY_BITS - 10)]++;
+        MPI_Allreduce(counts, all, BUCKETS, MPI_UINT32_T, MPI_SUM, MPI_COMM_WORLD);
+        uint64_t sum = 0;
+        size_t next[BUCKETS], place = 0;
+        for (int r = 0; r < size; r++) to[r] = 0;
+        for (size_t b = 0; b < BUCKETS; b++) {
+            int owner = (int)(sum * (uint64_t)size / (mine * (size_t)size));
+            sum += all[b];
+            next[b] = place;
+            place += counts[b];
+            to[owner < size ? owner : size - 1] += (int)counts[b];
+        }
+        for (size_t i = 0; i < mine; i++) sorted[next[key[i] >> (KEY_BITS - 10)]++] = key[i];
+        MPI_Alltoall(to, 1, MPI_INT, from, 1, MPI_INT, MPI_COMM_WORLD);
+        int received = 0, sent = 0;
+        for (int r = 0; r < size; r++) {
+            at[r] = sent, after[r] = received;
+            sent += to[r], received += from[r];
+        }
+        if ((size_t)received > 2 * mine + 4096) die("keys");
+        MPI_Alltoallv(sorted, to, at, MPI_UINT32_T, got, from, after, MPI_UINT32_T, MPI_COMM_WORLD);
+        memset(ranked, 0, 4u << KEY_BITS);
+        for (int i = 0; i < received; i++) ranked[got[i]]++;
+        if (sample > 0) times[sample - 1] = now_ns() - start;
+    }
+    if (rank == 0) tell("times", times, count);
+    free(key), free(sorted), free(got), free(ranked), free(times);
+}
+
 int main(int argc, char **argv) {
     if (argc < 3) return 2;
     // Bound before the library looks at the machine: each launcher says the rank in a variable of its own.
@@ -197,7 +262,12 @@ int main(int argc, char **argv) {
     char work[256];
     while (next_work(work, sizeof work)) {
         size_t a, b, c, d, e, f, g;
-        if (sscanf(work, "pingpong %zu %zu %zu", &a, &b, &c) == 3) {
+        char name[16];
+        if (sscanf(work, "keys %zu %zu", &a, &b) == 2) {
+            sort(a, b);
+        } else if (sscanf(work, "all%*s %zu %zu", &a, &b) == 2 && sscanf(work, "%15s", name) == 1) {
+            collective(name, a, b);
+        } else if (sscanf(work, "pingpong %zu %zu %zu", &a, &b, &c) == 3) {
             pingpong(a, b, c);
         } else if (sscanf(work, "window %zu %zu %zu %zu %zu %zu %zu", &a, &b, &c, &d, &e, &f, &g) == 7) {
             windows(a, b, c, d, e, f, g != 0);

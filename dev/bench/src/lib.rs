@@ -17,6 +17,7 @@
 //! | [`incast`] | eight nodes send to one through a slow link |
 //! | [`rails`] | a job over one interface and over two |
 //! | [`intra`] | benchmarks within one node: shared memory beside other projects' |
+//! | [`papers`] | the experiments of five papers, and their page |
 #![forbid(unsafe_code)]
 
 pub mod about;
@@ -27,6 +28,7 @@ mod hold;
 pub mod incast;
 pub mod intra;
 pub mod page;
+pub mod papers;
 pub mod plan;
 pub mod rails;
 mod raw;

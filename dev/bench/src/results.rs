@@ -37,6 +37,18 @@ pub enum Unit {
     /// 10^9 bits per second.
     #[serde(rename = "Gbit/s")]
     GbitS,
+    /// Seconds.
+    #[serde(rename = "s")]
+    Seconds,
+    /// 10^6 bytes per second.
+    #[serde(rename = "MB/s")]
+    MbS,
+    /// Steps per second.
+    #[serde(rename = "1/s")]
+    PerSecond,
+    /// 10^9 floating-point operations per second.
+    #[serde(rename = "Gflop/s")]
+    GflopS,
 }
 
 impl Unit {
@@ -46,12 +58,16 @@ impl Unit {
             Unit::Micros => "µs",
             Unit::Millis => "ms",
             Unit::GbitS => "Gbit/s",
+            Unit::Seconds => "s",
+            Unit::MbS => "MB/s",
+            Unit::PerSecond => "1/s",
+            Unit::GflopS => "Gflop/s",
         }
     }
 
     /// Returns true for a time, of which less is better.
     pub fn is_time(self) -> bool {
-        self != Unit::GbitS
+        matches!(self, Unit::Micros | Unit::Millis | Unit::Seconds)
     }
 }
 
@@ -110,7 +126,7 @@ impl Figure {
             && self.contender == other.contender
     }
 
-    fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let texts = [&self.bench, &self.what, &self.contender, &self.machine];
         if texts.iter().any(|text| text.len() > MAX_TEXT) {
             return Err(format!("a text is longer than {MAX_TEXT} bytes"));

@@ -236,7 +236,7 @@ impl Workshop {
 }
 
 /// Finds a program on PATH.
-pub(super) fn find(name: &str, package: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn find(name: &str, package: &str) -> Result<PathBuf, Failure> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths)
         .map(|folder| folder.join(name))

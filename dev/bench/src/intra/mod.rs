@@ -16,11 +16,13 @@
 //! | `group` | the processes of a contender |
 //! | `ucx` | `ucx_perftest`, which takes no work by lines |
 //! | [`ours`] | work over the point-to-point layer |
+//! | `collectives` | collective operations and the exchange of a sort over it |
 //! | [`bare`] | work over a transport alone |
 //! | [`run`] | alternating rounds |
 //! | [`report`] | rows and tables |
 
 pub mod bare;
+mod collectives;
 pub mod contender;
 mod group;
 pub mod join;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use p2p::{Comm, Error};
 
+use super::collectives;
 use super::work::{Step, Work};
 use cli::out::{Doing, Failure};
 
@@ -104,6 +105,8 @@ pub fn run(comm: &Comm, work: &Work) -> Result<Said, Error> {
             count,
             batch,
         } => steps(comm, step, size, count, batch.max(1)),
+        Work::Collective { call, size, count } => collectives::run(comm, call, size, count),
+        Work::Keys { keys, count } => collectives::sort(comm, keys, count),
         Work::Line { .. } | Work::Memcpy { .. } | Work::CrossCopy { .. } | Work::Trap { .. } => {
             Ok(Said::new())
         }
@@ -136,7 +139,7 @@ fn warm_up(count: usize) -> usize {
     (count / 10).max(10)
 }
 
-fn nanos(since: Instant) -> u64 {
+pub(super) fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 

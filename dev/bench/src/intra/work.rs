@@ -115,6 +115,49 @@ pub enum Work {
         /// Round trips of a batch.
         batch: usize,
     },
+    /// All ranks take part in a collective operation.
+    Collective {
+        /// The operation.
+        call: Call,
+        /// Bytes that a rank sends to each other one; of a reduction, bytes of its operand.
+        size: usize,
+        /// Samples.
+        count: usize,
+    },
+    /// The exchange of an integer sort: all ranks together have `keys` keys of 32 bits in random
+    /// order, and each gets those of its range. As IS of the NAS benchmarks, a sample is a count of
+    /// buckets, their sum over the ranks, and the keys themselves.
+    Keys {
+        /// Keys of all ranks.
+        keys: usize,
+        /// Samples.
+        count: usize,
+    },
+}
+
+/// A collective operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// Each rank sends another part to each rank.
+    Alltoall,
+    /// Each rank sends one part to all.
+    Allgather,
+    /// Numbers of all ranks are added.
+    Allreduce,
+}
+
+impl Call {
+    /// All operations.
+    pub const ALL: [Call; 3] = [Call::Alltoall, Call::Allgather, Call::Allreduce];
+
+    /// Returns its name in lines of work.
+    pub fn name(self) -> &'static str {
+        match self {
+            Call::Alltoall => "alltoall",
+            Call::Allgather => "allgather",
+            Call::Allreduce => "allreduce",
+        }
+    }
 }
 
 /// A step of sending or receiving a message.
@@ -205,6 +248,10 @@ impl fmt::Display for Work {
                 count,
                 batch,
             } => write!(f, "posted {backlog} {count} {batch}"),
+            Work::Collective { call, size, count } => {
+                write!(f, "{} {size} {count}", call.name())
+            }
+            Work::Keys { keys, count } => write!(f, "keys {keys} {count}"),
         }
     }
 }
@@ -262,6 +309,12 @@ impl FromStr for Work {
                 count,
                 batch,
             },
+            ("keys", &[keys, count]) => Work::Keys { keys, count },
+            (name, &[size, count]) => {
+                let call = Call::ALL.into_iter().find(|call| call.name() == name);
+                let call = call.ok_or_else(unknown)?;
+                Work::Collective { call, size, count }
+            }
             (name, &[size, count, batch]) => {
                 let (step, _) = Step::ALL
                     .into_iter()
@@ -368,6 +421,7 @@ impl Work {
             | Work::Step { size, .. }
             | Work::PingPong { size, .. }
             | Work::Window { size, .. }
+            | Work::Collective { size, .. }
             | Work::Skew { size, .. } => Some(size),
             _ => None,
         }
@@ -378,7 +432,13 @@ impl Work {
 mod tests {
     use super::*;
 
-    const ALL: [Work; 12] = [
+    const ALL: [Work; 14] = [
+        Work::Collective {
+            call: Call::Allgather,
+            size: 1,
+            count: 2,
+        },
+        Work::Keys { keys: 1, count: 2 },
         Work::Line { count: 1, batch: 2 },
         Work::Memcpy {
             size: 1,

@@ -6,13 +6,13 @@ use std::time::SystemTime;
 use crate::cores::Cores;
 
 /// Returns the date of today, such as 2026-01-31.
-pub(super) fn date() -> String {
+pub(crate) fn date() -> String {
     let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     now.split('T').next().unwrap_or_default().to_owned()
 }
 
 /// Label and value.
-pub(super) type Fact = (&'static str, String);
+pub(crate) type Fact = (&'static str, String);
 
 /// Returns a table of the facts.
 pub(super) fn table(facts: &[Fact]) -> String {
@@ -22,7 +22,7 @@ pub(super) fn table(facts: &[Fact]) -> String {
 }
 
 /// Returns the facts that tell machines apart, in one line.
-pub(super) fn summary() -> String {
+pub(crate) fn summary() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
     let text = format!(
@@ -39,7 +39,7 @@ pub(super) fn summary() -> String {
 }
 
 /// Returns the facts that a figure depends on.
-pub(super) fn facts(cores: &Cores) -> Vec<Fact> {
+pub(crate) fn facts(cores: &Cores) -> Vec<Fact> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
     let cpuinfo = read("/proc/cpuinfo");

@@ -12,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use chart::{Chart, Plot, Point};
+pub(crate) use machine::{date, facts, summary};
 pub use merged::{END, merged};
 
 use crate::about::About;
@@ -120,7 +121,7 @@ pub fn write(folder: &Path, sections: &[Section]) -> Result<[PathBuf; 2], Failur
         let text = chart.svg().doing(path.display())?;
         fs::write(&path, text).doing(path.display())?;
     }
-    let facts = machine::facts(&Cores::here());
+    let facts = facts(&Cores::here());
     let path = folder.join(PAGE);
     let page = fs::read_to_string(&path).unwrap_or_else(|_| "# Performance\n\n".into());
     let page = page_with(&page, &machine::table(&facts), sections);
