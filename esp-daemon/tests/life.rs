@@ -30,11 +30,22 @@ fn program() -> Command {
     command
 }
 
-/// Asserts that it did not start (exit code 2) and returns the one line of the reason.
+/// Asserts that it cannot start (exit code 2) and returns the one line of the reason.
 #[track_caller]
 fn why_not(output: &Output) -> String {
+    reason(output, 2)
+}
+
+/// Asserts that it cannot start yet (exit code 1) and returns the one line of the reason.
+#[track_caller]
+fn why_not_yet(output: &Output) -> String {
+    reason(output, 1)
+}
+
+#[track_caller]
+fn reason(output: &Output, code: i32) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!(output.status.code(), Some(code), "{said}");
     let lines: Vec<&str> = said
         .lines()
         .filter(|line| line.starts_with("esp-daemon: "))
@@ -347,7 +358,7 @@ fn second_daemon_is_refused_by_name_of_the_first() {
     command
         .args(["--interface", nodes.a.name(), "--socket"])
         .arg(&other);
-    let why = why_not(&nodes.a.namespace().output(&mut command).unwrap());
+    let why = why_not_yet(&nodes.a.namespace().output(&mut command).unwrap());
     assert!(why.contains(&pid) && why.contains("serves"), "{why}");
     assert!(!other.exists());
     // The same socket, another interface (even one of the same name in another network namespace).
@@ -355,7 +366,7 @@ fn second_daemon_is_refused_by_name_of_the_first() {
     command
         .args(["--interface", nodes.b.name(), "--socket"])
         .arg(&first.socket);
-    let why = why_not(&nodes.b.namespace().output(&mut command).unwrap());
+    let why = why_not_yet(&nodes.b.namespace().output(&mut command).unwrap());
     assert!(why.contains(&pid) && why.contains("serves"), "{why}");
     first.program().listen(0);
 }
