@@ -77,9 +77,11 @@ fn nonce_of(frame: &[u8]) -> Option<u64> {
 fn dressed_move(choices: &mut Choices<'_>, nonce: u64, sender_nonce: u64) -> Vec<u8> {
     let step = [Step::Ask, Step::Answer, Step::Go, Step::Done, Step::Gone]
         [usize::from(choices.byte() % 5)];
+    let flags = choices.byte();
     let block = Move {
         step,
-        finished: choices.byte() % 4 == 0,
+        finished: flags.is_multiple_of(4),
+        resumed: flags & 0x80 != 0,
         max_payload: 64 + u16::from(choices.byte()) * 8,
         epoch: 1 + u32::from(choices.byte()),
         nonce,

@@ -140,11 +140,12 @@ fuzz_target!(|data: &[u8]| {
             known.unwrap_or(1 << 32)
         };
         let flags = choices.byte() & 3;
+        let tag = choices.byte() & 3;
         let envelope = Sequenced {
             flags,
             sequence,
             context: u32::from(what >> 6),
-            tag: u64::from(choices.byte() & 3),
+            tag: tag.into(),
             data: None,
         };
         let length = usize::from(choices.word());
@@ -194,13 +195,13 @@ fuzz_target!(|data: &[u8]| {
                 let tag = if flags & 2 == 0 {
                     Tag::Any
                 } else {
-                    Tag::Is(envelope.tag)
+                    Tag::Is(tag.into())
                 };
                 requests.extend(comm.irecv_owned(vec![0; length.min(ROOM)], source, tag));
                 continue;
             }
             12 => {
-                requests.extend(comm.isend_owned(vec![0; length.min(ROOM)], 1, envelope.tag));
+                requests.extend(comm.isend_owned(vec![0; length.min(ROOM)], 1, tag.into()));
                 continue;
             }
             13 => {
