@@ -11,7 +11,7 @@ pub struct Paper {
     pub title: &'static str,
     /// Authors, place and year.
     pub by: &'static str,
-    /// What it built, on which machines, and what is run in its place here.
+    /// Describes its system, its machines, and the substitute that is run here.
     pub text: &'static str,
     /// Its experiments.
     pub rows: &'static [Row],
@@ -32,7 +32,7 @@ pub struct Row {
     /// Ratio of the paper's new transport to what it was compared with: of times or of rates, as
     /// measured here.
     pub ratio: Option<f64>,
-    /// What is run here.
+    /// Description of the run that takes its place here.
     pub here: &'static str,
     /// Figures shown.
     pub take: Take,
@@ -68,7 +68,7 @@ pub struct Pair {
     pub size: Option<u64>,
     /// The new transport.
     pub ours: &'static str,
-    /// What it is compared with.
+    /// Transport that ours is compared with.
     pub beside: &'static str,
 }
 
@@ -109,7 +109,7 @@ pub struct Curves {
 pub struct Run {
     /// Name in `papers.json`.
     pub name: &'static str,
-    /// What it measures.
+    /// Quantity that it measures.
     pub title: &'static str,
     /// Usual seconds on two cores, in full and quick; 0: not part of a quick run.
     pub seconds: [u64; 2],

@@ -118,7 +118,7 @@ fn load() -> f64 {
         .unwrap_or_default()
 }
 
-/// What a run has to know.
+/// Settings of a run.
 struct Context<'a> {
     run: &'static Run,
     quick: bool,

@@ -121,7 +121,7 @@ fn section(paper: &Paper, results: &Results) -> String {
     text
 }
 
-/// What a row shows of the figures.
+/// Texts of a row that depend on the figures.
 #[derive(Default)]
 struct Shown {
     ours: String,
