@@ -4,9 +4,6 @@ use super::{RESET_LEN, WireError, put};
 
 /// Length of the block in bytes.
 pub const RETRY_LEN: usize = RESET_LEN + 8;
-/// Reason of its RST.
-const REASON: u8 = 11;
-
 /// Request to repeat a SYN with a cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
@@ -17,9 +14,12 @@ pub struct Retry {
 }
 
 impl Retry {
+    /// Reason byte of its RST.
+    pub const REASON: u8 = 11;
+
     /// Parses the payload of a RST; `None`: it is a reset block. Bytes after the block are ignored.
     pub fn parse(payload: &[u8]) -> Option<Result<Retry, WireError>> {
-        if payload.first() != Some(&REASON) {
+        if payload.first() != Some(&Self::REASON) {
             return None;
         }
         let fields = payload.split_first_chunk::<RETRY_LEN>();
@@ -40,7 +40,7 @@ impl Retry {
 
     /// Writes the block to the front of `out` and returns its length.
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        put(out, 0, &[REASON, 0]);
+        put(out, 0, &[Self::REASON, 0]);
         put(out, 2, &self.nonce.to_be_bytes());
         put(out, RESET_LEN, &self.cookie.to_be_bytes());
         RETRY_LEN

@@ -8,7 +8,7 @@ use esp_proto::ResetReason;
 use esp_proto::secure::{self, FLAG_SEC, Protected, Suite};
 use esp_proto::wire::{
     EdpFrame, EspFrame, Ext, FEATURE_ECN, FEATURE_MOVES, FLAG_ACK, FLAG_ASK, FLAG_FIN, FLAG_PRB,
-    FLAG_RST, FLAG_SYN, FrameType, HEADER_LEN, Header, InfoReply, Move, Reset, SetUp, Step,
+    FLAG_RST, FLAG_SYN, FrameType, HEADER_LEN, Header, InfoReply, Move, Reset, Retry, SetUp, Step,
 };
 
 use super::decode::{Content, Link, Packet, Problem, Protocol, explain};
@@ -305,7 +305,7 @@ fn reason(reset: &Reset) -> String {
         ResetReason::Unknown => "UNKNOWN".into(),
         ResetReason::Shutdown => "SHUTDOWN".into(),
         // W-150; a request, not an end.
-        ResetReason::Other(11) => "RETRY".into(),
+        ResetReason::Other(Retry::REASON) => "RETRY".into(),
         ResetReason::Other(code) => code.to_string(),
     }
 }
