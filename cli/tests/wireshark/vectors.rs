@@ -67,10 +67,12 @@ const MEANINGS: &[(&str, Meaning)] = &[
     ("V-48", &[("espe.setup.features", "0x00000004"), ("espe.setup.credit", "176")]),
     ("V-49", &[("espe.move.step", "3"), ("espe.move.flags", "0x02"), ("espe.seq_raw", "7"),
         ("espe.move.received", "5"), ("espe.move.credit", "176")]),
-    ("V-50", &[("espe.setup.features", "0x00000008"), ("espe.setup.peer_nonce", "0x0000000000000000")]),
+    ("V-50", &[("espe.setup.features", "0x00000008"),
+        ("espe.setup.peer_nonce", "0x0000000000000000")]),
     ("V-51", &[("espe.kind", "rst"), ("espe.reset.reason", "11"),
         ("espe.reset.nonce", "0x0102030405060708"), ("espe.reset.cookie", "0x2122232425262728")]),
-    ("V-52", &[("espe.setup.features", "0x00000008"), ("espe.setup.peer_nonce", "0x2122232425262728")]),
+    ("V-52", &[("espe.setup.features", "0x00000008"),
+        ("espe.setup.peer_nonce", "0x2122232425262728")]),
     ("V-19", &[("edpe.control", "6"), ("edpe.query.port", "1000"), ("edpe.query.state", "1")]),
 ];
 

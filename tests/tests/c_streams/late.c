@@ -30,7 +30,8 @@ int main(void)
         /* A connection, or another reply, such as that to the request to listen. */
         if (!check(esp_poller_sleep(poller, &asleep) == ESP_SUCCESS, "sleep") ||
             !check(!asleep || poll(&wait, 1, 10000) == 1, "poll") ||
-            !check(esp_poller_take(poller, ready, 1, &count) == ESP_SUCCESS && count == 0, "take") ||
+            !check(esp_poller_take(poller, ready, 1, &count) == ESP_SUCCESS, "take") ||
+            !check(count == 0, "a stream without one") ||
             !check(esp_poller_sleep(poller, &asleep) == ESP_SUCCESS, "second sleep"))
             return 1;
         error = esp_listener_accept(listener, 0, &stream);
