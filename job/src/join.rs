@@ -1,5 +1,6 @@
 //! Joins a job: bootstrap, transports, exchange of addresses, p2p.
 
+use std::collections::HashMap;
 use std::fs;
 use std::sync::Mutex;
 
@@ -134,6 +135,10 @@ fn start(
         setup.config.cpus = cpus::together(&own, all.iter().flatten(), available);
     }
 
+    if setup.config.nodes.is_empty() {
+        setup.config.nodes = number_nodes(&all);
+    }
+
     let name = |peer: Rank| match all.get(peer as usize) {
         Some(Ok(peer)) => peer.node.clone(),
         _ => "?".to_owned(),
@@ -185,6 +190,20 @@ fn start(
         report::say(&report.to_string());
     }
     Ok((p2p, report))
+}
+
+/// Returns the number of each rank's node: that of its first rank. A rank without a valid entry is
+/// alone.
+fn number_nodes(all: &[Result<ModexEntry, String>]) -> Vec<u32> {
+    let mut first = HashMap::new();
+    let mut numbers = Vec::with_capacity(all.len());
+    for (rank, entry) in (0..).zip(all) {
+        numbers.push(match entry {
+            Ok(entry) => *first.entry((entry.boot, &entry.node)).or_insert(rank),
+            Err(_) => rank,
+        });
+    }
+    numbers
 }
 
 /// Random numbers that only the processes of this job know. (The launcher's name of the job may be
@@ -314,4 +333,32 @@ fn boot_id() -> [u8; BOOT] {
     u128::from_str_radix(&digits, 16)
         .unwrap_or_default()
         .to_be_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_one_name_and_boot_are_on_one_node() {
+        let entry = |boot, node: &str| {
+            Ok(ModexEntry {
+                boot: [boot; BOOT],
+                node: node.to_owned(),
+                cpus: Vec::new(),
+                addresses: Vec::new(),
+            })
+        };
+        let all = [
+            entry(1, "a"),
+            entry(1, "b"),
+            entry(1, "a"),
+            Err("malformed".to_owned()),
+            // Containers of one name on two machines.
+            entry(2, "a"),
+            Err("malformed".to_owned()),
+            entry(1, "b"),
+        ];
+        assert_eq!(number_nodes(&all), [0, 1, 0, 3, 4, 5, 1]);
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use btl::Rank;
 
+use crate::collectives::Placement;
 use crate::engine::{Engine, Request, State};
 use crate::error::Error;
 use crate::group::Group;
@@ -33,6 +34,8 @@ pub(crate) struct Inner {
     pub(crate) context: u32,
     /// Communicator of the collectives, with equal ranks; `None` for that communicator itself.
     hidden: Option<Comm>,
+    /// Nodes of the ranks, if collectives have two levels.
+    placement: Option<Placement>,
 }
 
 impl Drop for Inner {
@@ -57,15 +60,17 @@ impl fmt::Debug for Comm {
 
 impl Comm {
     pub(crate) fn new(layer: &P2p, group: &Arc<Group>, context: u32) -> Comm {
-        let comm = |context, hidden| Comm {
+        let comm = |context, hidden, placement| Comm {
             inner: Arc::new(Inner {
                 layer: layer.clone(),
                 group: Arc::clone(group),
                 context,
                 hidden,
+                placement,
             }),
         };
-        comm(context, Some(comm(context + 1, None)))
+        let placement = Placement::of(group, &layer.shared.nodes);
+        comm(context, Some(comm(context + 1, None, None)), placement)
     }
 
     /// Returns the communicator for messages of collectives. Receives of the program do not match
@@ -106,6 +111,11 @@ impl Comm {
             rank,
             size: self.size(),
         })
+    }
+
+    /// Returns the nodes of the ranks, if collectives have two levels.
+    pub(crate) fn placement(&self) -> Option<&Placement> {
+        self.inner.placement.as_ref()
     }
 
     pub(crate) fn layer(&self) -> &P2p {

@@ -29,6 +29,9 @@ pub struct Config {
     pub local_ranks: u32,
     /// Number of CPUs that this process may use; `None`: from the affinity mask and cgroup quota.
     pub cpus: Option<u32>,
+    /// Node of each rank of the job: any numbers, equal for ranks of one node, and equal on all
+    /// ranks. Collectives then send less between nodes. Empty: unknown.
+    pub nodes: Vec<u32>,
     /// Internal thresholds, for tests.
     #[doc(hidden)]
     pub tuning: Tuning,
@@ -62,6 +65,7 @@ impl Default for Config {
             spin: None,
             local_ranks: 1,
             cpus: None,
+            nodes: Vec::new(),
             tuning: Tuning::default(),
         }
     }

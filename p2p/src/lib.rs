@@ -89,7 +89,7 @@ pub mod wire;
 pub use access::{Atomic, MAX_ATOMIC, Remote};
 pub use atomics::{AtomicOp, AtomicType};
 pub use btl::{Btl, PeerError, PeerInfo, Rank};
-pub use collectives::{Block, Number, Op, Reduction};
+pub use collectives::{Algorithm, Block, Collective, Number, Op, Reduction};
 pub use comm::{Comm, Message};
 pub use config::{Config, Tuning};
 pub use endpoint::{Arrived, Completion, Context, Ended, Endpoint, Pattern, Sent, Target};

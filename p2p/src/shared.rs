@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     /// Followers wait for a change of this number.
     calls: Mutex<u64>,
     condition: Condvar,
+    /// Node of each rank of the job; empty: unknown.
+    pub(crate) nodes: Vec<u32>,
     /// Wakes the sleeper.
     bell: OwnedFd,
     spin: Duration,
@@ -84,6 +86,7 @@ impl Shared {
             calls: Mutex::new(0),
             condition: Condvar::new(),
             bell,
+            nodes: config.nodes.clone(),
             spin: spin_time(config),
             world: Arc::new(world),
             paths,

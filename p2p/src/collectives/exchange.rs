@@ -1,19 +1,18 @@
 //! Operations that move data and do not combine it.
 
-use btl::Rank;
-
-use super::Block;
+use super::choice::{self, Algorithm};
 use super::messages::{Messages, cut, part, part_mut, two};
+use super::{Block, nodes};
 use crate::error::Error;
 use crate::memory::{Datum, bytes_of};
 
-/// Minimum length of a broadcast by scatter and allgather, in bytes.
-const LONG_BCAST: usize = 128 << 10;
-/// Maximum total length of an allgather by gather and broadcast, in bytes.
-const SHORT_ALLGATHER: usize = 32 << 10;
-
-/// Runs the dissemination barrier: in round k each rank receives from the one 2^k below it.
+/// In round k of dissemination each rank receives from the one 2^k below it.
 pub(crate) fn barrier(messages: &Messages<'_>) -> Result<(), Error> {
+    if let (Algorithm::TwoLevels, Some(placement)) =
+        (choice::barrier(messages.ranks()), messages.placement)
+    {
+        return nodes::barrier(messages, placement);
+    }
     let (rank, size) = (messages.rank, messages.size);
     let mut distance = 1;
     while distance < size {
@@ -29,14 +28,13 @@ pub(crate) fn bcast<T: Datum>(
     root: usize,
 ) -> Result<(), Error> {
     let (rank, size) = (messages.rank, messages.size);
-    if size > 2 && size_of_val(data) >= LONG_BCAST {
-        let blocks = cut(data.len(), 1, size);
-        if rank == root {
-            scatterv(messages, data, &blocks, &mut [], root)?;
-        } else {
-            messages.recv(part_mut(data, blocks[rank]), root)?;
+    let algorithm = choice::bcast(messages.ranks(), size_of_val(data));
+    match (algorithm, messages.placement) {
+        (Algorithm::ScatterRing, _) => return scatter_ring(messages, data, root),
+        (Algorithm::TwoLevels, Some(placement)) => {
+            return nodes::bcast(messages, placement, data, root);
         }
-        return ring(messages, data, &blocks);
+        _ => {}
     }
     // Ranks count from the root; the lowest bit set determines the sender.
     let mine = (rank + size - root) % size;
@@ -55,6 +53,20 @@ pub(crate) fn bcast<T: Datum>(
         }
     }
     Ok(())
+}
+
+fn scatter_ring<T: Datum>(
+    messages: &Messages<'_>,
+    data: &mut [T],
+    root: usize,
+) -> Result<(), Error> {
+    let blocks = cut(data.len(), 1, messages.size);
+    if messages.rank == root {
+        scatterv(messages, data, &blocks, &mut [], root)?;
+    } else {
+        messages.recv(part_mut(data, blocks[messages.rank]), root)?;
+    }
+    ring(messages, data, &blocks)
 }
 
 pub(crate) fn gatherv<T: Datum>(
@@ -94,7 +106,7 @@ pub(crate) fn scatterv<T: Datum>(
         for (to, place) in places.iter().enumerate() {
             let part = part(all, *place);
             if to != root {
-                scope.isend(bytes_of(part), to as Rank, messages.tag)?;
+                scope.isend(bytes_of(part), messages.peer(to), messages.tag)?;
             } else if !mine.is_empty() {
                 mine.copy_from_slice(part);
             }
@@ -135,8 +147,13 @@ pub(crate) fn allgather<T: Datum>(
     all: &mut [T],
 ) -> Result<(), Error> {
     let places = cut(all.len(), mine.len(), messages.size);
-    if size_of_val(all) > SHORT_ALLGATHER {
-        return allgatherv(messages, mine, all, &places);
+    let algorithm = choice::allgather(messages.ranks(), size_of_val(all));
+    match (algorithm, messages.placement) {
+        (Algorithm::Ring, _) => return allgatherv(messages, mine, all, &places),
+        (Algorithm::TwoLevels, Some(placement)) => {
+            return nodes::allgather(messages, placement, mine, all);
+        }
+        _ => {}
     }
     gatherv(messages, mine, all, &places, 0)?;
     bcast(messages, all, 0)

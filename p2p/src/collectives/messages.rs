@@ -3,17 +3,24 @@
 use btl::Rank;
 
 use super::Block;
+use super::choice::Ranks;
+use super::nodes::Placement;
 use crate::comm::Comm;
 use crate::error::Error;
 use crate::memory::{Datum, bytes_of, bytes_of_mut};
 use crate::types::Status;
 
-/// Messages of one collective operation. Ranks are taken modulo their number.
+/// Messages of one collective operation among all ranks of a communicator, or some of them, which
+/// are then numbered from 0 on. Ranks are taken modulo their number.
 pub(crate) struct Messages<'a> {
     pub(crate) comm: &'a Comm,
     pub(crate) tag: i32,
     pub(crate) rank: usize,
     pub(crate) size: usize,
+    /// The ranks that take part; `None`: all.
+    members: Option<&'a [Rank]>,
+    /// Nodes of the ranks, if the operation may have two levels.
+    pub(crate) placement: Option<&'a Placement>,
 }
 
 impl<'a> Messages<'a> {
@@ -23,11 +30,39 @@ impl<'a> Messages<'a> {
             tag,
             rank: comm.rank() as usize,
             size: comm.size() as usize,
+            members: None,
+            placement: comm.placement(),
         }
     }
 
-    fn peer(&self, rank: usize) -> Rank {
-        (rank % self.size) as Rank
+    /// Returns the messages among these ranks; `None` if the own rank is not one of them.
+    pub(crate) fn among(&self, members: &'a [Rank]) -> Option<Messages<'a>> {
+        let own = |member: &Rank| *member as usize == self.rank;
+        Some(Messages {
+            comm: self.comm,
+            tag: self.tag,
+            rank: members.iter().position(own)?,
+            size: members.len(),
+            members: Some(members),
+            placement: None,
+        })
+    }
+
+    /// Returns what the choice of an algorithm depends on.
+    pub(crate) fn ranks(&self) -> Ranks<'a> {
+        Ranks {
+            size: self.size,
+            placement: self.placement,
+        }
+    }
+
+    /// Returns the communicator's rank of a rank that takes part.
+    pub(crate) fn peer(&self, rank: usize) -> Rank {
+        let rank = rank % self.size;
+        match self.members {
+            Some(members) => members.get(rank).copied().unwrap_or_default(),
+            None => rank as Rank,
+        }
     }
 
     pub(crate) fn send<T: Datum>(&self, data: &[T], to: usize) -> Result<(), Error> {

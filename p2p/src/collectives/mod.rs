@@ -5,26 +5,35 @@
 //! or operation, the result is `InvalidArgument` where it is detected, and undefined otherwise, as
 //! in MPI. After an error do not use the communicator any more.
 //!
-//! | operation | short | long |
-//! |---|---|---|
-//! | barrier | dissemination | |
-//! | bcast | binomial tree | scatter, then ring allgather |
-//! | reduce | binomial tree | ring reduce-scatter, then gather |
-//! | allreduce | recursive doubling | ring reduce-scatter, then ring allgather |
-//! | scan | recursive doubling | recursive doubling |
-//! | gather, scatter | linear | linear |
-//! | allgather | gather, then broadcast | ring |
-//! | alltoall | pairwise | pairwise |
-//! | with different lengths | linear, ring, pairwise | linear, ring, pairwise |
+//! | operation | short | long | if some of several nodes have several ranks |
+//! |---|---|---|---|
+//! | barrier | dissemination | | two levels |
+//! | bcast | binomial tree | scatter, then ring allgather | short: two levels |
+//! | reduce | binomial tree | ring reduce-scatter, then gather | short: two levels |
+//! | allreduce | recursive doubling | ring reduce-scatter, then ring allgather | short: two levels |
+//! | scan | recursive doubling | recursive doubling | |
+//! | gather, scatter | linear | linear | |
+//! | allgather | gather, then broadcast | ring | short: two levels |
+//! | alltoall | pairwise | pairwise | |
+//! | with different lengths | linear, ring, pairwise | linear, ring, pairwise | |
+//!
+//! Two levels: within each node, between one rank of each node, and within each node. A ring over
+//! ranks that are numbered node by node enters and leaves each node once, so it has no second
+//! level; with ranks in another order, long reductions and broadcasts have two levels, too. Where
+//! nodes are unknown ([`Config::nodes`](crate::Config::nodes)) there is one level.
+//! [`Comm::algorithm`] tells which algorithm an operation uses.
 //!
 //! # Order of reductions
-//! The grouping depends only on the number of ranks, the length and the operation's commutativity:
-//! a repeated run gives equal bits, and so do all ranks. Short reductions, and all that are not
-//! commutative, combine in the order of ranks (a tree over neighbours). Long commutative ones
-//! combine part b of the data in the order b + 1, b + 2, …, b (modulo the number of ranks).
+//! The grouping depends only on the ranks and their nodes, the length and the operation's
+//! commutativity: a repeated run gives equal bits, and so do all ranks. Short reductions, and all
+//! that are not commutative, combine in the order of ranks (a tree over neighbours), node by node
+//! if there are two levels. Long commutative ones combine part b of the data in the order b + 1,
+//! b + 2, …, b (modulo the number of ranks).
 
+mod choice;
 mod exchange;
 mod messages;
+mod nodes;
 mod op;
 mod reductions;
 
@@ -36,7 +45,9 @@ use crate::comm::Comm;
 use crate::error::Error;
 use crate::group::Group;
 use crate::memory::Datum;
+pub use choice::{Algorithm, Collective};
 use messages::{Messages, cut};
+pub(crate) use nodes::Placement;
 pub use op::{Number, Op, Reduction};
 
 /// A part of a buffer: values from `offset` on.
@@ -49,6 +60,14 @@ pub struct Block {
 }
 
 impl Comm {
+    /// Returns the algorithm that an operation uses for this many bytes: of the data; of all ranks'
+    /// data together (allgather). For reductions that are commutative and have a unit of one byte;
+    /// others may use another one.
+    #[must_use]
+    pub fn algorithm(&self, operation: Collective, bytes: usize) -> Algorithm {
+        choice::of(operation, Messages::new(self, 0).ranks(), bytes)
+    }
+
     /// Waits until all ranks have called this function.
     ///
     /// # Errors

@@ -1,26 +1,23 @@
 //! Reductions. `combine(left, right)` leaves the result in `right`; `left` always comes from lower
 //! ranks where the order matters.
 
+use super::choice::{self, Algorithm};
 use super::messages::{Messages, cut, part, two};
 use super::op::Reduction;
-use super::{Block, exchange};
+use super::{Block, exchange, nodes};
 use crate::error::Error;
 use crate::memory::Datum;
 
-/// Minimum length of a reduction that is divided among the ranks, in bytes.
-const LONG: usize = 32 << 10;
-
-/// Returns the parts if each rank should reduce a separate part.
-fn parts<T: Datum>(
+/// Returns the algorithm of a reduction; `flat`: that of a short one on one level.
+fn algorithm<T: Datum>(
     messages: &Messages<'_>,
     data: &[T],
     op: &Reduction<'_, T>,
-) -> Option<Vec<Block>> {
-    let long = op.commutative
-        && messages.size > 2
-        && size_of_val(data) >= LONG
-        && data.len() / op.unit >= messages.size;
-    long.then(|| cut(data.len(), op.unit, messages.size))
+    flat: Algorithm,
+) -> Algorithm {
+    let units = data.len() / op.unit;
+    let bytes = size_of_val(data);
+    choice::reduce(messages.ranks(), bytes, !op.commutative, units, flat)
 }
 
 pub(crate) fn reduce<T: Datum>(
@@ -29,8 +26,13 @@ pub(crate) fn reduce<T: Datum>(
     op: &Reduction<'_, T>,
     root: usize,
 ) -> Result<(), Error> {
+    let algorithm = algorithm(messages, data, op, Algorithm::Binomial);
+    if let (Algorithm::TwoLevels, Some(placement)) = (algorithm, messages.placement) {
+        return nodes::reduce(messages, placement, data, op, root);
+    }
     let mut sum = data.to_vec();
-    if let Some(blocks) = parts(messages, data, op) {
+    if algorithm == Algorithm::Ring {
+        let blocks = cut(data.len(), op.unit, messages.size);
         reduce_scatter(messages, &mut sum, op, &blocks)?;
         let own = part(&sum, blocks[messages.rank]);
         return exchange::gatherv(messages, own, data, &blocks, root);
@@ -85,9 +87,17 @@ pub(crate) fn allreduce<T: Datum>(
     data: &mut [T],
     op: &Reduction<'_, T>,
 ) -> Result<(), Error> {
-    if let Some(blocks) = parts(messages, data, op) {
-        reduce_scatter(messages, data, op, &blocks)?;
-        return exchange::ring(messages, data, &blocks);
+    let algorithm = algorithm(messages, data, op, Algorithm::RecursiveDoubling);
+    match (algorithm, messages.placement) {
+        (Algorithm::Ring, _) => {
+            let blocks = cut(data.len(), op.unit, messages.size);
+            reduce_scatter(messages, data, op, &blocks)?;
+            return exchange::ring(messages, data, &blocks);
+        }
+        (Algorithm::TwoLevels, Some(placement)) => {
+            return nodes::allreduce(messages, placement, data, op);
+        }
+        _ => {}
     }
     let (rank, size) = (messages.rank, messages.size);
     if size == 1 {

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use crate::common::{Random, config, run};
 use btl_conformance::loopback::Limits;
-use p2p::{Block, Comm, Error, Op, Reduction, Source, Tag};
+use p2p::{Algorithm, Block, Collective, Comm, Config, Error, Op, Reduction, Source, Tag};
 
 /// Lengths on both sides of every switch between algorithms, in values of 8 bytes.
 const LENGTHS: [usize; 7] = [0, 1, 7, 33, 600, 5000, 20_000];
@@ -17,12 +17,30 @@ fn data(rank: usize, length: usize) -> Vec<i64> {
     (0..length).map(|at| value(rank, at)).collect()
 }
 
-/// Runs `f` on this number of ranks, with every protocol.
+/// Numbers of ranks, and the nodes that they are on.
+fn jobs() -> Vec<(u32, Vec<u32>)> {
+    let flat = [1, 2, 3, 4, 5, 7, 8, 9].map(|size| (size, Vec::new()));
+    let placed = [
+        // One level: one node, and one rank on each.
+        vec![4; 3],
+        vec![0, 1, 2],
+        // Nodes of equal and of different sizes.
+        vec![0, 0, 1, 1],
+        vec![3, 3, 3, 1, 2, 2, 2],
+        // Ranks in turn, and in no order.
+        vec![0, 1, 0, 1, 0],
+        vec![2, 0, 0, 2, 1, 0, 2, 2, 1],
+    ];
+    let placed = placed.into_iter().map(|nodes| (nodes.len() as u32, nodes));
+    flat.into_iter().chain(placed).collect()
+}
+
+/// Runs `f` in jobs of all sizes and placements, with every protocol.
 fn on_all_sizes(
     what: &'static str,
     f: impl Fn(&Comm, usize, usize) + Send + Sync + Clone + 'static,
 ) {
-    for size in [1, 2, 3, 4, 5, 7, 8, 9] {
+    for (size, nodes) in jobs() {
         let limits = if size % 2 == 0 {
             Limits::default()
         } else {
@@ -32,8 +50,11 @@ fn on_all_sizes(
         run(
             size,
             limits,
-            &config(size),
-            &format!("{what} of {size}"),
+            &Config {
+                nodes: nodes.clone(),
+                ..config(size)
+            },
+            &format!("{what} of {size} on {nodes:?}"),
             move |_, comm| {
                 let (rank, size) = (comm.rank() as usize, comm.size() as usize);
                 f(&comm, rank, size);
@@ -390,4 +411,39 @@ fn communicators_do_not_receive_each_others_messages() {
             assert_eq!(layer.stats().failed_peers, 0);
         },
     );
+}
+
+#[test]
+fn the_algorithm_depends_on_length_and_nodes() {
+    use Algorithm::*;
+    let expected = |nodes: &[u32]| match nodes {
+        [] => [
+            Dissemination,
+            Binomial,
+            RecursiveDoubling,
+            ScatterRing,
+            Ring,
+        ],
+        [0, 0, 0, 1, 1] => [TwoLevels, TwoLevels, TwoLevels, ScatterRing, Ring],
+        _ => [TwoLevels; 5],
+    };
+    for nodes in [vec![], vec![0, 0, 0, 1, 1], vec![0, 1, 0, 1, 0]] {
+        let all = expected(&nodes);
+        let config = Config {
+            nodes: nodes.clone(),
+            ..config(5)
+        };
+        let what = format!("algorithms on {nodes:?}");
+        run(5, Limits::default(), &config, &what, move |_, comm| {
+            let long = 1 << 20;
+            let chosen = [
+                comm.algorithm(Collective::Barrier, 0),
+                comm.algorithm(Collective::Bcast, 8),
+                comm.algorithm(Collective::Allreduce, 8),
+                comm.algorithm(Collective::Bcast, long),
+                comm.algorithm(Collective::Allreduce, long),
+            ];
+            assert_eq!(chosen, all);
+        });
+    }
 }
