@@ -10,6 +10,8 @@
 //! | 8 | incarnation of the node's daemon |
 //! | 8 | nonce of this transport |
 //! | 4 | maximum length of a message that it accepts, header and body |
+//! | 1 | number of keys that protect its packets, 0 to [`MAX_KEYS`]; 255: not known |
+//! | … | public name of each key (4), as in set-up packets (W-143) |
 //! | … | each interface: kind of its address (1), address, MTU (4), length of the name (1), name |
 //!
 //! An address is a MAC address (kind 0, 6 bytes), or an IPv4 address (kind 4, 4 bytes) or IPv6
@@ -19,17 +21,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use esp_client::{MacAddr, NodeAddr};
+use esp_client::{KeyId, MAX_KEYS, MacAddr, NodeAddr};
 
 use crate::record::Fields;
 
 /// Version of the format. Others are refused.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Maximum number of interfaces. The longest address is below [`btl::MAX_ADDRESS`].
-pub const MAX_INTERFACES: usize = 12;
+pub const MAX_INTERFACES: usize = 11;
 /// Maximum length of an interface's name in bytes (Linux: IFNAMSIZ − 1).
 pub const MAX_NAME: usize = 15;
 const MAGIC: [u8; 4] = *b"EBTL";
+/// In the place of the number of keys: whether there are any is not known.
+const UNKNOWN_KEYS: u8 = 255;
 
 /// A decoded address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +48,9 @@ pub struct EthAddress {
     pub nonce: u64,
     /// Maximum length of a message that it accepts, header and body, in bytes.
     pub max_send: u32,
+    /// Public names of the keys that protect its packets ([`esp_client::Protection::key_ids`]).
+    /// `None`: not known, as over raw Ethernet, where they are those of the daemon.
+    pub keys: Option<Vec<KeyId>>,
     /// Interfaces at which it is reachable.
     pub interfaces: Vec<AddressInterface>,
 }
@@ -71,7 +78,8 @@ pub fn job_hash(job: &[u8]) -> [u8; 16] {
 }
 
 impl EthAddress {
-    /// Encodes the address. Interfaces beyond [`MAX_INTERFACES`] are omitted, longer names cut.
+    /// Encodes the address. Interfaces beyond [`MAX_INTERFACES`] and keys beyond [`MAX_KEYS`] are
+    /// omitted, longer names cut.
     pub fn encode(&self) -> Vec<u8> {
         let interfaces = &self.interfaces[..self.interfaces.len().min(MAX_INTERFACES)];
         let mut bytes = Vec::with_capacity(64);
@@ -83,6 +91,14 @@ impl EthAddress {
         bytes.extend(self.incarnation.to_le_bytes());
         bytes.extend(self.nonce.to_le_bytes());
         bytes.extend(self.max_send.to_le_bytes());
+        match &self.keys {
+            None => bytes.push(UNKNOWN_KEYS),
+            Some(keys) => {
+                let keys = &keys[..keys.len().min(MAX_KEYS)];
+                bytes.push(u8::try_from(keys.len()).unwrap_or(0));
+                keys.iter().for_each(|key| bytes.extend(key.0));
+            }
+        }
         for interface in interfaces {
             let mut end = interface.name.len().min(MAX_NAME);
             while !interface.name.is_char_boundary(end) {
@@ -128,8 +144,14 @@ impl EthAddress {
             incarnation: u64::from_le_bytes(rest.array()?),
             nonce: u64::from_le_bytes(rest.array()?),
             max_send: u32::from_le_bytes(rest.array()?),
+            keys: None,
             interfaces: Vec::new(),
         };
+        let [keys] = rest.array()?;
+        if keys != UNKNOWN_KEYS {
+            let keys = (0..keys).map(|_| rest.array().map(KeyId));
+            address.keys = Some(keys.collect::<Option<_>>()?);
+        }
         for _ in 0..count {
             let addr = decode_addr(rest)?;
             let mtu = u32::from_le_bytes(rest.array()?);
@@ -146,6 +168,9 @@ impl EthAddress {
     fn check(self, rest: &[u8]) -> Result<EthAddress, &'static str> {
         if self.port < 1024 {
             return Err("its port is below 1024");
+        }
+        if self.keys.as_ref().is_some_and(|keys| keys.len() > MAX_KEYS) {
+            return Err("it has too many keys");
         }
         if !(1..=MAX_INTERFACES).contains(&self.interfaces.len()) {
             return Err("it has no interface, or too many");
@@ -220,6 +245,7 @@ mod tests {
             incarnation: 7,
             nonce: 9,
             max_send: 65536,
+            keys: Some((0..MAX_KEYS).map(|n| KeyId([n as u8; 4])).collect()),
             interfaces: (0..interfaces).map(interface).collect(),
         }
     }
@@ -231,8 +257,23 @@ mod tests {
             assert!(bytes.len() <= btl::MAX_ADDRESS, "{} bytes", bytes.len());
             assert_eq!(EthAddress::decode(&bytes), Ok(address(count)));
         }
-        let cut = EthAddress::decode(&address(40).encode()).unwrap();
-        assert_eq!(cut.interfaces.len(), MAX_INTERFACES);
+        let mut longest = address(40);
+        for interface in &mut longest.interfaces {
+            interface.addr = SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 40000)).into();
+        }
+        longest.keys = Some(vec![KeyId([7; 4]); 40]);
+        let bytes = longest.encode();
+        assert!(bytes.len() <= btl::MAX_ADDRESS, "{} bytes", bytes.len());
+        let cut = EthAddress::decode(&bytes).unwrap();
+        let keys = cut.keys.as_ref().map(Vec::len);
+        assert_eq!(
+            (cut.interfaces.len(), keys),
+            (MAX_INTERFACES, Some(MAX_KEYS))
+        );
+        for keys in [None, Some(Vec::new())] {
+            let other = EthAddress { keys, ..address(1) };
+            assert_eq!(EthAddress::decode(&other.encode()), Ok(other));
+        }
     }
 
     #[test]
@@ -253,12 +294,14 @@ mod tests {
             (4, 9, "version 9"),
             (5, 0, "no interface"),
             (7, 0, "port is below 1024"),
-            (45, 1, "address of an interface"),
-            (55, 0, "name of an interface"),
-            (56, 0xff, "name of an interface"),
-            (56, b'\n', "name of an interface"),
+            (44, 5, "truncated"),
+            (46, 1, "address of an interface"),
+            (56, 0, "name of an interface"),
+            (57, 0xff, "name of an interface"),
+            (57, b'\n', "name of an interface"),
         ] {
-            let mut bytes = address(1).encode();
+            let keys = Some(Vec::new());
+            let mut bytes = EthAddress { keys, ..address(1) }.encode();
             bytes[at] = to;
             let error = EthAddress::decode(&bytes).unwrap_err();
             assert!(error.contains(part), "{at}: {error}");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use btl::{MAX_HEADER, Rank};
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, EdpSocket, EspError, NodeAddr, PacketKey, Path};
+use esp_client::{Client, EdpSocket, EspError, KEY_VARIABLE, NodeAddr, Path, Protection};
 
 use crate::channel::RESERVE;
 use crate::record::HEAD;
@@ -33,10 +33,10 @@ pub struct EthConfig {
     pub identity: Option<u64>,
     /// Carrier of the packets. Default: raw Ethernet.
     pub carrier: Carrier,
-    /// Key with which packets over UDP are encrypted, or [`PacketKey::CHECKSUM`]; peers need the
-    /// same one. Default: that of the file named by `ESP_KEY_FILE`, else a checksum if
-    /// `ESP_CHECKSUM` is 1, else none.
-    pub packet_key: Option<PacketKey>,
+    /// Protection of packets over UDP; peers need a key in common. By raw Ethernet, whose packets
+    /// have the protection of the daemon, a transport with keys cannot be made. Default, `None`:
+    /// [`Protection::from_environment`].
+    pub protection: Option<Protection>,
     /// Socket of the node's daemon, for raw Ethernet. Default: `ESP_SOCKET`, else the daemon's
     /// default.
     pub socket: PathBuf,
@@ -64,7 +64,7 @@ impl EthConfig {
             job: job.into(),
             identity: None,
             carrier: Carrier::Raw,
-            packet_key: None,
+            protection: None,
             socket: esp_client::socket_path(),
             include: Vec::new(),
             exclude: Vec::new(),
@@ -90,6 +90,7 @@ impl EthConfig {
     /// See [`EthError`].
     pub fn interfaces(&self) -> Result<Vec<String>, EthError> {
         self.check()?;
+        self.protection()?;
         if self.carrier == Carrier::Udp {
             let all = esp_client::udp_interfaces();
             return Ok(all.into_iter().filter(|name| self.wants(name)).collect());
@@ -97,6 +98,18 @@ impl EthConfig {
         let client = Client::connect(&self.socket)?;
         let chosen = self.choose(&client)?;
         Ok(chosen.into_iter().map(|info| info.name).collect())
+    }
+
+    /// Returns the protection of packets over UDP.
+    pub(crate) fn protection(&self) -> Result<Protection, EthError> {
+        let protection = match &self.protection {
+            Some(protection) => protection.clone(),
+            None => Protection::from_environment()?,
+        };
+        if self.carrier == Carrier::Raw && protection.has_keys() {
+            return Err(EthError::Unprotected);
+        }
+        Ok(protection)
     }
 
     pub(crate) fn check(&self) -> Result<(), EthError> {
@@ -214,6 +227,12 @@ pub enum EthError {
     /// No interface is selected and up.
     #[error("no Ethernet transport: {0}")]
     NoInterface(String),
+    /// The program has keys, which do not protect raw Ethernet.
+    #[error(
+        "no raw Ethernet: the key of this program ({KEY_VARIABLE}) does not protect its packets: \
+         use UDP, or unset {KEY_VARIABLE}"
+    )]
+    Unprotected,
     /// The granted rings are smaller than a message needs; both sizes.
     #[error(
         "no Ethernet transport: the daemon grants rings of {0} bytes, {1} are needed: raise max in \

@@ -38,6 +38,7 @@ mod channel;
 mod config;
 mod connect;
 mod counters;
+mod keys;
 mod liveness;
 mod open;
 mod own;

@@ -9,9 +9,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, EdpKind, EdpSocket, EspError, NodeAddr, monotonic_nanos};
+use esp_client::{Client, EdpKind, EdpSocket, EspError, KeyId, NodeAddr, monotonic_nanos};
 
 use crate::address::{AddressInterface, EthAddress};
+use crate::keys;
 
 /// Time that each round waits for the first answer. Later rounds are for nodes that are slow to
 /// wake and for lost frames.
@@ -49,6 +50,8 @@ pub(crate) struct Prober {
     sockets: Vec<EdpSocket>,
     sequence: u16,
     known: HashMap<(u64, Vec<NodeAddr>), Result<NodePath, String>>,
+    /// Another reason of silence, by the keys of this process; empty over raw Ethernet.
+    keys: &'static str,
 }
 
 /// A pair of interfaces under test.
@@ -65,8 +68,12 @@ const SHORT_ECHO: usize = 0;
 const LONG_ECHO: usize = 1;
 
 impl Prober {
-    /// Binds a datagram port on each interface.
-    pub(crate) fn new(client: &Client, interfaces: &[InterfaceInfo]) -> Result<Prober, EspError> {
+    /// Binds a datagram port on each interface. `keys`: those of packets over UDP.
+    pub(crate) fn new(
+        client: &Client,
+        interfaces: &[InterfaceInfo],
+        keys: Option<&[KeyId]>,
+    ) -> Result<Prober, EspError> {
         let bind = |info: &InterfaceInfo| {
             EdpSocket::builder()
                 .interface(&info.name)
@@ -77,6 +84,7 @@ impl Prober {
             sockets,
             sequence: 0,
             known: HashMap::new(),
+            keys: keys.map_or("", keys::advice),
         })
     }
 
@@ -127,7 +135,9 @@ impl Prober {
         }
         probe_all(&mut pairs, &mut self.sequence, SHORT_ECHO);
         probe_all(&mut pairs, &mut self.sequence, LONG_ECHO);
-        choose(&pairs, same_node)
+        let is_checked = address.keys.is_some();
+        let keys = if is_checked { "" } else { self.keys };
+        choose(&pairs, same_node, keys)
     }
 }
 
@@ -215,8 +225,8 @@ impl Pair<'_> {
     }
 }
 
-/// Returns the best pair, with a description of all.
-fn choose(pairs: &[Pair<'_>], same_node: bool) -> Result<NodePath, String> {
+/// Returns the best pair, with a description of all. `keys`: another reason of silence.
+fn choose(pairs: &[Pair<'_>], same_node: bool, keys: &str) -> Result<NodePath, String> {
     let micros = |nanos: u64| format!("{}.{} µs", nanos / 1000, nanos % 1000 / 100);
     let usable = pairs
         .iter()
@@ -239,9 +249,14 @@ fn choose(pairs: &[Pair<'_>], same_node: bool) -> Result<NodePath, String> {
     }
     let Some((best, time)) = best else {
         let tried = others.trim_start_matches("; ");
+        let keys = if keys.is_empty() {
+            ""
+        } else {
+            &format!(", {keys}")
+        };
         return Err(format!(
             "{tried}: no such node, its link is down, a firewall drops the packets, or nothing \
-             answers there (try esping)"
+             answers there (try esping){keys}"
         ));
     };
     let place = match same_node {

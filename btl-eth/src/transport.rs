@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use btl::{Btl, Capabilities, Events, PeerError, PeerInfo, Rank, Unreachable};
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, EspListener, EspStream, Interest, Poller, StreamBuilder};
+use esp_client::{Client, EspListener, EspStream, Interest, KeyId, Poller, StreamBuilder};
 
 use crate::address::{AddressInterface, EthAddress, job_hash};
 use crate::channel::SetupError;
 use crate::config::{Carrier, EAGER, EthConfig, EthError, MIN_MAX_SEND};
 use crate::counters::Counters;
+use crate::keys;
 use crate::liveness::Liveness;
 use crate::own::OwnQueue;
 use crate::peer::{Connection, Peer, PeerState};
@@ -64,6 +65,8 @@ pub struct EthBtl {
     /// Maximum length of a message, header and body.
     pub(crate) max_send: usize,
     pub(crate) interfaces: Vec<InterfaceInfo>,
+    /// Public names of the keys of packets over UDP. `None`: raw Ethernet.
+    keys: Option<Vec<KeyId>>,
     /// `None`: closed.
     pub(crate) open: Option<Open>,
     pub(crate) peers: Vec<PeerState>,
@@ -110,15 +113,22 @@ impl EthBtl {
     /// See [`EthError`].
     pub fn new(config: EthConfig) -> Result<EthBtl, EthError> {
         config.check()?;
-        let (client, poller) = match config.carrier {
-            Carrier::Raw => Client::polled_by(&config.socket, config.path)?,
+        let protection = config.protection()?;
+        let (client, poller, keys) = match config.carrier {
+            Carrier::Raw => {
+                let (client, poller) = Client::polled_by(&config.socket, config.path)?;
+                (client, poller, None)
+            }
             Carrier::Udp => {
-                Client::polled_udp(|name| config.wants(name), config.packet_key.clone())?
+                let keys = protection.key_ids();
+                let wants = |name: &str| config.wants(name);
+                let (client, poller) = Client::polled_udp(wants, Some(protection))?;
+                (client, poller, Some(keys))
             }
         };
         let interfaces = config.choose(&client)?;
         let max_send = config.granted_send(&client, &interfaces[0])?;
-        let prober = Prober::new(&client, &interfaces)?;
+        let prober = Prober::new(&client, &interfaces, keys.as_deref())?;
         let job = match config.identity {
             Some(_) => EthBtl::open_key(&config.job),
             None => job_hash(&config.job),
@@ -149,6 +159,7 @@ impl EthBtl {
             nonce: config.identity.unwrap_or(nonce),
             max_send,
             interfaces,
+            keys,
             open: Some(Open {
                 poller,
                 prober,
@@ -259,6 +270,9 @@ impl EthBtl {
         }
         if rank == self.config.rank {
             return Ok((PeerState::Own, self.own_info()));
+        }
+        if let (Some(own), Some(theirs)) = (&self.keys, &address.keys) {
+            keys::compare(own, theirs)?;
         }
         let theirs = usize::try_from(address.max_send).unwrap_or(usize::MAX);
         if theirs < MIN_MAX_SEND {
@@ -372,6 +386,7 @@ impl Btl for EthBtl {
             incarnation: open.client.incarnation(),
             nonce: self.nonce,
             max_send: u32::try_from(self.max_send).unwrap_or(u32::MAX),
+            keys: self.keys.clone(),
             interfaces: self.interfaces.iter().map(interface).collect(),
         };
         address.encode()

@@ -36,15 +36,16 @@ impl Way {
     /// Returns the client of a server: that of the daemon, or one that needs none.
     ///
     /// # Errors
-    /// There is no daemon, or the UDP port is in use.
+    /// There is no daemon, the UDP port is in use, or a key file is not usable.
     pub fn serve(&self) -> Result<Client, Failure> {
         match self.carrier {
-            Some(Carrier::Udp) => Client::udp_at(self.udp_port).map_err(|error| {
-                Failure::new(format_args!(
+            Some(Carrier::Udp) => Client::udp_at(self.udp_port).map_err(|error| match error {
+                EspError::BadArgument(_) => Failure::new(error),
+                _ => Failure::new(format_args!(
                     "UDP port {}: {error}; is esp-daemon or another server there? Choose another \
                      one by --udp-port",
                     self.udp_port
-                ))
+                )),
             }),
             Some(Carrier::Raw) | None => Client::shared().map_err(Failure::new),
         }

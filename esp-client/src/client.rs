@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use esp_engine::{UdpAddresses, UdpLink};
 use esp_proto::NodeAddr;
-use esp_proto::secure::{Key, SecureCounters};
+use esp_proto::secure::SecureCounters;
 
 use crate::control::{ErrorKind, InterfaceInfo, Reply, Request, Status};
 use crate::error::EspError;
-use crate::key;
 use crate::lease::Leases;
 use crate::path::Path;
+use crate::protection::Protection;
 use crate::session::{Session, Welcome};
 use crate::sync::lock;
 
@@ -150,14 +150,12 @@ impl Client {
     /// call binds a free UDP port on each of the node's interfaces that is up; see
     /// [`Client::interfaces`] for the addresses. The client stays open until the process exits.
     ///
-    /// If the environment variable [`KEY_VARIABLE`](crate::KEY_VARIABLE) names a file with a key, all
-    /// packets are encrypted with it, and peers without it are not reached. Otherwise, if
-    /// [`CHECKSUM_VARIABLE`](crate::CHECKSUM_VARIABLE) is 1, all packets have a checksum, which is
-    /// no authentication, and peers without are not reached.
+    /// Packets are protected as [`Protection::from_environment`] says: if the environment names a
+    /// file with a key, all packets are encrypted with it, and peers without it are not reached.
     ///
     /// # Errors
-    /// The node has no interface with an IP address that is up, the key file is not usable, or a
-    /// system call failed.
+    /// The node has no interface with an IP address that is up, the protection that is demanded is
+    /// not possible (a key file is not usable), or a system call failed.
     pub fn udp() -> Result<Client, EspError> {
         let mut registry = registry();
         let open = registry.as_mut().and_then(|registry| registry.udp.clone());
@@ -179,18 +177,19 @@ impl Client {
     }
 
     /// Opens a client as [`Client::udp`] does, over those of these addresses that `wants` selects
-    /// by interface and address, with this key instead of that of the environment, and with a
-    /// notice if it is to be polled.
+    /// by interface and address, with this protection instead of that of the environment, and with
+    /// a notice if it is to be polled.
     pub(crate) fn open_udp(
         which: UdpAddresses,
         wants: impl Fn(&str, IpAddr) -> bool,
         port: u16,
-        (key, polled): (Option<Key>, bool),
+        (protection, polled): (Option<Protection>, bool),
     ) -> Result<Client, EspError> {
-        let key = match key {
-            Some(key) => Some(key),
-            None => key::from_environment()?,
+        let protection = match protection {
+            Some(protection) => protection,
+            None => Protection::from_environment()?,
         };
+        let secure = protection.config();
         let links = UdpLink::bind_all(which, wants, port)
             .map_err(EspError::resource("open a UDP socket"))?;
         if links.is_empty() {
@@ -202,7 +201,7 @@ impl Client {
         let interface = |link: &UdpLink| InterfaceInfo {
             name: link.name().to_owned(),
             addr: link.addr(),
-            mtu: link.mtu(key.is_some()),
+            mtu: link.mtu(secure.is_some()),
             up: true,
         };
         let welcome = Welcome {
@@ -215,7 +214,7 @@ impl Client {
         let leases = client.leases()?;
         for link in links {
             let interface = interface(&link);
-            leases.add_udp(link, interface, key.clone().map(key::protection))?;
+            leases.add_udp(link, interface, secure.clone())?;
         }
         Ok(client)
     }

@@ -86,9 +86,7 @@ pub enum EspError {
     #[error("{0} does not respond; the node or the link to it is down (check with esping)")]
     TimedOut(PeerName),
     /// The connection request was not answered.
-    #[error(
-        "no answer from {0}: no such node on this segment, or no esp-daemon runs there (check with esping)"
-    )]
+    #[error("no answer from {0}: {why} (check with esping)", why = silence(.0))]
     ConnectTimedOut(PeerName),
     /// The peer's node no longer has this connection.
     #[error(
@@ -111,7 +109,7 @@ pub enum EspError {
     #[error("{what} timed out; the connection is intact, and the call may be repeated")]
     CallTimedOut { what: &'static str },
     /// Connecting timed out; the attempt was withdrawn.
-    #[error("{0} did not answer within the time-out of the call")]
+    #[error("{0} did not answer within the time-out of the call: {why}", why = silence(.0))]
     ConnectCallTimedOut(PeerName),
     /// None of several interfaces leads to the peer.
     #[error(
@@ -169,6 +167,15 @@ impl std::fmt::Display for PeerName {
 fn listed(nodes: &[NodeAddr]) -> String {
     let texts: Vec<_> = nodes.iter().map(NodeAddr::to_string).collect();
     texts.join(" and ")
+}
+
+/// Returns possible reasons why a peer does not answer.
+fn silence(peer: &PeerName) -> &'static str {
+    if peer.addr.is_udp() {
+        "no such node, nothing there uses ESP in UDP, or both have no key in common (ESP_KEY_FILE)"
+    } else {
+        "no such node on this segment, or no esp-daemon runs there"
+    }
 }
 
 fn reach_advice(kind: io::ErrorKind) -> &'static str {

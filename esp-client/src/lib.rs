@@ -58,12 +58,12 @@ mod client;
 pub mod control;
 mod edp;
 mod error;
-mod key;
 mod lease;
 mod listener;
 mod options;
 mod path;
 mod poller;
+mod protection;
 mod route;
 mod session;
 mod socket;
@@ -78,11 +78,13 @@ pub use edp::{
 pub use error::{EspError, PeerName};
 pub use esp_engine::shm::{Spin, Wake as Interest};
 pub use esp_proto::EdpKind;
-pub use esp_proto::secure::{Key as PacketKey, SecureCounters};
+pub use esp_proto::secure::{Key as PacketKey, KeyId, SecureCounters};
 pub use esp_proto::{MacAddr, NodeAddr};
-pub use key::{CHECKSUM_VARIABLE, KEY_VARIABLE};
 pub use listener::{DEFAULT_BACKLOG, EspListener, ListenerBuilder};
 pub use options::{DEFAULT_RING, MAX_KEY};
 pub use path::{PATH_VARIABLE, Path};
 pub use poller::Poller;
+pub use protection::{
+    AUTH_VARIABLE, Auth, CHECKSUM_VARIABLE, KEY_VARIABLE, MAX_KEYS, Protection, key_files,
+};
 pub use stream::{Connecting, EspStream, StreamBuilder};

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use esp_engine::UdpAddresses;
 use esp_engine::shm::Events;
-use esp_proto::secure::Key;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -18,6 +17,7 @@ use crate::client::Client;
 use crate::error::EspError;
 use crate::lease::{FIRST_LEASED_SLOT, Leases};
 use crate::path::Path;
+use crate::protection::Protection;
 use crate::session::{ReplyNotice, Session};
 
 /// Reports events of the streams of a [`Client::polled`] connection, and has one descriptor to
@@ -115,14 +115,14 @@ impl Client {
     }
 
     /// Opens a client as [`Client::udp`] does that is not shared with the rest of the process, over
-    /// one address of each interface that `wants` selects by name, and its poller. With a key, that
-    /// of the environment is not used.
+    /// one address of each interface that `wants` selects by name, and its poller. `None`: with the
+    /// protection of the environment.
     pub fn polled_udp(
         wants: impl Fn(&str) -> bool,
-        key: Option<Key>,
+        protection: Option<Protection>,
     ) -> Result<(Client, Poller), EspError> {
         let wants = |name: &str, _| wants(name);
-        let client = Client::open_udp(UdpAddresses::First, wants, 0, (key, true))?;
+        let client = Client::open_udp(UdpAddresses::First, wants, 0, (protection, true))?;
         let poller = Poller::new(&client, None, Path::Lease)?;
         Ok((client, poller))
     }

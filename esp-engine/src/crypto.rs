@@ -1,6 +1,6 @@
 //! Cryptography of protected packets, by `ring`, and their checksum, by `crc32c`.
 
-use esp_proto::secure::{Cipher, Crypto, Suite, TAG_LEN};
+use esp_proto::secure::{Cipher, Crypto, Key, KeyId, Suite, TAG_LEN};
 use ring::aead::{AES_128_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use ring::{hkdf, hmac};
 
@@ -37,6 +37,11 @@ pub fn hardware_suite() -> Suite {
     } else {
         Suite::CHACHA
     }
+}
+
+/// Returns the public name of a key, which set-up packets contain (W-142, W-143).
+pub fn key_id(key: &Key) -> KeyId {
+    key.id(&Aead)
 }
 
 /// Length of a derived key in bytes.

@@ -57,7 +57,7 @@ pub use {
         LinkSnapshot, ListenerId, Orphan, OwnedConnection, Reply, Slot, Snapshot,
     },
     config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, LinkConfig, YIELD_HOGGED},
-    crypto::{Aead, AeadKey, hardware_suite},
+    crypto::{Aead, AeadKey, hardware_suite, key_id},
     engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, frame_mtu, random},
     handle::{EngineGone, EngineHandle},
     key_file::{KeyFileError, read_key},

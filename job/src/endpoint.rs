@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use btl::Btl;
 use btl_eth::address::{AddressInterface, EthAddress, encode_addr};
-use btl_eth::{Carrier, EthBtl, EthConfig};
-use esp_client::{MacAddr, NodeAddr};
+use btl_eth::{Carrier, EthBtl, EthConfig, EthError};
+use esp_client::{MacAddr, NodeAddr, Protection};
 use p2p::{Endpoint, Regions, TransportAddress};
 use shm_btl::{OpenAddress, ShmBtl, ShmConfig};
 
@@ -67,7 +67,7 @@ pub enum Reach {
 pub fn check(options: &Options) -> Result<Reach, String> {
     let mut reasons = String::new();
     for (carrier, name) in carriers(options) {
-        match config(0, carrier, options).interfaces() {
+        match config(0, carrier, options).and_then(|config| config.interfaces()) {
             Ok(names) if !names.is_empty() => return Ok(Reach::Network),
             Ok(_) => push(&mut reasons, name, "no interface is up and has an address"),
             Err(error) => push(&mut reasons, name, &error.to_string()),
@@ -105,7 +105,7 @@ pub fn open(options: &Options, regions: Arc<Regions>) -> Result<OpenEndpoint, St
         }
     }
     for (carrier, name) in carriers(options) {
-        match EthBtl::new(config(identity, carrier, options)) {
+        match config(identity, carrier, options).and_then(EthBtl::new) {
             Ok(transport) => transports.push(Box::new(transport)),
             Err(error) => push(&mut reasons, name, &error.to_string()),
         }
@@ -168,6 +168,8 @@ pub fn parse(name: &[u8]) -> Option<(u64, Vec<TransportAddress>)> {
             incarnation,
             nonce: identity,
             max_send,
+            // A name has no room for them.
+            keys: None,
             interfaces,
         };
         addresses.push(TransportAddress {
@@ -216,12 +218,15 @@ fn carriers(options: &Options) -> impl Iterator<Item = (Carrier, &'static str)> 
     })
 }
 
-fn config(identity: u64, carrier: Carrier, options: &Options) -> EthConfig {
+fn config(identity: u64, carrier: Carrier, options: &Options) -> Result<EthConfig, EthError> {
+    let checksum = options.checksum == Some(true);
+    let protection = Protection::chosen(&options.key_files, options.auth, checksum)?;
     let mut config = EthConfig::open(identity, KEY.as_bytes());
     config.carrier = carrier;
     config.include.clone_from(&options.interfaces);
     config.exclude.clone_from(&options.not_interfaces);
-    config
+    config.protection = Some(protection);
+    Ok(config)
 }
 
 fn encode(identity: u64, addresses: &[TransportAddress]) -> Vec<u8> {
@@ -312,6 +317,7 @@ mod tests {
             incarnation: if transport == "udp" { 7 } else { 9 },
             nonce: 7,
             max_send: 65_600,
+            keys: None,
             interfaces: addrs.iter().enumerate().map(interface).collect(),
         };
         TransportAddress {

@@ -5,26 +5,20 @@ use std::fs;
 use std::sync::Mutex;
 
 use boot::{BootError, Bootstrap, MAX_VALUE};
-use esp_client::PacketKey;
 use p2p::{P2p, REACH_BYTES, Rank, Setup};
 
 use crate::error::printable;
 use crate::modex::{BOOT, MAX_REASON, ModexEntry};
+use crate::protection::Secret;
 use crate::report::{self, Report};
-use crate::transports::{self, Made, Protection, TransportSetup};
+use crate::transports::{self, Made, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
 
-// Keys of the bootstrap: the secrets chosen by rank 0, addresses of transports, reachable peers,
-// and the reason why a process cannot start (empty if it starts).
-const SECRET: &str = "secret";
+// Keys of the bootstrap: addresses of transports, reachable peers, and the reason why a process
+// cannot start (empty if it starts).
 const ADDRESSES: &str = "addresses";
 const REACH: &str = "reach";
 const VERDICT: &str = "verdict";
-/// Lengths of the job's secret name and of its key, in bytes.
-const NAME_LENGTH: usize = 16;
-const KEY_LENGTH: usize = 32;
-/// Length of what stands in the place of the key if packets over UDP have a checksum.
-const CHECKSUM_MARK: usize = 1;
 
 /// Joins the job for which this process was started, as described by the environment.
 ///
@@ -91,14 +85,14 @@ fn start(
     node: &str,
 ) -> Result<(P2p, Report), StartFailure> {
     let (rank, size) = (boot.rank(), boot.size());
-    let secret = agree_on_secret(boot, &options)?;
-    let checksum = secret.packet_key == Some(PacketKey::CHECKSUM);
-    let encrypted = secret.packet_key.is_some() && !checksum;
+    let secret = Secret::agree(boot, &options)?;
+    let name = secret.name();
     let place = TransportSetup {
         rank,
         size,
-        key: &secret.name,
-        packet_key: secret.packet_key,
+        key: &name,
+        protection: secret.protection(&options),
+        only_protected: secret.excludes(&options),
         options: &options,
     };
     let Made {
@@ -106,6 +100,8 @@ fn start(
         without,
         by_daemon,
     } = transports::make(&place);
+    let protection = place.protection.as_ref().ok();
+    let protection = protection.and_then(|protection| secret.describe(protection));
     let mut setup = Setup {
         rank,
         size,
@@ -181,8 +177,7 @@ fn start(
         launcher: boot.launcher(),
         nodes: (0..size).map(name).collect(),
         without,
-        encrypted,
-        checksum,
+        protection,
         thresholds_from: options.thresholds_from,
         paths: p2p.paths(),
     };
@@ -204,51 +199,6 @@ fn number_nodes(all: &[Result<ModexEntry, String>]) -> Vec<u32> {
         });
     }
     numbers
-}
-
-/// Random numbers that only the processes of this job know. (The launcher's name of the job may be
-/// reused or guessed.)
-struct Secret {
-    name: String,
-    /// Key of packets over UDP, if they are encrypted or have a checksum. It is never sent, unlike
-    /// the name.
-    packet_key: Option<PacketKey>,
-}
-
-fn agree_on_secret(boot: &mut Bootstrap, options: &Options) -> Result<Secret, StartFailure> {
-    let wrong = |what: String| BootError::Protocol(format!("job: {what}"));
-    if boot.rank() == 0 {
-        let mut all = [0; NAME_LENGTH + KEY_LENGTH];
-        getrandom::fill(&mut all).map_err(|e| wrong(format!("no random numbers: {e}")))?;
-        let protection = match boot.size() {
-            1 => Protection::None,
-            _ => transports::protection(options),
-        };
-        let len = match protection {
-            Protection::None => NAME_LENGTH,
-            Protection::Checksum => NAME_LENGTH + CHECKSUM_MARK,
-            Protection::Key => all.len(),
-        };
-        boot.put(SECRET, all.get(..len).unwrap_or(&all))?;
-    }
-    boot.fence()?;
-    let secret = boot.get(0, SECRET)?.unwrap_or_default();
-    let parts = secret.split_first_chunk::<NAME_LENGTH>();
-    let (name, key) =
-        parts.ok_or_else(|| wrong("rank 0 did not publish the secret of the job".into()))?;
-    let packet_key = match key {
-        [] => None,
-        key if key.len() == CHECKSUM_MARK => Some(PacketKey::CHECKSUM),
-        key => {
-            let bytes = key.try_into();
-            let bytes = bytes.map_err(|_| wrong(format!("a key of {} bytes", key.len())))?;
-            Some(PacketKey::new(bytes))
-        }
-    };
-    Ok(Secret {
-        name: name.iter().map(|byte| format!("{byte:02x}")).collect(),
-        packet_key,
-    })
 }
 
 /// Exchanges the transports by which each process reaches each other one: publishes `mine`,

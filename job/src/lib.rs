@@ -24,8 +24,9 @@
 //! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,ib,eth` (all, by default) |
 //! | `ESP_INTERFACES` | interfaces for Ethernet: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves |
 //! | `ESP_RAILS` | number of interfaces used at once, each as a rail, 1 to 4; default 4 |
-//! | `ESP_ENCRYPT` | 1: encrypt packets between nodes, over UDP, by a key of the job; 0: do not; default: if the daemon of rank 0's node has a key |
-//! | `ESP_CHECKSUM` | 1: give packets over UDP that are not encrypted a checksum, which detects damage; 0: do not; default: if the daemon of rank 0's node does |
+//! | `ESP_AUTH` | `encrypt` or `integrity`: protect packets between nodes, over UDP, by keys: those of `ESP_KEY_FILE`, else one of the job; `off`: do not; default: `encrypt` with `ESP_KEY_FILE`, or if the daemon of rank 0's node has a key |
+//! | `ESP_KEY_FILE` | files with keys, separated by colons; all processes need one in common |
+//! | `ESP_CHECKSUM` | 1: give packets over UDP that no key protects a checksum, which detects damage; 0: do not; default: if the daemon of rank 0's node does |
 //! | `ESP_RDMA_PORTS` | ports for InfiniBand and RoCE, one rail each: `mlx5_0,mlx5_1:2`; default: the active ones, at most four |
 //! | `ESP_RDMA_SHARED` | 1: all peers share receive blocks; 0: each peer has its own; default: shared from 257 ranks on |
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
@@ -47,6 +48,7 @@ mod error;
 mod join;
 mod modex;
 mod options;
+mod protection;
 mod report;
 mod transports;
 mod tune;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use esp_client::{AUTH_VARIABLE, Auth, KEY_VARIABLE, key_files};
 use p2p::Config;
 use shm_btl::Thresholds;
 
@@ -60,11 +61,15 @@ pub struct Options {
     /// Maximum number of interfaces used at once, each as a rail to each peer, 1 to 4. Default 4.
     /// The last rail has all remaining interfaces, and uses the best of them for each node.
     pub rails: usize,
-    /// Encrypt packets over UDP, with a key that rank 0 chooses and the launcher passes on. `None`:
-    /// if the daemon of rank 0's node has a key. `Some(true)` also excludes transports whose
-    /// packets are not encrypted by this key: all but memory and UDP.
-    pub encrypt: Option<bool>,
-    /// Give packets over UDP that are not encrypted a checksum, which detects damage and
+    /// Use of keys for packets over UDP. The keys are those of [`Options::key_files`], else one
+    /// that rank 0 chooses and the launcher passes on. `None`: encryption if there are files, or if the
+    /// daemon of rank 0's node has a key. With files or [`Auth::Encrypt`] or [`Auth::Integrity`]
+    /// transports that these keys do not protect are excluded: all but memory and UDP.
+    pub auth: Option<Auth>,
+    /// Files with keys, at most [`MAX_KEYS`](esp_client::MAX_KEYS). All processes of a job need
+    /// one of the keys in common.
+    pub key_files: Vec<PathBuf>,
+    /// Give packets over UDP that no key protects a checksum, which detects damage and
     /// authenticates nothing. `None`: if the daemon of rank 0's node does so.
     pub checksum: Option<bool>,
     /// RDMA ports to use, such as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
@@ -89,7 +94,8 @@ impl Default for Options {
             interfaces: Vec::new(),
             not_interfaces: Vec::new(),
             rails: MAX_RAILS,
-            encrypt: None,
+            auth: None,
+            key_files: Vec::new(),
             checksum: None,
             rdma_ports: Vec::new(),
             rdma: Rdma::default(),
@@ -147,7 +153,13 @@ impl Options {
             let rails = number.parse().ok().filter(|n| (1..=MAX_RAILS).contains(n));
             options.rails = rails.ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
-        options.encrypt = switch("ESP_ENCRYPT")?;
+        if let Some(mode) = text(AUTH_VARIABLE) {
+            let auth = mode
+                .parse()
+                .map_err(|want: String| bad(AUTH_VARIABLE, &mode, &want));
+            options.auth = Some(auth?);
+        }
+        options.key_files = env(KEY_VARIABLE).map_or_else(Vec::new, |list| key_files(&list));
         options.checksum = switch("ESP_CHECKSUM")?;
         if let Some(list) = text("ESP_RDMA_PORTS") {
             options.rdma_ports = list.split(',').map(|word| word.trim().to_owned()).collect();
@@ -173,6 +185,18 @@ impl Options {
         }
         options.rdma.shared = switch("ESP_RDMA_SHARED")?.or(options.rdma.shared);
         Ok(options)
+    }
+}
+
+impl Options {
+    /// Returns the variable that demands keys for all packets between nodes, if one does.
+    pub(crate) fn demands_keys(&self) -> Option<&'static str> {
+        match self.auth {
+            Some(Auth::Off) => None,
+            _ if !self.key_files.is_empty() => Some(KEY_VARIABLE),
+            Some(Auth::Encrypt | Auth::Integrity) => Some(AUTH_VARIABLE),
+            None => None,
+        }
     }
 }
 
@@ -237,17 +261,31 @@ mod tests {
                 "{text}"
             );
         }
-        let encrypt = |value| options(&[("ESP_ENCRYPT", value)]).map(|o| o.encrypt);
-        assert_eq!(encrypt("1"), Ok(Some(true)));
-        assert_eq!(encrypt("0"), Ok(Some(false)));
-        assert_eq!(encrypt(""), Ok(None));
-        assert!(encrypt("aes").unwrap_err().contains("ESP_ENCRYPT=aes"));
         let checksum = |value| options(&[("ESP_CHECKSUM", value)]).map(|o| o.checksum);
         assert_eq!(checksum("1"), Ok(Some(true)));
         assert!(checksum("crc").unwrap_err().contains("ESP_CHECKSUM=crc"));
         assert!(options(&[("ESP_BTL_VERBOSE", "1")]).unwrap().verbose);
         assert!(!options(&[("ESP_BTL_VERBOSE", "0")]).unwrap().verbose);
         assert!(options(&[("ESP_BTL_VERBOSE", "yes")]).is_err());
+    }
+
+    #[test]
+    fn keys_are_used_as_the_environment_says() {
+        let auth = |value| options(&[("ESP_AUTH", value)]).map(|o| (o.auth, o.demands_keys()));
+        assert_eq!(auth("encrypt"), Ok((Some(Auth::Encrypt), Some("ESP_AUTH"))));
+        assert_eq!(
+            auth("integrity"),
+            Ok((Some(Auth::Integrity), Some("ESP_AUTH")))
+        );
+        assert_eq!(auth("off"), Ok((Some(Auth::Off), None)));
+        assert_eq!(auth(""), Ok((None, None)));
+        assert!(auth("aes").unwrap_err().contains("ESP_AUTH=aes"));
+        let files = ("ESP_KEY_FILE", "/a/new:/a/old");
+        let found = options(&[files]).unwrap();
+        assert_eq!(found.key_files, [PathBuf::from("/a/new"), "/a/old".into()]);
+        assert_eq!(found.demands_keys(), Some("ESP_KEY_FILE"));
+        let off = options(&[files, ("ESP_AUTH", "off")]).unwrap();
+        assert_eq!(off.demands_keys(), None);
     }
 
     #[test]

@@ -18,10 +18,8 @@ pub struct Report {
     pub nodes: Vec<String>,
     /// Transports that could not be created, and why.
     pub without: Vec<(&'static str, String)>,
-    /// Packets over UDP are encrypted by a key of the job.
-    pub encrypted: bool,
-    /// Packets over UDP have a checksum, which authenticates nothing.
-    pub checksum: bool,
+    /// Protection of packets over UDP, such as `are encrypted by a key of the job`.
+    pub protection: Option<String>,
     /// Origin of the thresholds of shared memory.
     pub thresholds_from: String,
     /// Paths by peer and transport: used or not, and why.
@@ -57,17 +55,8 @@ impl fmt::Display for Report {
             let without = "all peers are reached without it";
             writeln!(f, "{start}: no transport {name}, {without}: {why}")?;
         }
-        if self.encrypted {
-            writeln!(
-                f,
-                "{start}: packets over UDP are encrypted by a key of the job"
-            )?;
-        }
-        if self.checksum {
-            writeln!(
-                f,
-                "{start}: packets over UDP have a checksum (no authentication)"
-            )?;
+        if let Some(protection) = &self.protection {
+            writeln!(f, "{start}: packets over UDP {protection}")?;
         }
         for path in &self.paths {
             writeln!(f, "{start}: {} has {path}", self.node_of(path.peer))?;

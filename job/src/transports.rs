@@ -2,8 +2,7 @@
 
 use btl::Btl;
 use btl_eth::{Carrier, EthBtl, EthConfig};
-use esp_client::control::CounterStatus;
-use esp_client::{Client, PacketKey};
+use esp_client::Protection;
 use ib_btl::{IbBtl, IbConfig};
 use shm_btl::{ShmBtl, ShmConfig};
 
@@ -17,8 +16,10 @@ pub(crate) struct TransportSetup<'a> {
     pub(crate) size: u32,
     /// Name that only the processes of this job know.
     pub(crate) key: &'a str,
-    /// Key of packets over UDP.
-    pub(crate) packet_key: Option<PacketKey>,
+    /// Protection of packets over UDP, or why there is no transport over UDP.
+    pub(crate) protection: Result<Protection, String>,
+    /// Why transports to other nodes are excluded that this does not protect. `None`: they are not.
+    pub(crate) only_protected: Option<String>,
     pub(crate) options: &'a Options,
 }
 
@@ -38,14 +39,9 @@ pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
         return made;
     }
     for &transport in &setup.options.transports {
-        let result = match transport {
-            Transport::Ib | Transport::Eth if setup.options.encrypt == Some(true) => {
-                Err("ESP_ENCRYPT=1 is set, and its packets are not encrypted".into())
-            }
-            Transport::Shm => shm(setup).map(|one| vec![one]),
-            Transport::Ib => ib(setup),
-            Transport::Eth => eth(setup, Carrier::Raw, &mut made.by_daemon),
-            Transport::Udp => eth(setup, Carrier::Udp, &mut made.by_daemon),
+        let result = match (transport, &setup.only_protected) {
+            (Transport::Ib | Transport::Eth, Some(why)) => Err(why.clone()),
+            (other, _) => make_one(setup, other, &mut made.by_daemon),
         };
         match result {
             Ok(transports) => made.transports.extend(transports),
@@ -55,51 +51,18 @@ pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
     made
 }
 
-/// Protection of the packets of this node's daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Protection {
-    None,
-    /// A checksum, which authenticates nothing.
-    Checksum,
-    Key,
-}
-
-/// Returns the protection that packets over UDP are to have: that of the options, otherwise that of
-/// this node's daemon.
-pub(crate) fn protection(options: &Options) -> Protection {
-    chosen(options.encrypt, options.checksum, of_daemon)
-}
-
-fn chosen(
-    encrypt: Option<bool>,
-    checksum: Option<bool>,
-    daemon: impl FnOnce() -> Protection,
-) -> Protection {
-    match (encrypt, checksum) {
-        (Some(true), _) => Protection::Key,
-        (Some(false), Some(true)) => Protection::Checksum,
-        (Some(false), Some(false)) => Protection::None,
-        _ => match (daemon(), encrypt, checksum) {
-            (Protection::Key, None, _) => Protection::Key,
-            (_, _, Some(true)) | (Protection::Checksum, _, None) => Protection::Checksum,
-            _ => Protection::None,
-        },
-    }
-}
-
-fn of_daemon() -> Protection {
-    let status = Client::connect(esp_client::socket_path()).and_then(|client| client.status());
-    status.map_or(Protection::None, |status| by_counters(&status.counters))
-}
-
-fn by_counters(counters: &[CounterStatus]) -> Protection {
-    let has = |name| counters.iter().any(|counter| counter.name == name);
-    if has("auth_sealed") {
-        Protection::Key
-    } else if has("checksum_sent") {
-        Protection::Checksum
-    } else {
-        Protection::None
+/// Creates the rails of one transport.
+fn make_one(
+    setup: &TransportSetup<'_>,
+    transport: Transport,
+    by_daemon: &mut bool,
+) -> Result<Vec<Box<dyn Btl>>, String> {
+    match transport {
+        Transport::Shm => shm(setup).map(|one| vec![one]),
+        Transport::Ib => ib(setup),
+        // The daemon protects its packets.
+        Transport::Eth => eth(setup, Carrier::Raw, Protection::None, by_daemon),
+        Transport::Udp => eth(setup, Carrier::Udp, setup.protection.clone()?, by_daemon),
     }
 }
 
@@ -184,11 +147,12 @@ fn ib_config(setup: &TransportSetup<'_>) -> IbConfig {
 fn eth(
     setup: &TransportSetup<'_>,
     carrier: Carrier,
+    protection: Protection,
     by_daemon: &mut bool,
 ) -> Result<Vec<Box<dyn Btl>>, String> {
     let mut config = EthConfig::new(setup.rank, setup.size, setup.key.as_bytes());
     config.carrier = carrier;
-    config.packet_key.clone_from(&setup.packet_key);
+    config.protection = Some(protection);
     config.include.clone_from(&setup.options.interfaces);
     config.exclude.clone_from(&setup.options.not_interfaces);
     let names = config.interfaces().map_err(|e| e.to_string())?;
@@ -230,7 +194,8 @@ mod tests {
                 rank: 0,
                 size,
                 key: "key",
-                packet_key: None,
+                protection: Ok(Protection::None),
+                only_protected: None,
                 options: &options,
             })
         };
@@ -272,35 +237,6 @@ mod tests {
             (said.blocks, said.long_from, shared.blocks, shared.long_from),
             (8, 1, 0, 1)
         );
-    }
-
-    #[test]
-    fn protection_is_that_of_the_options_or_the_daemon() {
-        use Protection::{Checksum, Key, None as Nothing};
-        let (on, off) = (Some(true), Some(false));
-        for (encrypt, checksum, daemon, expected) in [
-            (None, None, Nothing, Nothing),
-            (None, None, Checksum, Checksum),
-            (None, None, Key, Key),
-            (on, on, Checksum, Key),
-            (off, None, Key, Nothing),
-            (off, None, Checksum, Checksum),
-            (None, on, Nothing, Checksum),
-            (None, on, Key, Key),
-            (None, off, Checksum, Nothing),
-        ] {
-            let found = chosen(encrypt, checksum, || daemon);
-            assert_eq!(found, expected, "{encrypt:?} {checksum:?} {daemon:?}");
-        }
-        let named = |name: &str| CounterStatus {
-            interface: "eth0".into(),
-            name: name.into(),
-            help: String::new(),
-            value: 0,
-        };
-        assert_eq!(by_counters(&[named("rx_frames")]), Nothing);
-        assert_eq!(by_counters(&[named("checksum_sent")]), Checksum);
-        assert_eq!(by_counters(&[named("auth_sealed")]), Key);
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod marked;
 pub mod open_mpi;
 pub mod process;
 pub mod program;
+pub mod protected;
 pub mod raw;
 
 use std::io::{Read, Write};

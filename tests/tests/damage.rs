@@ -12,7 +12,7 @@ use std::io::Read;
 use std::process::Command;
 use std::time::Duration;
 
-use esp_client::{Client, EdpSocket, EspAddr, EspListener, EspStream, MacAddr, PacketKey};
+use esp_client::{Client, EdpSocket, EspAddr, EspListener, EspStream, MacAddr, Protection};
 use esp_tests::frames::in_switch;
 use esp_tests::process::{Daemon, bare_lab};
 use esp_tests::{
@@ -299,7 +299,7 @@ fn programs_without_a_daemon_have_checksums_of_their_own() {
     };
     let clients = [0, 1].map(|node| {
         let opened = lab.run_in(node, || {
-            Client::polled_udp(|_| true, Some(PacketKey::CHECKSUM))
+            Client::polled_udp(|_| true, Some(Protection::Checksum))
         });
         opened.expect("enter the node").expect("a UDP client").0
     });

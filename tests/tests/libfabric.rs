@@ -6,8 +6,10 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use esp_tests::frames::Tap;
 use esp_tests::links::set;
 use esp_tests::process::programs;
+use esp_tests::protected::{KeyFile, is_in_udp, is_protected, is_raw};
 use esp_tests::{lab_or_skip, wait_until};
 use job::endpoint::{OpenEndpoint, parse};
 use lab::{Lab, LabOptions};
@@ -50,10 +52,22 @@ fn command(program: &str, dir: &Path, args: &[&str]) -> Command {
 }
 
 /// Runs `fi_pingpong` with checks between two nodes. Returns the client's output.
-fn pingpong(lab: &Lab, dir: &Path, (server, client): (usize, usize)) -> Output {
+fn pingpong(lab: &Lab, dir: &Path, nodes: (usize, usize)) -> Output {
+    pingpong_with(lab, dir, nodes, &[])
+}
+
+/// Runs it with these variables.
+fn pingpong_with(
+    lab: &Lab,
+    dir: &Path,
+    (server, client): (usize, usize),
+    variables: &[(&str, &str)],
+) -> Output {
     let args = ["-p", "esp", "-e", "rdm", "-c", "-I", "50"];
     let start = |node, args: &[&str]| {
         let mut command = command("fi_pingpong", dir, args);
+        command.env("ESP_SOCKET", lab.socket(node));
+        command.envs(variables.iter().copied());
         let started = lab.run_in(node, move || command.spawn());
         started.expect("enter the node").expect("start fi_pingpong")
     };
@@ -160,6 +174,113 @@ fn a_node_without_an_interface_reaches_itself() {
 #[test]
 fn pingpong_with_daemons() {
     check("pingpong_with_daemons", &LabOptions::new(2), (0, 1));
+}
+
+/// With a key file all packets are encrypted, and take UDP, although leases are possible.
+#[test]
+fn a_key_encrypts_all_packets() {
+    let test = "a_key_encrypts_all_packets";
+    let Some(dir) = provider(test) else { return };
+    let mut options = LabOptions::new(2);
+    options.daemon_config = "[lease]\nallow = \"all\"\n".into();
+    let Some(lab) = lab_or_skip(test, &options) else {
+        return;
+    };
+    let key = KeyFile::new(1);
+    for variables in [&[("ESP_KEY_FILE", key.text())][..], &[]] {
+        let mut tap = Tap::of_cable(&lab, 1);
+        let output = pingpong_with(&lab, &dir, (0, 1), variables);
+        assert!(output.status.success(), "{}", text(&output));
+        let frames = tap.all();
+        let in_udp: Vec<_> = frames.iter().filter(|frame| is_in_udp(frame)).collect();
+        assert!(in_udp.len() > 100, "{} frames", in_udp.len());
+        let has_key = !variables.is_empty();
+        let all = in_udp.iter().all(|frame| is_protected(frame));
+        let raw = frames.iter().any(|frame| is_raw(frame));
+        assert_eq!((all, raw), (has_key, !has_key), "{variables:?}");
+    }
+    // Without the key there is no endpoint that reaches another node.
+    key.set_mode(0o640);
+    for (name, value, why) in [
+        ("ESP_KEY_FILE", key.text(), "chmod 600"),
+        ("ESP_AUTH", "encrypt", "name its file in ESP_KEY_FILE"),
+    ] {
+        let mut fi_info = command("fi_info", &dir, &["-p", "esp", "-c", "FI_REMOTE_COMM"]);
+        fi_info.env(name, value).env("FI_LOG_LEVEL", "warn");
+        let output = lab.run_in(0, move || fi_info.output());
+        let said = text(&output.expect("enter the node").expect("run fi_info"));
+        assert!(!said.contains("provider: esp"), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
+    std::fs::remove_dir_all(dir).expect("remove the folder");
+}
+
+/// Endpoints without a key in common do not reach each other; the error names the variable.
+#[test]
+fn endpoints_without_a_key_in_common_do_not_meet() {
+    let test = "endpoints_without_a_key_in_common_do_not_meet";
+    let mut options = LabOptions::new(2);
+    options.daemon = false;
+    let Some(lab) = lab_or_skip(test, &options) else {
+        return;
+    };
+    let (key, other) = (KeyFile::new(1), KeyFile::new(2));
+    let both: [&Path; 2] = [other.path(), key.path()];
+    for (here, there, meet) in [
+        (&[key.path()][..], &both[..], true),
+        (&[key.path()], &[other.path()], false),
+        (&[key.path()], &[], false),
+        (&[], &[key.path()], false),
+    ] {
+        let open = |node, files: &[&Path]| {
+            let options = job::Options {
+                transports: vec![job::Transport::Udp],
+                key_files: files.iter().map(|file| file.to_path_buf()).collect(),
+                ..job::Options::default()
+            };
+            let opened = lab.run_in(node, move || {
+                job::endpoint::open(&options, Arc::new(Regions::default()))
+            });
+            opened.expect("enter the node").expect("open an endpoint")
+        };
+        let (a, b) = (open(0, here), open(1, there));
+        let (identity, addresses) = parse(&b.name).expect("a name");
+        let target = Target {
+            peer: a.endpoint.add_peer(identity, addresses).expect("add"),
+            context: Context::ALL[0],
+            tag: 7,
+            data: None,
+            sync: false,
+        };
+        let (mut room, body) = ([0u8; 4], *b"body");
+        let from = Pattern {
+            peer: None,
+            context: Context::ALL[0],
+            tag: 7,
+            ignore: 0,
+        };
+        // SAFETY: both are there until the end of the round.
+        unsafe {
+            let received = b.endpoint.recv(room.as_mut_ptr(), 4, &from, 1);
+            received.expect("start to receive");
+            let sent = a.endpoint.send(body.as_ptr(), 4, &target, 2);
+            let sent = sent.map(|_| ());
+            match meet {
+                true => sent.expect("start to send"),
+                false => {
+                    let result = sent.and_then(|()| report(&a, &b).result);
+                    let error = result.expect_err("unreachable").to_string();
+                    assert!(error.contains("ESP_KEY_FILE"), "{error}");
+                }
+            }
+        }
+        if meet {
+            assert_eq!((report(&b, &a).result, room), (Ok(()), body));
+        }
+        for open in [a, b] {
+            open.endpoint.close().expect("close");
+        }
+    }
 }
 
 #[test]

@@ -28,6 +28,13 @@ impl Key {
     pub const fn new(bytes: [u8; KEY_LEN]) -> Key {
         Key(bytes)
     }
+
+    /// Returns the public name of the key.
+    pub fn id<C: Crypto>(&self, crypto: &C) -> KeyId {
+        let mut id = [0; 4];
+        crypto.derive(&self.0, &[], &[LABEL_ID], &mut id);
+        KeyId(id)
+    }
 }
 
 impl fmt::Debug for Key {
@@ -50,12 +57,11 @@ pub(super) struct Ready {
 
 impl Ready {
     pub(super) fn new<C: Crypto>(crypto: &C, key: Key) -> Ready {
-        let (mut id, mut setup) = ([0; 4], [0; 32]);
-        crypto.derive(&key.0, &[], &[LABEL_ID], &mut id);
+        let mut setup = [0; 32];
         crypto.derive(&key.0, &[], &[LABEL_SETUP], &mut setup);
         Ready {
+            id: key.id(crypto),
             key,
-            id: KeyId(id),
             setup,
         }
     }

@@ -102,7 +102,7 @@ fn a_key_that_others_can_read_is_refused() {
     };
     let key = KeyFile::new(1);
     let open = std::fs::Permissions::from_mode(0o644);
-    std::fs::set_permissions(key.0.path(), open).expect("chmod");
+    std::fs::set_permissions(key.path(), open).expect("chmod");
     let file = esp_tests::process::TempFile::new(&config(&[&key], ""));
     let program = esp_tests::process::programs().join("esp-daemon");
     let output = lab

@@ -1,41 +1,18 @@
 //! Nodes that authenticate their packets, and a station that sees and sends every frame.
 
 mod attacks;
+mod jobs;
 mod keys;
 mod nodes;
 mod programs;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-
 use esp_client::{Client, EspAddr, EspListener, EspStream};
 use esp_tests::PATIENCE;
-use esp_tests::process::TempFile;
-
-/// Flag of a protected packet.
-const SEC: u8 = 0x80;
-
-/// A key file, accessible to its owner alone.
-struct KeyFile(TempFile);
-
-impl KeyFile {
-    /// Creates a file with the key of 32 equal bytes.
-    fn new(byte: u8) -> KeyFile {
-        let file = KeyFile(TempFile::new(""));
-        let private = fs::Permissions::from_mode(0o600);
-        fs::set_permissions(file.0.path(), private).expect("chmod");
-        file.set(byte);
-        file
-    }
-
-    fn set(&self, byte: u8) {
-        fs::write(self.0.path(), format!("{byte:02x}").repeat(32)).expect("write a key");
-    }
-}
+use esp_tests::protected::{KeyFile, SEC};
 
 /// Returns the configuration of a daemon with these keys. Idle connections are silent.
 fn config(keys: &[&KeyFile], options: &str) -> String {
-    let files: Vec<_> = keys.iter().map(|key| key.0.path()).collect();
+    let files: Vec<_> = keys.iter().map(|key| key.path()).collect();
     format!("[timers]\nkeepalive = \"1h\"\n[auth]\nkey_files = {files:?}\n{options}\n")
 }
 

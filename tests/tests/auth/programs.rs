@@ -1,32 +1,49 @@
-//! Programs without a daemon, and jobs, that have a key.
+//! Programs without a daemon that have a key.
 
-use std::fs;
 use std::io::{Read, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 
-use esp_client::{Client, EspAddr, EspListener, EspStream, PacketKey, Poller, SecureCounters};
+use esp_client::{
+    Client, EspAddr, EspError, EspListener, EspStream, PacketKey, Poller, Protection,
+    SecureCounters,
+};
 use esp_tests::frames::Tap;
 use esp_tests::process::{bare_lab, output, programs};
+use esp_tests::protected::{FLAGS, PACKET, UDP_CHECKSUM, heard, is_protected, shows};
 use esp_tests::{PATIENCE, wait_until};
-use lab::{Lab, LabOptions};
+use lab::Lab;
 
-use crate::{KeyFile, SEC, config};
+use crate::{KeyFile, SEC};
 
-/// Offsets in a frame of ESP in UDP over IPv4.
-const UDP_CHECKSUM: usize = 14 + 20 + 6;
-const PACKET: usize = 14 + 20 + 8;
-const FLAGS: usize = PACKET + 12;
 const MARK: &[u8] = b"this text must not be seen on the wire";
 
-/// Returns a client without a daemon whose packets are protected by this key.
-fn udp_client(lab: &Lab, node: usize, key: Option<u8>) -> (Client, Poller) {
-    let key = key.map(|byte| PacketKey::new([byte; 32]));
-    let opened = lab.run_in(node, || Client::polled_udp(|_| true, key));
+/// Returns the protection by keys of 32 equal bytes; without any, none.
+fn by_keys(bytes: &[u8], encrypt: bool) -> Protection {
+    match bytes {
+        [] => Protection::None,
+        bytes => Protection::Keys {
+            keys: bytes.iter().map(|&b| PacketKey::new([b; 32])).collect(),
+            encrypt,
+        },
+    }
+}
+
+/// Returns a client without a daemon whose packets are encrypted by these keys.
+fn udp_client(lab: &Lab, node: usize, keys: &[u8]) -> (Client, Poller) {
+    protected_client(lab, node, by_keys(keys, true))
+}
+
+fn protected_client(lab: &Lab, node: usize, protection: Protection) -> (Client, Poller) {
+    let opened = lab.run_in(node, || Client::polled_udp(|_| true, Some(protection)));
     opened.expect("enter the node").expect("a UDP client")
 }
 
-fn connect(from: &Client, to: &Client, patience: Duration) -> Option<(EspStream, EspStream)> {
+/// Connects two clients, or returns the error of the one that connects.
+fn connect(
+    from: &Client,
+    to: &Client,
+    patience: Duration,
+) -> std::io::Result<(EspStream, EspStream)> {
     let listener = EspListener::builder().bind_at(to, 0).expect("listen");
     let addr = to.interface(None).expect("an interface").addr;
     let address = EspAddr::new(addr, listener.port());
@@ -34,8 +51,8 @@ fn connect(from: &Client, to: &Client, patience: Duration) -> Option<(EspStream,
         let builder = EspStream::builder().timeout(patience);
         let left = scope.spawn(move || builder.connect_at(from, address));
         let accepted = listener.accept_timeout(patience);
-        let left = left.join().expect("no panic");
-        Some((left.ok()?, accepted.ok()?.0))
+        let left = left.join().expect("no panic")?;
+        Ok((left, accepted?.0))
     })
 }
 
@@ -48,15 +65,6 @@ fn exchange((left, right): &(EspStream, EspStream)) {
     }
 }
 
-/// Returns the frames with ESP in UDP among those heard so far.
-fn heard(tap: &mut Tap) -> Vec<Vec<u8>> {
-    let is_ours = |frame: &Vec<u8>| {
-        let is_udp = frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&17);
-        is_udp && matches!(frame.get(PACKET..PACKET + 2), Some([0x88, 0xb5 | 0xb6]))
-    };
-    tap.all().into_iter().filter(is_ours).collect()
-}
-
 fn counted(client: &Client, of: fn(&SecureCounters) -> u64) -> u64 {
     let counters = client.key_counters().expect("counters");
     counters.iter().map(of).sum()
@@ -67,20 +75,40 @@ fn a_key_hides_what_programs_send() {
     let Some(lab) = bare_lab("a_key_hides_what_programs_send", 2) else {
         return;
     };
-    for key in [None, Some(1)] {
+    for (protection, is_shown) in [
+        (by_keys(&[], true), true),
+        (by_keys(&[1], false), true),
+        (by_keys(&[1], true), false),
+    ] {
+        let has_keys = protection.has_keys();
         let mut taps = [Tap::of_cable(&lab, 0), Tap::of_cable(&lab, 1)];
-        let clients = [0, 1].map(|node| udp_client(&lab, node, key));
+        let clients = [0, 1].map(|node| protected_client(&lab, node, protection.clone()));
         let ends = connect(&clients[0].0, &clients[1].0, PATIENCE).expect("connect");
         exchange(&ends);
         let frames: Vec<_> = taps.iter_mut().flat_map(heard).collect();
-        let shows = |frame: &Vec<u8>| frame.windows(MARK.len()).any(|part| part == MARK);
-        assert_eq!(frames.iter().any(shows), key.is_none(), "{key:?}");
-        let protected = |frame: &Vec<u8>| frame[FLAGS] & SEC != 0;
+        let mark = frames.iter().any(|frame| shows(frame, MARK));
+        assert_eq!(mark, is_shown, "{protection:?}");
         assert!(frames.len() > 6, "{} frames", frames.len());
-        assert_eq!(frames.iter().all(protected), key.is_some(), "{key:?}");
+        let all = frames.iter().all(|frame| is_protected(frame));
+        assert_eq!(all, has_keys, "{protection:?}");
         let opened = counted(&clients[0].0, |counters| counters.auth_opened);
-        assert_eq!(opened > 0, key.is_some());
+        assert_eq!(opened > 0, has_keys);
     }
+}
+
+#[test]
+fn one_side_that_encrypts_is_sufficient() {
+    let Some(lab) = bare_lab("one_side_that_encrypts_is_sufficient", 2) else {
+        return;
+    };
+    let mut taps = [Tap::of_cable(&lab, 0), Tap::of_cable(&lab, 1)];
+    let one = protected_client(&lab, 0, by_keys(&[1], false)).0;
+    let other = protected_client(&lab, 1, by_keys(&[1], true)).0;
+    exchange(&connect(&one, &other, PATIENCE).expect("connect"));
+    exchange(&connect(&other, &one, PATIENCE).expect("connect"));
+    let frames: Vec<_> = taps.iter_mut().flat_map(heard).collect();
+    assert!(frames.len() > 6, "{} frames", frames.len());
+    assert!(!frames.iter().any(|frame| shows(frame, MARK)));
 }
 
 #[test]
@@ -88,16 +116,80 @@ fn a_program_without_the_key_reaches_nothing() {
     let Some(lab) = bare_lab("a_program_without_the_key_reaches_nothing", 2) else {
         return;
     };
-    let victim = udp_client(&lab, 0, Some(1)).0;
+    let victim = udp_client(&lab, 0, &[1]).0;
     let patience = Duration::from_millis(500);
-    for other in [Some(2), None] {
+    for other in [&[2][..], &[]] {
         let stranger = udp_client(&lab, 1, other).0;
-        assert!(connect(&stranger, &victim, patience).is_none(), "{other:?}");
-        assert!(connect(&victim, &stranger, patience).is_none(), "{other:?}");
+        for (from, to) in [(&stranger, &victim), (&victim, &stranger)] {
+            let error = connect(from, to, patience).expect_err("no connection");
+            let found = EspError::of(&error);
+            assert!(
+                matches!(found, Some(EspError::ConnectCallTimedOut(_))),
+                "{error}"
+            );
+            assert!(error.to_string().contains("ESP_KEY_FILE"), "{error}");
+        }
     }
     assert!(counted(&victim, |counters| counters.auth_drop_key) > 0);
     assert!(counted(&victim, |counters| counters.auth_drop_plain) > 0);
     assert_eq!(counted(&victim, |counters| counters.auth_opened), 0);
+}
+
+/// A new key comes in as at daemons: added as the second one, made the first, and the old one
+/// removed. Programs of two neighbouring steps reach each other, those of the ends do not.
+#[test]
+fn keys_are_replaced_step_by_step() {
+    let Some(lab) = bare_lab("keys_are_replaced_step_by_step", 2) else {
+        return;
+    };
+    const OLD: u8 = 1;
+    const NEW: u8 = 2;
+    let steps = [&[OLD][..], &[OLD, NEW], &[NEW, OLD], &[NEW]];
+    for pair in steps.windows(2) {
+        let one = udp_client(&lab, 0, pair[0]).0;
+        let other = udp_client(&lab, 1, pair[1]).0;
+        exchange(&connect(&one, &other, PATIENCE).expect("connect"));
+        exchange(&connect(&other, &one, PATIENCE).expect("connect"));
+    }
+    let (first, last) = (udp_client(&lab, 0, &[OLD]).0, udp_client(&lab, 1, &[NEW]).0);
+    let patience = Duration::from_millis(500);
+    connect(&first, &last, patience).expect_err("no key in common");
+    assert!(counted(&last, |counters| counters.auth_drop_key) > 0);
+}
+
+/// An unusable key file ends each program, which sends nothing.
+#[test]
+fn programs_do_not_start_with_an_unusable_key_file() {
+    let Some(lab) = bare_lab("programs_do_not_start_with_an_unusable_key_file", 2) else {
+        return;
+    };
+    let key = KeyFile::new(1);
+    key.set_mode(0o640);
+    let missing = format!("{}-missing", key.text());
+    let mut tap = Tap::of_cable(&lab, 0);
+    for (variables, part) in [
+        (&[("ESP_KEY_FILE", key.text())][..], "chmod 600"),
+        (&[("ESP_KEY_FILE", missing.as_str())], "No such file"),
+        (&[("ESP_AUTH", "encrypt")], "name its file in ESP_KEY_FILE"),
+        (&[("ESP_AUTH", "yes")], "expected encrypt, integrity or off"),
+    ] {
+        for words in [
+            &["espcat", "--carrier", "udp", "10.99.0.2", "7"][..],
+            &["espcat", "--carrier", "udp", "-l", "7"],
+            &["esping", "-c", "1", "10.99.0.2"],
+            &["esprun", "--tcp", "true"],
+        ] {
+            let mut command = lab
+                .command(0, programs().join(words[0]))
+                .expect("a command");
+            command.args(&words[1..]).envs(variables.iter().copied());
+            let finished = output(&mut command);
+            assert_ne!(finished.code, Some(0), "{words:?} {variables:?}");
+            let said = &finished.err;
+            assert!(said.contains(part), "{words:?} {variables:?}: {said}");
+        }
+    }
+    assert_eq!(heard(&mut tap), Vec::<Vec<u8>>::new());
 }
 
 #[test]
@@ -105,11 +197,19 @@ fn forged_packets_to_a_program_are_counted() {
     let Some(lab) = bare_lab("forged_packets_to_a_program_are_counted", 2) else {
         return;
     };
-    let clients = [0, 1].map(|node| udp_client(&lab, node, Some(1)).0);
-    let mut tap = Tap::of_cable(&lab, 1);
+    // Encrypted or not, all bytes of a packet are covered.
+    for encrypt in [true, false] {
+        let protection = by_keys(&[1], encrypt);
+        let clients = [0, 1].map(|node| protected_client(&lab, node, protection.clone()).0);
+        forged_packets_are_counted(&lab, &clients);
+    }
+}
+
+fn forged_packets_are_counted(lab: &Lab, clients: &[Client; 2]) {
+    let mut tap = Tap::of_cable(lab, 1);
     let ends = connect(&clients[0], &clients[1], PATIENCE).expect("connect");
     exchange(&ends);
-    let to_victim = Tap::of_cable(&lab, 0);
+    let to_victim = Tap::of_cable(lab, 0);
     // Without the checksum of UDP, which the kernel verifies first.
     let bare = |mut frame: Vec<u8>| {
         frame[UDP_CHECKSUM..UDP_CHECKSUM + 2].fill(0);
@@ -140,93 +240,4 @@ fn forged_packets_to_a_program_are_counted() {
     }
     assert_eq!(counted(&clients[0], SecureCounters::dropped), before + 3);
     exchange(&ends);
-}
-
-/// Runs `p2p-check` as a job of two nodes; returns its output, and the frames of ESP in UDP that
-/// were on the wire.
-fn job(lab: &Lab, variables: &[(&str, &str)]) -> (String, Vec<Vec<u8>>) {
-    let folder = Folder::new();
-    let mut taps = [Tap::of_cable(lab, 0), Tap::of_cable(lab, 1)];
-    let start = |rank: usize| {
-        let program = programs().join("examples/p2p-check");
-        let mut command = lab.command(rank, program).expect("a command");
-        command
-            .env("ESP_BOOT", "fixed")
-            .env("ESP_JOB_DIR", &folder.0)
-            .env("ESP_JOB_SIZE", "2")
-            .env("ESP_JOB_RANK", rank.to_string())
-            .env("ESP_BTL", "shm,eth,udp")
-            .env("ESP_BTL_VERBOSE", "1")
-            .env("ESP_TUNE", "")
-            .envs(variables.iter().copied());
-        output(&mut command)
-    };
-    let ranks = std::thread::scope(|scope| {
-        let ranks = [0, 1].map(|rank| scope.spawn(move || start(rank)));
-        ranks.map(|rank| rank.join().expect("no panic"))
-    });
-    for rank in &ranks {
-        assert_eq!(rank.code, Some(0), "{rank:?}");
-    }
-    let frames = taps.iter_mut().flat_map(heard).collect();
-    (ranks.map(|rank| rank.out + &rank.err).concat(), frames)
-}
-
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Folder {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("esp-auth-job-{}-{number}", std::process::id());
-        let folder = Folder(std::env::temp_dir().join(name));
-        fs::create_dir(&folder.0).expect("create a folder");
-        folder
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-#[test]
-fn a_job_is_protected_on_request_and_as_its_daemons_are() {
-    let test = "a_job_is_protected_on_request_and_as_its_daemons_are";
-    let Some(lab) = bare_lab(test, 2) else {
-        return;
-    };
-    let key = KeyFile::new(1);
-    let mut options = LabOptions::new(2);
-    options.daemon_config = config(&[&key], "");
-    let Some(with_key) = esp_tests::lab_or_skip(test, &options) else {
-        return;
-    };
-    options.daemon_config = "checksum = \"require\"\n".into();
-    let Some(with_checksum) = esp_tests::lab_or_skip(test, &options) else {
-        return;
-    };
-    const ENCRYPTED: &str = "packets over UDP are encrypted by a key of the job";
-    const CHECKED: &str = "packets over UDP have a checksum (no authentication)";
-    for (lab, variables, expected) in [
-        (&lab, &[][..], None),
-        (&lab, &[("ESP_ENCRYPT", "1")][..], Some(ENCRYPTED)),
-        (&lab, &[("ESP_CHECKSUM", "1")][..], Some(CHECKED)),
-        (&with_key, &[][..], Some(ENCRYPTED)),
-        (&with_key, &[("ESP_ENCRYPT", "0")][..], None),
-        (&with_checksum, &[][..], Some(CHECKED)),
-        (&with_checksum, &[("ESP_CHECKSUM", "0")][..], None),
-    ] {
-        let (text, frames) = job(lab, variables);
-        for line in [ENCRYPTED, CHECKED] {
-            let says = text.contains(line);
-            assert_eq!(says, expected == Some(line), "{variables:?}: {text}");
-        }
-        assert!(frames.len() > 100, "{} frames", frames.len());
-        let protected = |frame: &Vec<u8>| frame[FLAGS] & SEC != 0;
-        let all = frames.iter().all(protected);
-        assert_eq!(all, expected.is_some(), "{variables:?}");
-    }
 }

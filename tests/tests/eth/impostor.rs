@@ -28,6 +28,7 @@ impl Impostor {
             incarnation: client(lab, 1).incarnation(),
             nonce: 4711,
             max_send: 1 << 16,
+            keys: None,
             interfaces: vec![AddressInterface {
                 addr: MacAddr(Node(1).mac()).into(),
                 mtu: 1500,

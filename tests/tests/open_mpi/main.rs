@@ -6,6 +6,7 @@
 
 mod ends;
 mod interfaces;
+mod keys;
 mod messages;
 mod reached;
 mod running;

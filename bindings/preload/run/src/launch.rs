@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cli::out::{self, Doing, Failure, Verdict};
-use esp_client::Client;
+use esp_client::{Client, Protection};
 use nix::unistd::geteuid;
 use preload_wire::{Broker, VARIABLE};
 
@@ -29,9 +29,10 @@ pub(crate) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     };
     let library = library()?;
     rules::load(flags.rules.as_deref())?;
-    if !flags.tcp
-        && let Err(error) = Client::shared()
-    {
+    if flags.tcp {
+        // The broker would leave all connections to TCP.
+        Protection::from_environment().map_err(Failure::new)?;
+    } else if let Err(error) = Client::shared() {
         out::note(format_args!(
             "esprun: {error}; sockets of AF_ENET fail with EAFNOSUPPORT until then"
         ));
