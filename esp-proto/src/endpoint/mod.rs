@@ -28,6 +28,7 @@ use alloc::vec::Vec;
 use answers::AnswerLimits;
 use cookies::Cookies;
 use foldhash::fast::FixedState;
+use core::ops::Range;
 use hashbrown::HashMap;
 use listen::Listener;
 pub use listen::ListenerInfo;
@@ -284,7 +285,22 @@ impl Endpoint {
 
     /// Returns all connections by slot, including half-open ones and those in TIME-WAIT.
     pub fn connections(&self) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
-        self.table.iter().map(|conn| (conn.id, conn.info(&self.cx)))
+        self.connections_in(0..self.slots())
+    }
+
+    /// Returns the connections in these slots, which are below [`slots`](Self::slots), so that a
+    /// host can go through a large table in steps.
+    pub fn connections_in(
+        &self,
+        slots: Range<u32>,
+    ) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
+        let found = self.table.range(slots);
+        found.map(|conn| (conn.id, conn.info(&self.cx)))
+    }
+
+    /// Returns the highest slot that a connection ever had, plus one.
+    pub fn slots(&self) -> u32 {
+        self.table.slots()
     }
 
     /// Returns all listeners with their queue lengths, in no particular order.
