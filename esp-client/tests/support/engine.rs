@@ -287,7 +287,12 @@ impl Turn {
             return;
         };
         let mut bytes = Vec::new();
-        while let Some(header) = socket.tx.take_record(&mut bytes).unwrap() {
+        while let Some(header) = socket
+            .tx
+            .take_record(&mut bytes, |header, _| Some(*header))
+            .unwrap()
+            .flatten()
+        {
             let bytes = std::mem::take(&mut bytes);
             let (kind, bytes) = match header.kind {
                 EdpKind::Data => (EdpKind::Data, bytes),

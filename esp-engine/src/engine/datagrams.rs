@@ -111,37 +111,30 @@ impl Link {
             }
             // Copied, so that the ring is free at once: datagrams are not retransmitted.
             let mut bytes = self.spare_buffers.pop().unwrap_or_default();
-            let header = match socket.tx.take_record(&mut bytes) {
-                Ok(Some(header)) => header,
-                nothing => {
-                    if let Err(corruption) = nothing {
-                        socket.corruption = Some(corruption.what);
-                    }
+            let (tx, endpoint) = (&mut self.tx, &mut self.endpoint);
+            let taken = socket.tx.take_record(&mut bytes, |header, len| {
+                let (kind, to) = (header.kind, (header.addr, header.port));
+                let head = tx.head().filter(|_| is_sendable(kind))?;
+                let made = endpoint.edp_header(head, port, to, kind, header.sequence, len)?;
+                Some((kind, made))
+            });
+            match taken {
+                Ok(Some(Some((kind, made)))) => {
+                    self.enqueue_owned(now, kind.prefix_len(), made.dst, bytes, made.tail_len);
+                    continue;
+                }
+                Ok(Some(None)) => self.stats.datagram_refused += 1,
+                Ok(None) => {
                     self.recycle(bytes);
                     return;
                 }
-            };
-            let kind = header.kind;
-            let made = match self.tx.head().filter(|_| is_sendable(kind)) {
-                Some(head) => self.endpoint.edp_header(
-                    head,
-                    port,
-                    (header.addr, header.port),
-                    kind,
-                    header.sequence,
-                    bytes.len(),
-                ),
-                None => None,
-            };
-            match made {
-                None => {
-                    self.stats.datagram_refused += 1;
+                Err(corruption) => {
+                    socket.corruption = Some(corruption.what);
                     self.recycle(bytes);
-                }
-                Some(made) => {
-                    self.enqueue_owned(now, kind.prefix_len(), made.dst, bytes, made.tail_len);
+                    return;
                 }
             }
+            self.recycle(bytes);
         }
         // The doorbell rings again only for new records, so the rest is taken in the next
         // iteration.
