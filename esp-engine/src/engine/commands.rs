@@ -152,7 +152,7 @@ impl Engine {
                     at.unhold(now, ports, &orphans);
                 }
             }
-            Command::Snapshot { reply } => reply(self.snapshot()),
+            Command::Snapshot { reply } => self.snapshots.request(reply),
             Command::Resume {
                 client,
                 slot,

@@ -40,6 +40,7 @@ use link::Link;
 use links::Links;
 use posted::{Posted, posted_of};
 pub use protect::frame_mtu;
+use snapshot::Snapshots;
 use stats::EngineStats;
 use streams::{Deadlines, Owner};
 use wait::Waiter;
@@ -103,6 +104,7 @@ pub struct Engine {
     stats: EngineStats,
     /// Streams and sockets whose doorbells rang; kept to reuse its memory.
     rung: Vec<(usize, u16)>,
+    snapshots: Snapshots,
     iteration: u32,
     side_interval: u32,
     /// Connections of some link can move to another one.
@@ -218,6 +220,7 @@ impl Engine {
             monitor: None,
             capture: None,
             stats: EngineStats::default(),
+            snapshots: Snapshots::default(),
             rung: Vec::new(),
             iteration: 0,
             side_interval: SIDE_INTERVAL,
@@ -299,6 +302,8 @@ impl Engine {
             }
         }
         work
+        // Last, so that it shows the effect of the commands before it.
+        work |= self.continue_snapshot();
     }
 
     /// Runs the timers of the endpoints, and those of streams without a program. Returns true if
