@@ -63,6 +63,8 @@ pub enum Command {
     AddClient {
         /// Its number.
         client: ClientId,
+        /// Number of its user, chosen by the host. Users get equal shares of the engine's turns.
+        user: u32,
         /// Its doorbell and event bits.
         page: Arc<ClientPage>,
         /// Eventfd that the program writes to wake the engine.

@@ -267,6 +267,7 @@ impl Embedded {
         let doorbell = eventfd.try_clone().unwrap();
         let add = Command::AddClient {
             client: SELF,
+            user: 0,
             page: Arc::clone(&page),
             doorbell,
             notify: theirs.into(),

@@ -45,6 +45,7 @@ fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
     let (notify, _other) = std::os::unix::net::UnixStream::pair()?;
     handle.send(Command::AddClient {
         client: CLIENT,
+        user: 0,
         page: Arc::clone(&page),
         doorbell: eventfd(0, EventfdFlags::CLOEXEC)?,
         notify: notify.into(),

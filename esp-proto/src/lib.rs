@@ -98,6 +98,7 @@ mod state;
 mod time;
 mod timers;
 mod token_bucket;
+mod turns;
 pub mod wire;
 
 pub use addr::{
@@ -110,3 +111,4 @@ pub use endpoint::{Endpoint, ListenerInfo};
 pub use image::{ConnImage, Positions, ResumeError};
 pub use seq::Seq;
 pub use time::{Duration, Instant};
+pub use turns::TurnQueue;

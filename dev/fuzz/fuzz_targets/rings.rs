@@ -66,7 +66,7 @@ fuzz_target!(|data: &[u8]| {
         }
         loop {
             let mut bytes = Vec::new();
-            match from.take_record(&mut bytes) {
+            match from.take_record(&mut bytes, |header, _| (header.port % 2 == 0).then_some(())) {
                 Ok(Some(_)) => assert!(bytes.len() <= SIZES.tx as usize),
                 Ok(None) => break,
                 Err(corruption) => {

@@ -90,6 +90,7 @@ impl EmbeddedEngine {
         events.awake();
         let _ = handle.send(Command::AddClient {
             client: SELF,
+            user: 0,
             page: Arc::clone(&page),
             doorbell: doorbell_fd
                 .try_clone()

@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 
 use esp_client::{EdpKind, monotonic_nanos};
 use esp_engine::shm::record::DgramHeader;
-use esp_engine::shm::{ClientPage, EnginePage, Region, RxProducer, StreamState, TxConsumer, Wake};
+use esp_engine::shm::{
+    ClientPage, EnginePage, Region, RxProducer, SlotSet, StreamState, TxConsumer, Wake,
+};
 use esp_proto::{CloseReason, ResetReason};
 use rustix::event::{PollFd, PollFlags};
 
@@ -164,7 +166,8 @@ impl Turn {
                     Order::Stop => return,
                 }
             }
-            self.bank.drain_doorbell(|slot| rung.push(slot));
+            self.bank
+                .drain_doorbell(&SlotSet::ALL, |slot| rung.push(slot));
             if !rung.is_empty() {
                 rung.into_iter().for_each(|slot| self.serve(slot));
                 continue;
@@ -287,7 +290,12 @@ impl Turn {
             return;
         };
         let mut bytes = Vec::new();
-        while let Some(header) = socket.tx.take_record(&mut bytes).unwrap() {
+        while let Some(header) = socket
+            .tx
+            .take_record(&mut bytes, |header, _| Some(*header))
+            .unwrap()
+            .flatten()
+        {
             let bytes = std::mem::take(&mut bytes);
             let (kind, bytes) = match header.kind {
                 EdpKind::Data => (EdpKind::Data, bytes),

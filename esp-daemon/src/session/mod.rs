@@ -359,6 +359,7 @@ impl Session {
         self.client = Some(client);
         self.node.send(Command::AddClient {
             client: number,
+            user: self.credentials.uid,
             page,
             doorbell,
             notify,

@@ -208,6 +208,7 @@ impl Worker {
                 page,
                 doorbell,
                 notify,
+                ..
             } => {
                 books.clients.insert(client, (page, doorbell, notify));
             }

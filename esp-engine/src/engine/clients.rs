@@ -1,6 +1,6 @@
 //! Programs, their pages, and the objects in their slots.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -8,7 +8,12 @@ use esp_proto::Port;
 use rustix::net::SendFlags;
 
 use crate::command::{ClientId, ConnHandle, LinkId, Slot};
-use crate::shm::{ClientPage, SLOTS};
+use crate::shm::{ClientPage, SLOTS, SlotSet};
+
+/// Maximum number of visits, each to one stream or one record of a datagram socket, that the
+/// programs of a user get in each of the two parts of a turn; the rest waits for the next turn. So
+/// a user with thousands of sockets delays others no more than one with four busy ones.
+pub(super) const VISITS_PER_TURN: usize = 256;
 
 /// Object in a program's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +23,30 @@ pub(super) enum Object {
     Datagrams(LinkId, Port),
 }
 
+/// A user with programs. Its index is dense, and used again after the last program.
+#[derive(Debug)]
+struct User {
+    number: u32,
+    programs: usize,
+    /// Visits left in this part of the turn.
+    left: usize,
+}
+
 /// A connected program.
 struct Client {
     id: ClientId,
+    /// Index in the table of users.
+    user: usize,
     page: Arc<ClientPage>,
     doorbell: OwnedFd,
     notify: OwnedFd,
     /// Objects by slot. Grows to the highest slot used, at most 4096.
     objects: Vec<Object>,
+    /// Slots with an object.
+    owned: SlotSet,
+    /// Slots that rang and wait for their visit. The page's bells are taken again when these are
+    /// served, so that each slot has one visit before any has two.
+    rung: VecDeque<Slot>,
     /// The program ended. The entry stays until its last object is closed.
     gone: bool,
 }
@@ -35,23 +56,29 @@ struct Client {
 pub(super) struct Clients {
     table: Vec<Option<Client>>,
     by_id: HashMap<ClientId, usize>,
+    users: Vec<User>,
+    /// Index of the program that is served first in this turn.
+    first: usize,
 }
 
 impl Clients {
     /// Adds a program and returns its index.
     pub(super) fn add(
         &mut self,
-        id: ClientId,
+        (id, user): (ClientId, u32),
         page: Arc<ClientPage>,
         doorbell: OwnedFd,
         notify: OwnedFd,
     ) -> usize {
         let client = Client {
             id,
+            user: self.join_user(user),
             page,
             doorbell,
             notify,
             objects: Vec::new(),
+            owned: SlotSet::EMPTY,
+            rung: VecDeque::new(),
             gone: false,
         };
         let free = self.table.iter().position(Option::is_none);
@@ -62,6 +89,35 @@ impl Clients {
         self.table[index] = Some(client);
         self.by_id.insert(id, index);
         index
+    }
+
+    /// Counts one more program of a user, and returns the user's index.
+    fn join_user(&mut self, number: u32) -> usize {
+        let same = |user: &User| user.programs > 0 && user.number == number;
+        let found = self.users.iter().position(same);
+        let free = || self.users.iter().position(|user| user.programs == 0);
+        let index = found.or_else(free).unwrap_or(self.users.len());
+        if index == self.users.len() {
+            self.users.push(User {
+                number,
+                programs: 0,
+                left: 0,
+            });
+        }
+        let user = &mut self.users[index];
+        user.number = number;
+        user.programs += 1;
+        index
+    }
+
+    /// Returns the number of a program's user, dense and at least 1; 0 if there is no such program.
+    pub(super) fn user(&self, index: usize) -> usize {
+        self.get(index).map_or(0, |client| client.user + 1)
+    }
+
+    fn user_mut(&mut self, index: usize) -> Option<&mut User> {
+        let user = self.get(index)?.user;
+        self.users.get_mut(user)
     }
 
     pub(super) fn index(&self, id: ClientId) -> Option<usize> {
@@ -92,7 +148,7 @@ impl Clients {
         let Some(Some(client)) = self.table.get_mut(index) else {
             return false;
         };
-        let slot = usize::from(slot);
+        let (number, slot) = (slot, usize::from(slot));
         if slot >= SLOTS {
             return false;
         }
@@ -103,6 +159,7 @@ impl Clients {
             return false;
         }
         client.objects[slot] = object;
+        client.owned.set(number, true);
         true
     }
 
@@ -122,12 +179,13 @@ impl Clients {
         };
         if let Some(object) = client.objects.get_mut(usize::from(slot)) {
             *object = Object::Free;
+            client.owned.set(slot, false);
         }
         self.remove_if_empty(index);
     }
 
     /// Marks a program as ended and returns its objects.
-    pub(super) fn mark_gone(&mut self, index: usize) -> Vec<(Slot, Object)> {
+    pub(super) fn mark_gone(&mut self, index: usize) -> Vec<Object> {
         let Some(Some(client)) = self.table.get_mut(index) else {
             return Vec::new();
         };
@@ -135,9 +193,8 @@ impl Clients {
         let left = client
             .objects
             .iter()
-            .enumerate()
-            .filter(|(_, object)| **object != Object::Free)
-            .filter_map(|(slot, object)| Some((Slot::try_from(slot).ok()?, *object)))
+            .copied()
+            .filter(|object| *object != Object::Free)
             .collect();
         self.remove_if_empty(index);
         left
@@ -147,31 +204,81 @@ impl Clients {
         let Some(entry) = self.table.get_mut(index) else {
             return;
         };
-        let over = entry
-            .as_ref()
-            .is_some_and(|c| c.gone && c.objects.iter().all(|o| *o == Object::Free));
+        let over = entry.as_ref().is_some_and(|c| c.gone && c.owned.is_empty());
         if over && let Some(client) = entry.take() {
             self.by_id.remove(&client.id);
+            if let Some(user) = self.users.get_mut(client.user) {
+                user.programs -= 1;
+            }
         }
     }
 
-    /// Appends (program, slot) for each doorbell that rang since the last call.
+    /// Gives each user [`VISITS_PER_TURN`].
     #[inline]
-    pub(super) fn drain_doorbells(&self, rung: &mut Vec<(usize, Slot)>) {
-        for (index, client) in self.table.iter().enumerate() {
-            if let Some(client) = client
-                && client.page.any_doorbell()
-            {
-                client.page.drain_doorbell(|slot| rung.push((index, slot)));
-            }
+    pub(super) fn grant_visits(&mut self) {
+        for user in &mut self.users {
+            user.left = VISITS_PER_TURN;
         }
+    }
+
+    /// Returns the visits that a program's user has left.
+    #[inline]
+    pub(super) fn visits_left(&self, index: usize) -> usize {
+        let user = self
+            .get(index)
+            .and_then(|client| self.users.get(client.user));
+        user.map_or(0, |user| user.left)
+    }
+
+    /// Takes visits from a program's user.
+    #[inline]
+    pub(super) fn charge_visits(&mut self, index: usize, visits: usize) {
+        if let Some(user) = self.user_mut(index) {
+            user.left = user.left.saturating_sub(visits);
+        }
+    }
+
+    /// Returns the indices of the programs in the order of this turn, which begins with another one
+    /// in each.
+    #[inline]
+    pub(super) fn order(&mut self) -> impl Iterator<Item = usize> + use<> {
+        let count = self.table.len();
+        self.first = (self.first + 1) % count.max(1);
+        (self.first..count).chain(0..self.first)
+    }
+
+    /// Collects a program's doorbells that rang, once those collected before are served.
+    #[inline]
+    pub(super) fn collect_bells(&mut self, index: usize) {
+        if let Some(Some(client)) = self.table.get_mut(index)
+            && client.rung.is_empty()
+            && client.page.any_doorbell()
+        {
+            let Client {
+                page, owned, rung, ..
+            } = client;
+            page.drain_doorbell(owned, |slot| rung.push_back(slot));
+        }
+    }
+
+    /// Returns the next slot of a program that rang, if its user has a visit left, and takes that.
+    #[inline]
+    pub(super) fn next_bell(&mut self, index: usize) -> Option<Slot> {
+        let client = self.table.get_mut(index)?.as_mut()?;
+        let user = self.users.get_mut(client.user)?;
+        if user.left == 0 {
+            return None;
+        }
+        let slot = client.rung.pop_front()?;
+        user.left -= 1;
+        Some(slot)
     }
 
     pub(super) fn any_doorbell(&self) -> bool {
         self.table
             .iter()
             .flatten()
-            .any(|client| client.page.any_doorbell())
+            .any(|client| !client.rung.is_empty() || client.page.any_doorbell())
     }
 
     /// Raises the event bit of a slot and wakes the program's thread that waits for events.
@@ -195,4 +302,108 @@ impl Clients {
 /// readable already; if it is closed, the program does not wait for events.
 fn notify(notify: &OwnedFd) {
     let _ = rustix::net::send(notify, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::{Doorbell, EnginePage, EngineView};
+
+    /// A program with its doorbell.
+    fn program(clients: &mut Clients, id: u64, user: u32) -> (usize, Doorbell) {
+        let (page, fd) = ClientPage::create().expect("memory");
+        let theirs = ClientPage::open(fd.as_fd()).expect("own page");
+        let (_, engine) = EnginePage::create().expect("memory");
+        let engine = EngineView::open(engine.as_fd()).expect("own page");
+        let (doorbell, notify) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let index = clients.add((ClientId(id), user), page, doorbell.into(), notify.into());
+        (index, Doorbell::new(theirs, engine))
+    }
+
+    fn bind(clients: &mut Clients, index: usize, slots: u16) {
+        for slot in 0..slots {
+            assert!(clients.occupy(index, slot, Object::Datagrams(LinkId(0), slot)));
+        }
+    }
+
+    /// Returns the programs visited in one turn, in order.
+    fn turn(clients: &mut Clients) -> Vec<usize> {
+        clients.grant_visits();
+        let mut visits = Vec::new();
+        for index in clients.order() {
+            clients.collect_bells(index);
+            while clients.next_bell(index).is_some() {
+                visits.push(index);
+            }
+        }
+        visits
+    }
+
+    #[test]
+    fn bells_of_slots_without_an_object_are_not_visited() {
+        let mut clients = Clients::default();
+        let (index, doorbell) = program(&mut clients, 1, 0);
+        bind(&mut clients, index, 3);
+        clients.vacate(index, 1);
+        for slot in 0..SLOTS as Slot {
+            assert!(!doorbell.ring(slot));
+        }
+        assert_eq!(turn(&mut clients).len(), 2, "of 4096 bells");
+        assert!(!clients.any_doorbell());
+    }
+
+    #[test]
+    fn a_user_with_many_sockets_does_not_take_the_whole_turn() {
+        let mut clients = Clients::default();
+        let mut bells = Vec::new();
+        for id in 1..=2 {
+            let (index, doorbell) = program(&mut clients, id, 7);
+            bind(&mut clients, index, 1000);
+            (0..1000).for_each(|slot| _ = doorbell.ring(slot));
+            bells.push(doorbell);
+        }
+        let (other, doorbell) = program(&mut clients, 3, 8);
+        bind(&mut clients, other, 1);
+        let mut visited = [0; 2];
+        // The bells of the first user ring again all the time.
+        for _ in 0..20 {
+            _ = doorbell.ring(0);
+            let visits = turn(&mut clients);
+            assert!(visits.contains(&other), "another user's in each turn");
+            assert_eq!(visits.len(), VISITS_PER_TURN + 1);
+            visits
+                .iter()
+                .filter(|index| **index < 2)
+                .for_each(|index| visited[*index] += 1);
+            for bell in &bells {
+                (0..1000).for_each(|slot| _ = bell.ring(slot));
+            }
+            assert!(clients.any_doorbell(), "the rest waits");
+        }
+        assert!(visited.iter().all(|visits| *visits >= 1000), "{visited:?}");
+    }
+
+    #[test]
+    fn a_user_ends_with_its_last_program() {
+        let mut clients = Clients::default();
+        let (first, _a) = program(&mut clients, 1, 7);
+        let (second, _b) = program(&mut clients, 2, 7);
+        let (other, _c) = program(&mut clients, 3, 8);
+        assert_eq!(clients.user(first), clients.user(second));
+        assert_ne!(clients.user(first), clients.user(other));
+        bind(&mut clients, second, 2);
+        clients.mark_gone(first);
+        assert_eq!(clients.mark_gone(second).len(), 2);
+        clients.vacate(second, 0);
+        let user = clients.user(second);
+        assert_eq!((user, clients.users[0].programs), (1, 1));
+        clients.vacate(second, 1);
+        assert_eq!((clients.user(second), clients.users[0].programs), (0, 0));
+        let (next, _d) = program(&mut clients, 4, 9);
+        assert_eq!(
+            (next, clients.user(next)),
+            (0, user),
+            "its place is used again"
+        );
+    }
 }

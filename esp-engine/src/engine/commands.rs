@@ -56,11 +56,12 @@ impl Engine {
         match command {
             Command::AddClient {
                 client,
+                user,
                 page,
                 doorbell,
                 notify,
             } => {
-                let index = self.clients.add(client, page, doorbell, notify);
+                let index = self.clients.add((client, user), page, doorbell, notify);
                 if let Some(fd) = self.clients.doorbell(index) {
                     // If this fails, a doorbell is served when the loop wakes for another reason,
                     // at the latest after the longest sleep.
@@ -152,7 +153,7 @@ impl Engine {
                     at.unhold(now, ports, &orphans);
                 }
             }
-            Command::Snapshot { reply } => reply(self.snapshot()),
+            Command::Snapshot { reply } => self.snapshots.request(reply),
             Command::Resume {
                 client,
                 slot,
@@ -259,6 +260,8 @@ impl Engine {
             region,
         );
         joined.region.set_state(state);
+        link.endpoint
+            .set_owner(handle.conn, self.clients.user(index));
         link.standby = false;
         link.insert_stream(Stream::Joined(joined));
         true
@@ -309,9 +312,8 @@ impl Engine {
             Object::Free => {}
             Object::Datagrams(link, port) => {
                 if let Some(at) = self.links.get_mut(link) {
-                    at.finish_datagrams(now, port);
+                    at.finish_datagrams(now, port, &mut self.clients);
                 }
-                self.close_datagrams(index, slot, link, port);
             }
             Object::Stream(handle) => {
                 if let Some(link) = self.links.get_mut(handle.link) {
@@ -353,17 +355,16 @@ impl Engine {
         at.datagrams.insert(port, socket);
         if resume {
             // Records that the program wrote meanwhile.
-            at.serve_datagrams(self.clock.now(), port);
+            at.serve_datagrams(self.clock.now(), port, &mut self.clients);
         }
         Ok(())
     }
 
-    /// Closes a datagram socket after transmitting the records in its ring.
+    /// Closes a datagram socket.
     pub(super) fn close_datagrams(&mut self, index: usize, slot: Slot, link: LinkId, port: Port) {
         let Some(at) = self.links.get_mut(link) else {
             return;
         };
-        at.serve_datagrams(self.clock.now(), port);
         at.endpoint.edp_unbind(port);
         // Its records were copied, so no frame in the send batch refers to its rings.
         at.datagrams.remove(&port);
@@ -393,10 +394,14 @@ impl Engine {
         for listener in own {
             self.close_listener(now, listener);
         }
-        for (slot, object) in self.clients.mark_gone(index) {
+        for object in self.clients.mark_gone(index) {
             match object {
                 Object::Free => {}
-                Object::Datagrams(link, port) => self.close_datagrams(index, slot, link, port),
+                Object::Datagrams(link, port) => {
+                    if let Some(at) = self.links.get_mut(link) {
+                        at.finish_datagrams(now, port, &mut self.clients);
+                    }
+                }
                 Object::Stream(handle) => {
                     if let Some(link) = self.links.get_mut(handle.link) {
                         let deadline = link.orphan_stream(now, handle.conn);

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use esp_proto::{Datagram, EdpKind, Instant, Port};
 
+use super::clients::Clients;
 use super::link::Link;
 use super::streams::Owner;
-use super::{CLOSING_VISITS, RECORDS_PER_DOORBELL};
+use super::{CLOSING_VISITS, LOOP_QUEUE, RECORDS_PER_DOORBELL};
 use crate::shm::record::DgramHeader;
 use crate::shm::{Corruption, Region, RxProducer, TxConsumer};
 
@@ -20,6 +21,8 @@ pub(super) struct Datagrams {
     fresh: bool,
     /// The socket is in the link's list `unfinished`.
     unfinished: bool,
+    /// The program has closed it or ended: visits left to transmit the rest.
+    closing: Option<usize>,
     pub(super) corruption: Option<&'static str>,
 }
 
@@ -32,6 +35,7 @@ impl Datagrams {
             region,
             fresh: false,
             unfinished: false,
+            closing: None,
             corruption: None,
         }
     }
@@ -47,6 +51,7 @@ impl Datagrams {
             region,
             fresh: false,
             unfinished: false,
+            closing: None,
             corruption: None,
         })
     }
@@ -87,6 +92,11 @@ impl Datagrams {
         self.tx.room_notice_due()
     }
 
+    /// Returns true if it is being closed and has nothing more to transmit.
+    pub(super) fn is_finished(&self) -> bool {
+        self.closing.is_some() && !self.unfinished
+    }
+
     /// Publishes delivered records. Returns true if there were any.
     pub(super) fn publish(&mut self) -> bool {
         std::mem::take(&mut self.fresh) && self.rx.publish()
@@ -94,98 +104,115 @@ impl Datagrams {
 }
 
 impl Link {
-    /// Transmits the records of a datagram socket, after its doorbell.
-    pub(super) fn serve_datagrams(&mut self, now: Instant, port: Port) {
+    /// Transmits the records of a datagram socket, after its doorbell, as many as the visits of its
+    /// user allow.
+    pub(super) fn serve_datagrams(&mut self, now: Instant, port: Port, clients: &mut Clients) {
         // `publish_datagrams` checks whether the writer waits for the room made here.
         self.touched.push(port);
-        for _ in 0..RECORDS_PER_DOORBELL {
-            let Some(socket) = self.datagrams.get_mut(&port) else {
-                return;
-            };
-            if socket.corruption.is_some() {
-                return;
-            }
-            // A sender of more than a batch waits for the wire; the ring holds the rest.
-            if self.tx.is_full() {
-                break;
-            }
-            // Copied, so that the ring is free at once: datagrams are not retransmitted.
-            let mut bytes = self.spare_buffers.pop().unwrap_or_default();
-            let header = match socket.tx.take_record(&mut bytes) {
-                Ok(Some(header)) => header,
-                nothing => {
-                    if let Err(corruption) = nothing {
-                        socket.corruption = Some(corruption.what);
-                    }
-                    self.recycle(bytes);
-                    return;
-                }
-            };
-            let kind = header.kind;
-            let made = match self.tx.head().filter(|_| is_sendable(kind)) {
-                Some(head) => self.endpoint.edp_header(
-                    head,
-                    port,
-                    (header.addr, header.port),
-                    kind,
-                    header.sequence,
-                    bytes.len(),
-                ),
-                None => None,
-            };
-            match made {
-                None => {
-                    self.stats.datagram_refused += 1;
-                    self.recycle(bytes);
-                }
-                Some(made) => {
-                    self.enqueue_owned(now, kind.prefix_len(), made.dst, bytes, made.tail_len);
-                }
-            }
+        let Some(socket) = self.datagrams.get_mut(&port) else {
+            return;
+        };
+        match &mut socket.closing {
+            Some(0) => return, // enough
+            Some(visits) => *visits -= 1,
+            None => {}
         }
+        let client = socket.owner.client;
+        let most = RECORDS_PER_DOORBELL.min(clients.visits_left(client));
+        let (taken, more) = self.take_records(now, port, most);
+        clients.charge_visits(client, taken);
         // The doorbell rings again only for new records, so the rest is taken in the next
         // iteration.
-        if let Some(socket) = self.datagrams.get_mut(&port)
+        if more
+            && let Some(socket) = self.datagrams.get_mut(&port)
             && !std::mem::replace(&mut socket.unfinished, true)
         {
-            self.unfinished.push_back(port);
+            self.unfinished.push(clients.user(client), port);
         }
     }
 
-    /// Serves the sockets that had more records than one visit takes. Returns true if there were
-    /// any.
-    pub(super) fn continue_datagrams(&mut self, now: Instant) -> bool {
+    /// Transmits at most `most` records of a socket. Returns their number, and true if there may be
+    /// more.
+    fn take_records(&mut self, now: Instant, port: Port, most: usize) -> (usize, bool) {
+        for done in 0..most {
+            let Some(socket) = self.datagrams.get_mut(&port) else {
+                return (done, false);
+            };
+            if socket.corruption.is_some() {
+                return (done, false);
+            }
+            // A sender of more than a batch waits for the wire; the ring holds the rest.
+            if self.tx.is_full() || self.looped.len() >= LOOP_QUEUE {
+                return (done, true);
+            }
+            // Copied, so that the ring is free at once: datagrams are not retransmitted.
+            let mut bytes = self.spare_buffers.pop().unwrap_or_default();
+            let (tx, endpoint) = (&mut self.tx, &mut self.endpoint);
+            let taken = socket.tx.take_record(&mut bytes, |header, len| {
+                let (kind, to) = (header.kind, (header.addr, header.port));
+                let head = tx.head().filter(|_| is_sendable(kind))?;
+                let made = endpoint.edp_header(head, port, to, kind, header.sequence, len)?;
+                Some((kind, made))
+            });
+            match taken {
+                Ok(Some(Some((kind, made)))) => {
+                    self.enqueue_owned(now, kind.prefix_len(), made.dst, bytes, made.tail_len);
+                    continue;
+                }
+                Ok(Some(None)) => self.stats.datagram_refused += 1,
+                Ok(None) => {
+                    self.recycle(bytes);
+                    return (done, false);
+                }
+                Err(corruption) => {
+                    socket.corruption = Some(corruption.what);
+                    self.recycle(bytes);
+                    return (done, false);
+                }
+            }
+            self.recycle(bytes);
+        }
+        (most, true)
+    }
+
+    /// Serves the sockets that had more records than one visit takes, those of each user in turn,
+    /// until the users have no visits left. Returns true if there were any.
+    pub(super) fn continue_datagrams(&mut self, now: Instant, clients: &mut Clients) -> bool {
         // The kernel refused a full batch: it is offered again later.
         if self.unfinished.is_empty() || self.tx.is_full() {
             return false;
         }
-        // Each socket once: one that still has more goes to the end of the queue.
-        for _ in 0..self.unfinished.len() {
-            let Some(port) = self.unfinished.pop_front() else {
+        let mut without_visits = 0;
+        while without_visits < self.unfinished.owners() && !self.is_full() {
+            let client = (self.unfinished.front())
+                .and_then(|port| self.datagrams.get(port))
+                .map(|socket| socket.owner.client);
+            if client.is_some_and(|client| clients.visits_left(client) == 0) {
+                without_visits += 1;
+                self.unfinished.pass();
+                continue;
+            }
+            without_visits = 0;
+            let Some((port, turn_ended)) = self.unfinished.pop() else {
                 break;
             };
+            if !turn_ended {
+                self.unfinished.pass();
+            }
             if let Some(socket) = self.datagrams.get_mut(&port) {
                 socket.unfinished = false;
+                self.serve_datagrams(now, port, clients);
             }
-            self.serve_datagrams(now, port);
         }
         true
     }
 
-    /// Transmits the rest of a ring whose socket is being closed, as far as a few batches take it.
-    pub(super) fn finish_datagrams(&mut self, now: Instant, port: Port) {
-        for _ in 0..CLOSING_VISITS {
-            self.serve_datagrams(now, port);
-            let Some(socket) = self.datagrams.get_mut(&port) else {
-                return;
-            };
-            if !std::mem::take(&mut socket.unfinished) {
-                return;
-            }
-            self.unfinished.retain(|other| *other != port);
-            if !self.transmit(now) {
-                return;
-            }
+    /// Begins to close a datagram socket: the records in its ring are transmitted first, as far as
+    /// some visits take them.
+    pub(super) fn finish_datagrams(&mut self, now: Instant, port: Port, clients: &mut Clients) {
+        if let Some(socket) = self.datagrams.get_mut(&port) {
+            socket.closing.get_or_insert(CLOSING_VISITS);
+            self.serve_datagrams(now, port, clients);
         }
     }
 }

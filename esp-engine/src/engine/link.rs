@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, NodeAddr, Port};
+use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, NodeAddr, Port, TurnQueue};
 use netif::{Interface, PacketSocket, SendBatch, UdpSocket};
 
 use super::capture::Capture;
@@ -13,14 +13,10 @@ use super::datagrams::Datagrams;
 use super::protect::{Secure, frame_mtu};
 use super::stats::LinkStats;
 use super::streams::Stream;
-use super::{TX_BATCH, UDP_TX_BATCH, entropy};
+use super::{LOOP_QUEUE, TX_BATCH, UDP_TX_BATCH, entropy};
 use crate::command::{LinkCondition, ListenerId};
 use crate::config::{EngineError, LinkConfig};
 use crate::shm::Region;
-
-/// Maximum number of queued frames to the own address. Further ones are dropped, and retransmitted
-/// by the protocol.
-const LOOP_QUEUE: usize = 1024;
 
 /// Rounds of transmission before a changed address is adopted, enough for the resets of a full
 /// table.
@@ -38,8 +34,8 @@ pub(super) struct Link {
     pub(super) receiving: bool,
     /// Datagram sockets with records to publish, or with corrupt rings.
     pub(super) touched: Vec<Port>,
-    /// Datagram sockets with more records than one visit takes.
-    pub(super) unfinished: VecDeque<Port>,
+    /// Datagram sockets with more records than one visit takes, by user.
+    pub(super) unfinished: TurnQueue<Port>,
     pub(super) listeners: HashMap<Port, ListenerId>,
     pub(super) stats: LinkStats,
     pub(super) carrier: Carrier,
@@ -54,7 +50,7 @@ pub(super) struct Link {
     pub(super) retired_regions: Vec<Arc<Region>>,
     /// Protection of the packets, if configured.
     pub(super) secure: Option<Secure>,
-    /// Frames sent to the own address.
+    /// Frames sent to the own address, at most [`LOOP_QUEUE`].
     pub(super) looped: VecDeque<Vec<u8>>,
     pub(super) pcap: Option<Capture>,
     /// Ports whose frames are received: all, but over leased sockets only those of the lease.
@@ -127,7 +123,7 @@ impl Link {
             delayed_wakes: Vec::new(),
             receiving: false,
             touched: Vec::new(),
-            unfinished: VecDeque::new(),
+            unfinished: TurnQueue::default(),
             listeners: HashMap::new(),
             stats: LinkStats::default(),
             carrier,
@@ -171,12 +167,16 @@ impl Link {
             && !self.secure.as_ref().is_some_and(Secure::wants_transmit)
     }
 
-    /// Queues a frame to the own address, given as parts from the destination address on.
+    /// Returns true if no frame can be queued before a batch is sent, or frames to the own address
+    /// are received.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.tx.is_full() || self.looped.len() >= LOOP_QUEUE
+    }
+
+    /// Queues a frame to the own address, given as parts from the destination address on. The
+    /// caller has checked [`Link::is_full`].
     pub(super) fn loop_back(&mut self, parts: [&[u8]; 3]) {
-        if self.looped.len() >= LOOP_QUEUE {
-            self.stats.loop_overflow += 1;
-            return;
-        }
         let mut frame = self.spare_buffers.pop().unwrap_or_default();
         frame.clear();
         for part in parts {
@@ -243,7 +243,7 @@ impl Link {
         }
         self.endpoint.abandon(now, true);
         for _ in 0..LAST_FRAMES {
-            if !self.transmit(now) {
+            if !self.transmit(now) & !self.receive_loopback(now) {
                 break;
             }
         }

@@ -29,7 +29,7 @@ use std::time::Duration;
 use esp_proto::Instant;
 
 use crate::clock::Clock;
-use crate::command::{EngineEvent, LinkId, ListenerId};
+use crate::command::{EngineEvent, LinkId, ListenerId, Slot};
 use crate::config::{EngineConfig, EngineError};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
@@ -40,6 +40,7 @@ use link::Link;
 use links::Links;
 use posted::{Posted, posted_of};
 pub use protect::frame_mtu;
+use snapshot::Snapshots;
 use stats::EngineStats;
 use streams::{Deadlines, Owner};
 use wait::Waiter;
@@ -53,6 +54,9 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of frames taken from a link in one iteration: enough to spread the cost of the
 /// system call, few enough that the first frame's program does not wait long (64 × 1.4 µs).
 const RX_BATCH: usize = 64;
+/// Maximum number of frames to the own address that are received in one iteration. More wait where
+/// they come from, in a stream's ring or that of a datagram socket.
+const LOOP_QUEUE: usize = RX_BATCH;
 /// Maximum number of frames in one `sendmmsg`. Measured: the gain ends between 16 and 32.
 const TX_BATCH: usize = 32;
 /// [`TX_BATCH`] of the UDP carrier: as many full packets at an MTU of 1500 as one segmented buffer
@@ -100,9 +104,8 @@ pub struct Engine {
     socket: netif::SocketOptions,
     monitor: Option<netif::LinkMonitor>,
     capture: Option<Capture>,
+    snapshots: Snapshots,
     stats: EngineStats,
-    /// Streams and sockets whose doorbells rang; kept to reuse its memory.
-    rung: Vec<(usize, u16)>,
     iteration: u32,
     side_interval: u32,
     /// Connections of some link can move to another one.
@@ -217,8 +220,8 @@ impl Engine {
             socket: netif::SocketOptions::default(),
             monitor: None,
             capture: None,
+            snapshots: Snapshots::default(),
             stats: EngineStats::default(),
-            rung: Vec::new(),
             iteration: 0,
             side_interval: SIDE_INTERVAL,
             has_rails: false,
@@ -286,6 +289,7 @@ impl Engine {
         self.wake_readers(false);
         let moves = self.move_connections(now);
         work |= moves;
+        self.clients.grant_visits();
         for id in self.links.numbers() {
             if !side && !moves && self.links.get(id).is_some_and(Link::rests) {
                 continue;
@@ -295,9 +299,11 @@ impl Engine {
             if let Some(link) = self.links.get_mut(id) {
                 work |= link.transmit(now);
                 work |= link.receive_loopback(now);
-                work |= link.continue_datagrams(now);
+                work |= link.continue_datagrams(now, &mut self.clients);
             }
         }
+        // Last, so that it shows the effect of the commands before it.
+        work |= self.continue_snapshot();
         work
     }
 
@@ -319,29 +325,36 @@ impl Engine {
         any
     }
 
-    /// Serves each stream and socket whose doorbell rang.
+    /// Serves streams and sockets whose doorbells rang, as many of each user as its visits allow.
+    /// Returns true if there were any.
     fn serve_doorbells(&mut self, now: Instant) -> bool {
-        let mut rung = std::mem::take(&mut self.rung);
-        rung.clear();
-        self.clients.drain_doorbells(&mut rung);
-        for &(client, slot) in &rung {
-            match self.clients.object(client, slot) {
-                Object::Free => {} // rang after it was closed: harmless
-                Object::Stream(handle) => {
-                    if let Some(link) = self.links.get_mut(handle.link) {
-                        link.serve_stream(now, handle.conn);
-                    }
+        let mut any = false;
+        self.clients.grant_visits();
+        for client in self.clients.order() {
+            self.clients.collect_bells(client);
+            while let Some(slot) = self.clients.next_bell(client) {
+                any = true;
+                self.serve_slot(now, client, slot);
+            }
+        }
+        any
+    }
+
+    #[inline]
+    fn serve_slot(&mut self, now: Instant, client: usize, slot: Slot) {
+        match self.clients.object(client, slot) {
+            Object::Free => {} // rang before it was closed: harmless
+            Object::Stream(handle) => {
+                if let Some(link) = self.links.get_mut(handle.link) {
+                    link.serve_stream(now, handle.conn);
                 }
-                Object::Datagrams(at, port) => {
-                    if let Some(link) = self.links.get_mut(at) {
-                        link.serve_datagrams(now, port);
-                    }
+            }
+            Object::Datagrams(at, port) => {
+                if let Some(link) = self.links.get_mut(at) {
+                    link.serve_datagrams(now, port, &mut self.clients);
                 }
             }
         }
-        let any = !rung.is_empty();
-        self.rung = rung;
-        any
     }
 
     /// Polls the states of the links: after a change of interfaces or, in an embedded engine, at
@@ -425,6 +438,7 @@ impl Engine {
                 self.publish(id, now);
                 if let Some(link) = self.links.get_mut(id) {
                     work |= link.transmit(now);
+                    work |= link.receive_loopback(now);
                 }
             }
             if !work {

@@ -52,7 +52,8 @@ impl Engine {
         }
     }
 
-    /// Publishes received datagrams, and closes sockets whose rings are corrupt.
+    /// Publishes received datagrams, and closes sockets whose rings are corrupt, or whose last
+    /// records were transmitted.
     pub(super) fn publish_datagrams(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else {
             return;
@@ -70,6 +71,11 @@ impl Engine {
             };
             if let Some(what) = socket.corruption {
                 self.cut_off_datagrams(id, port, what);
+                continue;
+            }
+            if socket.is_finished() {
+                let Owner { client, slot } = socket.owner;
+                self.close_datagrams(client, slot, id, port);
                 continue;
             }
             if socket.publish() {

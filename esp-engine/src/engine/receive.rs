@@ -5,7 +5,6 @@ use esp_proto::secure::Opened;
 use esp_proto::{Endpoint, Instant, MacAddr, NodeAddr, RxFrame};
 use netif::{Datagram, FrameKind, RawFrame};
 
-use super::RX_BATCH;
 use super::capture::Capture;
 use super::carrier::Carrier;
 use super::link::Link;
@@ -131,15 +130,13 @@ impl Link {
         any
     }
 
-    /// Passes frames that were sent to the own address to the endpoint, at most one receive batch.
-    /// Returns true if there were any.
+    /// Passes the frames that were sent to the own address to the endpoint. Returns true if there
+    /// were any.
     pub(super) fn receive_loopback(&mut self, now: Instant) -> bool {
         let own = self.endpoint.addr();
         let mut any = false;
-        for _ in 0..RX_BATCH {
-            let Some(frame) = self.looped.pop_front() else {
-                break;
-            };
+        // None is added meanwhile.
+        while let Some(frame) = self.looped.pop_front() {
             any = true;
             let looped = RxFrame {
                 src: own,

@@ -56,6 +56,7 @@ impl Engine {
         // Waiters look again at what the earlier engine may have published without waking them.
         let (clients, stats) = (&self.clients, &mut self.stats);
         super::publish::wake(joined.waiters(), Wake::All, clients, stats);
+        at.endpoint.set_owner(conn, clients.user(client));
         at.standby = false;
         at.insert_stream(Stream::Joined(joined));
         Ok(handle)

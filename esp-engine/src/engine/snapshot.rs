@@ -1,33 +1,92 @@
-//! Snapshots of the engine's state for `espstat` and metrics.
+//! Snapshots of the engine's state for `espstat` and metrics. They are made in steps, because the
+//! connections of all users may be some ten thousand.
+
+use std::collections::VecDeque;
 
 use super::Engine;
+use super::clients::Clients;
 use super::link::Link;
 use super::streams::Stream;
-use crate::command::{ClientId, LinkCondition, LinkSnapshot, Slot, Snapshot};
+use crate::command::{
+    ClientId, LinkCondition, LinkSnapshot, OwnedConnection, Reply, Slot, Snapshot,
+};
+
+/// Maximum number of slots of connections that one iteration looks at: no more work than two receive
+/// batches.
+const SLOTS_PER_POLL: u32 = 128;
+
+/// Snapshots that were requested, and the progress of the first one.
+#[derive(Default)]
+pub(super) struct Snapshots {
+    requests: VecDeque<Reply<Snapshot>>,
+    /// The links done.
+    links: Vec<LinkSnapshot>,
+    /// Next link.
+    link: usize,
+    /// Its connections in the slots below `slot`.
+    connections: Vec<OwnedConnection>,
+    slot: u32,
+}
+
+impl Snapshots {
+    pub(super) fn request(&mut self, reply: Reply<Snapshot>) {
+        self.requests.push_back(reply);
+    }
+}
 
 impl Engine {
-    pub(super) fn snapshot(&mut self) -> Snapshot {
-        let links = self
-            .links
-            .iter()
-            .map(|link| self.link_snapshot(link))
-            .collect();
-        Snapshot {
-            links,
-            engine: self.stats.list(),
+    /// Makes one step of the first snapshot that was requested. Returns true if there was one.
+    pub(super) fn continue_snapshot(&mut self) -> bool {
+        if self.snapshots.requests.is_empty() {
+            return false;
         }
-    }
-
-    fn owner(&self, link: &Link, slot: u32) -> Option<(ClientId, Slot)> {
-        match link.streams.get(slot as usize)?.as_ref()? {
-            Stream::Waiting { .. } => None,
-            Stream::Joined(joined) => {
-                Some((self.clients.id(joined.owner.client)?, joined.owner.slot))
+        let mut left = SLOTS_PER_POLL;
+        while let Some(id) = self.links.numbers().nth(self.snapshots.link) {
+            let Snapshots {
+                slot, connections, ..
+            } = &mut self.snapshots;
+            // A link may be removed meanwhile.
+            let end = match self.links.get(id) {
+                Some(link) => {
+                    let end = link.endpoint.slots().min(*slot + left);
+                    let clients = &self.clients;
+                    let found = link.endpoint.connections_in(*slot..end);
+                    connections.extend(
+                        found.map(|(conn, info)| (conn, owner(clients, link, conn.slot), info)),
+                    );
+                    left -= end - *slot;
+                    *slot = end;
+                    link.endpoint.slots()
+                }
+                None => 0,
+            };
+            if *slot < end {
+                return true;
             }
+            let connections = std::mem::take(connections);
+            if let Some(link) = self.links.get(id) {
+                let done = self.link_snapshot(link, connections);
+                self.snapshots.links.push(done);
+            }
+            self.snapshots.link += 1;
+            self.snapshots.slot = 0;
         }
+        let Snapshots {
+            mut requests,
+            links,
+            ..
+        } = std::mem::take(&mut self.snapshots);
+        if let Some(reply) = requests.pop_front() {
+            reply(Snapshot {
+                links,
+                engine: self.stats.list(),
+            });
+        }
+        self.snapshots.requests = requests;
+        true
     }
 
-    fn link_snapshot(&self, link: &Link) -> LinkSnapshot {
+    fn link_snapshot(&self, link: &Link, connections: Vec<OwnedConnection>) -> LinkSnapshot {
         let LinkCondition { up, mtu, .. } = link.condition();
         let mut counters: Vec<_> = link.endpoint.counters().iter().collect();
         counters.extend(link.stats.list());
@@ -51,11 +110,7 @@ impl Engine {
             mtu,
             up,
             counters,
-            connections: link
-                .endpoint
-                .connections()
-                .map(|(id, info)| (id, self.owner(link, id.slot), info))
-                .collect(),
+            connections,
             listeners: link
                 .endpoint
                 .listeners()
@@ -76,5 +131,13 @@ impl Engine {
                 })
                 .collect(),
         }
+    }
+}
+
+/// Returns the owner of a connection.
+fn owner(clients: &Clients, link: &Link, slot: u32) -> Option<(ClientId, Slot)> {
+    match link.streams.get(slot as usize)?.as_ref()? {
+        Stream::Waiting { .. } => None,
+        Stream::Joined(joined) => Some((clients.id(joined.owner.client)?, joined.owner.slot)),
     }
 }

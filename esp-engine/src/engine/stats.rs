@@ -46,7 +46,6 @@ counters! {
     tx_given_up: "frames the device refused for too long",
     rx_batches: "receive batches",
     tx_batches: "send batches",
-    loop_overflow: "frames to the own address dropped, the queue being full",
     datagram_overflow: "datagrams dropped, the program's ring being full",
     datagram_refused: "datagrams of programs that could not be sent",
 }

@@ -39,6 +39,9 @@ impl Link {
     /// Builds frames until the batch is full (returns true) or the endpoint has no more (false).
     fn fill(&mut self, now: Instant) -> bool {
         loop {
+            if self.is_full() {
+                return true;
+            }
             if self.secure.is_some() && self.fill_setup() {
                 continue;
             }

@@ -76,6 +76,28 @@ impl ClientPage {
     }
 }
 
+/// A set of slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotSet([u64; WORDS]);
+
+impl SlotSet {
+    /// No slot.
+    pub const EMPTY: SlotSet = SlotSet([0; WORDS]);
+    /// Every slot.
+    pub const ALL: SlotSet = SlotSet([!0; WORDS]);
+
+    /// Adds or removes a slot, taken modulo [`SLOTS`].
+    pub fn set(&mut self, slot: u16, member: bool) {
+        let word = &mut self.0[usize::from(slot) % SLOTS / 64];
+        *word = *word & !(1 << (slot % 64)) | u64::from(member) << (slot % 64);
+    }
+
+    /// Returns true if there is no slot.
+    pub fn is_empty(&self) -> bool {
+        *self == SlotSet::EMPTY
+    }
+}
+
 impl BitmapWords {
     /// Sets a bit. Returns `None` if it was set already, so that another thread does the rest;
     /// otherwise whether the summary was empty. The slot is taken modulo [`SLOTS`].
@@ -96,17 +118,17 @@ impl BitmapWords {
         self.summary.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes all bits. Calls `found` at most once for each slot, whatever the other side does
-    /// meanwhile.
+    /// Takes all bits. Calls `found` at most once for each slot of `of`, whatever the other side
+    /// does meanwhile.
     #[inline]
-    fn take(&self, found: impl FnMut(u16)) {
+    fn take(&self, of: &SlotSet, found: impl FnMut(u16)) {
         if self.any() {
-            self.take_some(0, found);
+            self.take_some(0, of, found);
         }
     }
 
-    /// Takes the bits, and leaves the summary as `left`.
-    fn take_some(&self, left: u64, mut found: impl FnMut(u16)) {
+    /// Takes the bits, and leaves the summary as `left`. Reports the slots of `of` only.
+    fn take_some(&self, left: u64, of: &SlotSet, mut found: impl FnMut(u16)) {
         // SYNC POINT bell
         let mut summary = self.summary.0.swap(left, Ordering::Acquire);
         if WORDS < 64 {
@@ -116,7 +138,8 @@ impl BitmapWords {
             let index = summary.trailing_zeros();
             summary &= summary - 1;
             // SYNC POINT bell
-            let mut word = self.words.0[index as usize].swap(0, Ordering::Acquire);
+            let mut word =
+                self.words.0[index as usize].swap(0, Ordering::Acquire) & of.0[index as usize];
             while word != 0 {
                 #[allow(clippy::cast_possible_truncation)] // below 4096
                 found((index * 64 + word.trailing_zeros()) as u16);
@@ -163,12 +186,11 @@ impl Doorbell {
 
 /// The engine's end.
 impl ClientPage {
-    /// Calls `found` for each slot that rang since the last call: at most once each, so at most
-    /// [`SLOTS`] times. The program chooses the bits: a slot may not be its own, or may not have
-    /// changed.
+    /// Calls `found` for each slot of `owned` that rang since the last call: at most once each. The
+    /// program chooses the bits: a slot may not have changed, and bits of other slots are dropped.
     #[inline]
-    pub fn drain_doorbell(&self, found: impl FnMut(u16)) {
-        self.words.doorbell.take(found);
+    pub fn drain_doorbell(&self, owned: &SlotSet, found: impl FnMut(u16)) {
+        self.words.doorbell.take(owned, found);
     }
 
     /// Returns true if a slot rang. Relaxed: after
@@ -205,7 +227,7 @@ impl Events {
     /// the engine writes it only if no event is pending.
     #[inline]
     pub fn drain(&mut self, found: impl FnMut(u16)) {
-        self.page.words.events.take(found);
+        self.page.words.events.take(&SlotSet::ALL, found);
     }
 
     /// Stops the engine from writing the eventfd, because the program polls ([`Events::poll`]). The
@@ -223,7 +245,10 @@ impl Events {
     #[inline]
     pub fn poll(&mut self, found: impl FnMut(u16)) {
         if self.has_bits() {
-            self.page.words.events.take_some(AWAKE, found);
+            self.page
+                .words
+                .events
+                .take_some(AWAKE, &SlotSet::ALL, found);
         }
     }
 

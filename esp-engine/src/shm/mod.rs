@@ -46,7 +46,7 @@ mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use doorbell::{ClientPage, Doorbell, Events};
+pub use doorbell::{ClientPage, Doorbell, Events, SlotSet};
 pub use engine_page::{EnginePage, EngineView};
 pub use layout::SLOTS;
 pub use region::{MAX_RING, MIN_RING, Region};

@@ -13,8 +13,8 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use super::{
-    ClientPage, Doorbell, EnginePage, Events, Region, RxConsumer, RxProducer, Spin, Status,
-    StreamState, TxConsumer, TxProducer, Wake,
+    ClientPage, Doorbell, EnginePage, Events, Region, RxConsumer, RxProducer, SlotSet, Spin,
+    Status, StreamState, TxConsumer, TxProducer, Wake,
 };
 use shmem::sync::{AtomicU64, Ordering};
 
@@ -149,7 +149,7 @@ fn drain_until(
     let mut finished = false;
     while !finished {
         let mut rang = false;
-        bank.drain_doorbell(|slot| {
+        bank.drain_doorbell(&SlotSet::ALL, |slot| {
             rang = true;
             finished |= done(slot);
         });

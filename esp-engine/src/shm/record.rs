@@ -150,12 +150,17 @@ impl TxProducer {
 }
 
 impl TxConsumer {
-    /// Copies the next datagram that the program wrote into `bytes`, which is resized, and frees
-    /// its place. After the last one, check [`TxConsumer::room_notice_due`].
+    /// Takes the next datagram that the program wrote and frees its place. `accept` judges its
+    /// header and length; only if it returns a value, which is passed on, the bytes are copied into
+    /// `bytes`, which is resized. After the last one, check [`TxConsumer::room_notice_due`].
     ///
     /// # Errors
     /// The program corrupted the ring. Each further call returns this error again.
-    pub fn take_record(&mut self, bytes: &mut Vec<u8>) -> Result<Option<DgramHeader>, Corruption> {
+    pub fn take_record<T>(
+        &mut self,
+        bytes: &mut Vec<u8>,
+        accept: impl FnOnce(&DgramHeader, usize) -> Option<T>,
+    ) -> Result<Option<Option<T>>, Corruption> {
         let (written, at) = (self.poll_written()?.total, self.released());
         let there = written - at;
         if there == 0 {
@@ -172,10 +177,13 @@ impl TxConsumer {
         if whole > there {
             return Err(wrong(whole, "record cut off"));
         }
-        bytes.resize(len, 0);
-        self.copy_out(at + HEADER_LEN as u64, bytes);
+        let accepted = accept(&header, len);
+        if accepted.is_some() {
+            bytes.resize(len, 0);
+            self.copy_out(at + HEADER_LEN as u64, bytes);
+        }
         self.free_below(at + whole);
-        Ok(Some(header))
+        Ok(Some(accepted))
     }
 }
 

@@ -18,9 +18,9 @@ use esp_proto::{MacAddr, Port};
 use netns::Node;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
-const CLIENT: ClientId = ClientId(1);
 
 pub struct Host {
+    client: ClientId,
     pub handle: EngineHandle,
     pub events: Receiver<EngineEvent>,
     pub mac: MacAddr,
@@ -61,19 +61,35 @@ impl Host {
             .name(name)
             .spawn(move || engine.run())
             .unwrap();
+        Host::program_of(ClientId(1), 1, (handle, mac), events)
+    }
+
+    /// Connects a program of another user.
+    pub fn other_user(&self) -> Host {
+        Host::program_of(ClientId(2), 2, (self.handle.clone(), self.mac), channel().1)
+    }
+
+    fn program_of(
+        client: ClientId,
+        user: u32,
+        (handle, mac): (EngineHandle, MacAddr),
+        events: Receiver<EngineEvent>,
+    ) -> Host {
         let (page, _fd) = ClientPage::create().unwrap();
         let view = EngineView::open(handle.page_fd()).unwrap();
         let eventfd = eventfd();
         let doorbell = eventfd.try_clone().unwrap();
         let (notify, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let command = Command::AddClient {
-            client: CLIENT,
+            client,
+            user,
             page: Arc::clone(&page),
             doorbell,
             notify: notify.into(),
         };
         handle.send(command).unwrap();
         Host {
+            client,
             handle,
             events,
             mac,
@@ -107,7 +123,7 @@ impl Host {
 
     pub fn listen(&self, port: Port) {
         self.ask(|reply| Command::Listen {
-            client: CLIENT,
+            client: self.client,
             listener: ListenerId(u64::from(port)),
             link: None,
             port,
@@ -147,7 +163,7 @@ impl Host {
         let program = self.program(program);
         let slot = program.slot;
         self.ask(|reply| Command::Connect {
-            client: CLIENT,
+            client: self.client,
             slot,
             link: LinkId(0),
             local_port: 40000 + slot,
@@ -179,7 +195,7 @@ impl Host {
         let slot = program.slot;
         let attached = self.ask(|reply| Command::Attach {
             handle,
-            client: CLIENT,
+            client: self.client,
             slot,
             region,
             reply,
@@ -200,7 +216,7 @@ impl Host {
         let program = self.program(program);
         let slot = program.slot;
         self.ask(|reply| Command::BindEdp {
-            client: CLIENT,
+            client: self.client,
             slot,
             link: LinkId(0),
             port,
@@ -215,7 +231,7 @@ impl Host {
     pub fn close(&self, program: &Program) {
         self.handle
             .send(Command::Close {
-                client: CLIENT,
+                client: self.client,
                 slot: program.slot,
             })
             .unwrap();
@@ -223,7 +239,9 @@ impl Host {
 
     pub fn kill_program(&self) {
         self.handle
-            .send(Command::RemoveClient { client: CLIENT })
+            .send(Command::RemoveClient {
+                client: self.client,
+            })
             .unwrap();
     }
 

@@ -177,6 +177,8 @@ pub(crate) struct Connection {
     pub(crate) reported: bool,
     pub(crate) notes: Notes,
     pub(crate) queued: Queued,
+    /// Owner with whose other connections it shares turns to send.
+    pub(crate) owner: usize,
     /// Set when the connection has ended: the reason for the host, and the reset for the peer.
     pub(crate) fate: Option<(CloseReason, Option<ResetReason>)>,
     pub(crate) timers: TimerTable,

@@ -150,6 +150,7 @@ impl Connection {
             frozen: false,
             mobility: None,
             queued: Queued::default(),
+            owner: 0,
             fate: None,
             timers,
             agreed: offered,

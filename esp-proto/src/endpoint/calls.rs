@@ -74,6 +74,15 @@ impl Endpoint {
         }
     }
 
+    /// Sets the owner of a connection: owners are served in turn, so that one with many connections
+    /// does not delay those of others by all of them. Numbers should be dense; 0 is that of
+    /// connections without one.
+    pub fn set_owner(&mut self, conn: ConnId, owner: usize) {
+        if let Some(conn) = self.table.get_mut(conn) {
+            conn.owner = owner;
+        }
+    }
+
     /// Records that the program's stream has `total` bytes so far. A total that is not larger than
     /// before, or that comes after `shutdown`, has no effect. The bytes must stay in place until
     /// [`Progress::acked`](crate::Progress::acked) passes them.

@@ -55,12 +55,9 @@ impl Endpoint {
     /// here.
     pub fn hold(&mut self, port: Port) -> bool {
         let mac = self.cx.own;
-        if port == 0
-            || self
-                .table
-                .iter()
-                .any(|c| c.key.local_port == port && c.key.peer != mac)
-        {
+        let mut slots = self.table.of_port(port);
+        let is_remote = |slot| self.table.at(slot).is_some_and(|conn| conn.key.peer != mac);
+        if port == 0 || slots.any(is_remote) {
             return false;
         }
         self.held.insert(port);

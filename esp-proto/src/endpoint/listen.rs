@@ -77,9 +77,13 @@ impl Endpoint {
         if self.listeners.remove(&port).is_none() {
             return;
         }
-        self.end_where(ResetReason::Refused, |conn| {
-            conn.passive && !conn.attached && conn.key.local_port == port
-        });
+        let slots: Vec<u32> = self.table.of_port(port).collect();
+        for slot in slots {
+            let waits = |conn: &Connection| conn.passive && !conn.attached && !conn.over;
+            if self.table.at(slot).is_some_and(waits) {
+                self.with(slot, |conn, _| conn.abort(ResetReason::Refused));
+            }
+        }
     }
 
     /// Sets the buffers of a listener's connection; the peer may send from now on. Returns

@@ -22,11 +22,13 @@ use crate::recv::Pool;
 use crate::time::Instant;
 use crate::timers::DeadlineHeap;
 use crate::token_bucket::TokenBucket;
+use crate::turns::TurnQueue;
 use crate::wire::{MAX_NAME, Reset, max_payload};
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use answers::AnswerLimits;
 use cookies::Cookies;
+use core::ops::Range;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use listen::Listener;
@@ -35,7 +37,7 @@ pub(crate) use moves::{MoveFrame, MoveRequest};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use table::Table;
-use transmit::{Control, ControlBody};
+use transmit::{Control, ControlBody, Spent};
 
 /// Connections whose deadlines one call of `handle_timeout` processes; the remaining ones stay due.
 const TIMEOUT_BATCH: usize = 1024;
@@ -89,11 +91,12 @@ pub struct Endpoint {
     /// Frames that belong to no connection.
     control: VecDeque<Control>,
     /// Connections with a frame that must not wait for data.
-    urgent: VecDeque<ConnId>,
-    /// Connections with data or a due acknowledgement, served round-robin.
-    ready: VecDeque<ConnId>,
-    /// Frames sent in this round by the first of them.
-    spent: u32,
+    urgent: TurnQueue<ConnId>,
+    /// Connections with data or a due acknowledgement, served round-robin: owners in turn, and the
+    /// connections of each in turn.
+    ready: TurnQueue<ConnId>,
+    /// Frames sent by the first of them, and in the turn of its owner.
+    spent: Spent,
     progress: VecDeque<Touched>,
     /// Number of `Touched::Final` entries in `progress`.
     finals: usize,
@@ -157,9 +160,9 @@ impl Endpoint {
             held: BTreeSet::new(),
             edp_sequence: 0,
             control: VecDeque::new(),
-            urgent: VecDeque::new(),
-            ready: VecDeque::new(),
-            spent: 0,
+            urgent: TurnQueue::default(),
+            ready: TurnQueue::default(),
+            spent: Spent::default(),
             progress: VecDeque::new(),
             finals: 0,
             events: VecDeque::new(),
@@ -284,7 +287,22 @@ impl Endpoint {
 
     /// Returns all connections by slot, including half-open ones and those in TIME-WAIT.
     pub fn connections(&self) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
-        self.table.iter().map(|conn| (conn.id, conn.info(&self.cx)))
+        self.connections_in(0..self.slots())
+    }
+
+    /// Returns the connections in these slots, which are below [`slots`](Self::slots), so that a
+    /// host can go through a large table in steps.
+    pub fn connections_in(
+        &self,
+        slots: Range<u32>,
+    ) -> impl Iterator<Item = (ConnId, ConnInfo)> + '_ {
+        let found = self.table.range(slots);
+        found.map(|conn| (conn.id, conn.info(&self.cx)))
+    }
+
+    /// Returns the highest slot that a connection ever had, plus one.
+    pub fn slots(&self) -> u32 {
+        self.table.slots()
     }
 
     /// Returns all listeners with their queue lengths, in no particular order.
@@ -383,11 +401,11 @@ impl Endpoint {
         };
         if !conn.queued.urgent && conn.wants_urgent() {
             conn.queued.urgent = true;
-            self.urgent.push_back(id);
+            self.urgent.push(conn.owner, id);
         }
         if !conn.queued.ready && conn.wants_data(self.cx.config.max_window) {
             conn.queued.ready = true;
-            self.ready.push_back(id);
+            self.ready.push(conn.owner, id);
         }
         if let Some(at) = conn.timers.next() {
             self.deadlines.schedule(slot, at);

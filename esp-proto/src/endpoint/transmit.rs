@@ -8,11 +8,20 @@ use crate::time::Instant;
 use crate::wire::{FLAG_ACK, FLAG_CTL, FLAG_PRB, FLAG_RST, FLAG_SYN, Move, Reset, Retry, tail_of};
 use alloc::boxed::Box;
 
-/// Frames that one connection may send before the next is served: half of the host's batch, so that
-/// a batch serves at least two.
+/// Frames that one connection, or the connections of one owner, may send before the next is served:
+/// half of the host's batch, so that a batch serves at least two.
 const QUANTUM: u32 = 32;
 /// Maximum number of queued replies that belong to no connection (W-50, W-73).
 const ANSWERS_WAITING: usize = 256;
+
+/// Frames sent of data.
+#[derive(Debug, Default)]
+pub(super) struct Spent {
+    /// By the connection that is served.
+    by_connection: u32,
+    /// In the turn of its owner.
+    by_owner: u32,
+}
 
 /// A frame that belongs to no connection.
 #[derive(Debug)]
@@ -38,8 +47,9 @@ impl Endpoint {
     /// the order of its parts.
     ///
     /// Frames of no connection come first, then frames that must not wait (set-up, probes,
-    /// immediate acknowledgements), then data, 32 frames of each connection in turn. An
-    /// acknowledgement that is due is combined with data if there is any.
+    /// immediate acknowledgements), then data, 32 frames of each [owner](Self::set_owner) in turn,
+    /// and 32 of each of its connections in turn. An acknowledgement that is due is combined with
+    /// data if there is any.
     pub fn poll_transmit(&mut self, now: Instant, head: &mut Head) -> Option<Transmit> {
         self.clock(now);
         if let Some(control) = self.control.pop_front() {
@@ -48,9 +58,10 @@ impl Endpoint {
         while let Some(id) = self.urgent.front().copied() {
             let frame = self.with_id(id, |conn, cx| conn.poll_urgent(cx, head));
             if let Some(Some(frame)) = frame {
+                self.urgent.pass();
                 return Some(frame);
             }
-            self.urgent.pop_front();
+            self.urgent.pop();
             if let Some(conn) = self.table.get_mut(id) {
                 conn.queued.urgent = false;
             }
@@ -58,20 +69,35 @@ impl Endpoint {
         while let Some(id) = self.ready.front().copied() {
             let frame = self.with_id(id, |conn, cx| conn.poll_data(cx, head));
             if let Some(Some(frame)) = frame {
-                self.spent += 1;
-                if self.spent >= QUANTUM && self.ready.len() > 1 {
-                    self.ready.rotate_left(1);
-                    self.spent = 0;
-                }
+                self.spend();
                 return Some(frame);
             }
-            self.ready.pop_front();
-            self.spent = 0;
+            self.spent.by_connection = 0;
+            if self.ready.pop().is_some_and(|(_, turn_ended)| turn_ended) {
+                self.spent.by_owner = 0;
+            }
             if let Some(conn) = self.table.get_mut(id) {
                 conn.queued.ready = false;
             }
         }
         None
+    }
+
+    /// Counts a frame of data, and passes the turn on after [`QUANTUM`].
+    #[inline]
+    fn spend(&mut self) {
+        let Spent {
+            by_connection,
+            by_owner,
+        } = &mut self.spent;
+        *by_connection = by_connection.saturating_add(1);
+        *by_owner = by_owner.saturating_add(1);
+        if *by_connection >= QUANTUM && self.ready.rotate() {
+            *by_connection = 0;
+        }
+        if *by_owner >= QUANTUM && self.ready.pass() {
+            self.spent = Spent::default();
+        }
     }
 
     /// Queues a RST for an unknown connection or a confused peer, within the limits (W-50).

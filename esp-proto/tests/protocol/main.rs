@@ -7,6 +7,7 @@ mod acks;
 mod close;
 mod ecn;
 mod edp;
+mod fair;
 mod flow;
 mod forged;
 mod handshake;

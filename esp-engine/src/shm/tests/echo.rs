@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::super::{
-    ClientPage, Doorbell, EnginePage, EngineView, Region, RingSizes, RxConsumer, RxProducer, Spin,
-    Status, StreamState, TxConsumer, TxProducer, Wake,
+    ClientPage, Doorbell, EnginePage, EngineView, Region, RingSizes, RxConsumer, RxProducer,
+    SlotSet, Spin, Status, StreamState, TxConsumer, TxProducer, Wake,
 };
 use super::pattern;
 
@@ -101,7 +101,7 @@ impl EchoEngine {
     /// Serves the slots that rang, or blocks until one rings.
     pub(super) fn poll(&mut self) {
         let mut rang = false;
-        self.bank.drain_doorbell(|slot| {
+        self.bank.drain_doorbell(&SlotSet::ALL, |slot| {
             assert_eq!(slot, SLOT);
             rang = true;
         });

@@ -25,8 +25,8 @@ fn pair(tx: u32, rx: u32) -> (Arc<Region>, Arc<Region>) {
 /// Takes the next datagram of a ring.
 fn taken(from: &mut TxConsumer) -> Result<Option<(DgramHeader, Vec<u8>)>, Corruption> {
     let mut bytes = Vec::new();
-    let header = from.take_record(&mut bytes)?;
-    Ok(header.map(|header| (header, bytes)))
+    let header = from.take_record(&mut bytes, |header, _| Some(*header))?;
+    Ok(header.flatten().map(|header| (header, bytes)))
 }
 
 /// Returns byte `index` of every checked stream: 8 bits of a hash of the index, so that a shift by

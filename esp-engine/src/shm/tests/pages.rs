@@ -15,7 +15,7 @@ use shmem::{FileError, page_size};
 use super::super::layout::{ClientWords, EngineWords, RegionHeader};
 use super::super::{
     ClientPage, Doorbell, EnginePage, EngineView, Events, Region, RegionError, RingSizes, SLOTS,
-    Status, StreamState, Wake, Woken,
+    SlotSet, Status, StreamState, Wake, Woken,
 };
 use super::pair;
 
@@ -48,7 +48,7 @@ fn doorbells() -> (
 
 fn drained(bank: &ClientPage) -> Vec<u16> {
     let mut slots = Vec::new();
-    bank.drain_doorbell(|slot| slots.push(slot));
+    bank.drain_doorbell(&SlotSet::ALL, |slot| slots.push(slot));
     slots
 }
 
@@ -66,6 +66,24 @@ fn each_slot_is_found_once_for_any_number_of_rings() {
         assert!(!doorbell.ring(slot));
     }
     assert_eq!(drained(&bank), (0..SLOTS as u16).collect::<Vec<_>>());
+}
+
+#[test]
+fn only_owned_slots_are_visited() {
+    let (doorbell, bank, ..) = doorbells();
+    for slot in 0..SLOTS as u16 {
+        assert!(!doorbell.ring(slot));
+    }
+    let mut owned = SlotSet::EMPTY;
+    for slot in [70, 4095] {
+        owned.set(slot, true);
+    }
+    owned.set(71, true);
+    owned.set(71, false);
+    let mut visits = Vec::new();
+    bank.drain_doorbell(&owned, |slot| visits.push(slot));
+    assert_eq!(visits, [70, 4095]);
+    assert!(!bank.any_doorbell() && drained(&bank).is_empty());
 }
 
 #[test]

@@ -111,6 +111,22 @@ fn records_are_dropped_when_they_do_not_fit() {
 }
 
 #[test]
+fn a_refused_record_is_not_copied() {
+    let (engine, program) = pair(131_072, 4096);
+    let (mut to, mut from) = (TxProducer::new(program), TxConsumer::new(engine));
+    assert!(to.put_record(&header(1), &[1; MAX_DATAGRAM]));
+    assert!(to.put_record(&header(2), &[2; 100]));
+    let (mut bytes, short) = (Vec::new(), |_: &DgramHeader, len| {
+        (len <= 1500).then_some(len)
+    });
+    assert_eq!(from.take_record(&mut bytes, short), Ok(Some(None)));
+    assert_eq!(bytes.capacity(), 0, "nothing was copied");
+    assert_eq!(from.take_record(&mut bytes, short), Ok(Some(Some(100))));
+    assert_eq!(bytes, [2; 100]);
+    assert_eq!((to.pending(), taken(&mut from)), (0, Ok(None)));
+}
+
+#[test]
 fn random_records_keep_their_order_over_many_wraps() {
     let (engine, program) = pair(8192, 4096);
     let (mut to, mut from) = (TxProducer::new(program), TxConsumer::new(engine));

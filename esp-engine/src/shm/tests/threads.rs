@@ -5,8 +5,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::super::{
-    ClientPage, Doorbell, EnginePage, EngineView, RingSizes, RxConsumer, RxProducer, Spin, Status,
-    StreamState, Wake,
+    ClientPage, Doorbell, EnginePage, EngineView, RingSizes, RxConsumer, RxProducer, SlotSet, Spin,
+    Status, StreamState, Wake,
 };
 use super::echo::{EchoEngine, PATIENCE, Program};
 use super::pair;
@@ -119,7 +119,7 @@ fn no_ring_is_lost_by_an_engine_that_sleeps_whenever_it_can() {
     let mut answered = 0;
     while answered < u64::from(RINGERS) * ROUNDS {
         let before = answered;
-        bank.drain_doorbell(|slot| {
+        bank.drain_doorbell(&SlotSet::ALL, |slot| {
             answered += 1;
             answers[usize::from(slot / 1000)]
                 .send(())

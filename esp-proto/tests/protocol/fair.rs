@@ -1,0 +1,37 @@
+//! Owners share the turns to send.
+
+use crate::common::*;
+use esp_proto::*;
+
+/// The frames of a connection do not wait for those of all connections of another owner.
+#[test]
+fn owners_send_in_turn() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 64);
+    let many: Vec<_> = (0..40).map(|n| pair.connect(5000 + n, 1000)).collect();
+    let one = pair.connect(6000, 1000);
+    pair.run(Duration::from_millis(2));
+    for conn in &many {
+        pair.a.ep.set_owner(*conn, 1);
+    }
+    pair.a.ep.set_owner(one, 2);
+    for conn in many.iter().chain([&one]) {
+        pair.a.write(pair.now, *conn, 100_000);
+    }
+    let from = pair.log.len();
+    pair.flush();
+    let ports: Vec<_> = (pair.sent(MAC_A, from))
+        .map(|frame| frame.header().src_port)
+        .collect();
+    let first = ports.iter().position(|port| *port == 6000);
+    assert!(
+        first.is_some_and(|first| first <= 32),
+        "{first:?} of {}",
+        ports.len()
+    );
+    assert!(ports.len() > 300, "{}", ports.len());
+    pair.run(Duration::from_secs(5));
+    for conn in many.iter().chain([&one]) {
+        assert_eq!(pair.a.app(*conn).acked, 100_000);
+    }
+}
