@@ -13,8 +13,8 @@ use esp_proto::{Duration, MacAddr};
 
 /// Address of no node.
 const NOBODY: MacAddr = MacAddr([2, 0, 0, 0, 0xff, 0xff]);
-/// Time to connect where packets are protected. A peer that has lost its sessions is noticed after a
-/// second, and each second HELLO and ACCEPT may be lost (W-145).
+/// Time to connect where packets are protected. A peer that has lost its sessions is noticed after
+/// a second, and each second HELLO and ACCEPT may be lost (W-145).
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Reason of forged resets: aborted.
 const ABORTED: u8 = 4;
