@@ -343,6 +343,36 @@ mod tests {
         }
     }
 
+    /// W-33 and W-31: each of the 65 536 sequences, at places around the wrap and with credit from
+    /// nothing to the maximum, beside a model of positions without wrap.
+    #[test]
+    fn every_sequence_is_classed_by_its_position() {
+        for expected in [0u16, 1, 4095, 0x7fff, 0x8000, 0xf000, 0xffff] {
+            for credit in [0, 1, 2, 1000, MAX_WINDOW - 1, MAX_WINDOW] {
+                for position in -0x8000..0x8000i32 {
+                    let mut pool = Pool::default();
+                    let mut recv = RecvSide::new(Seq(expected), credit, 10, 1 << 20);
+                    let seq = Seq((i32::from(expected) + position).rem_euclid(65_536) as u16);
+                    let near = -i32::from(MAX_WINDOW)..=i32::from(credit);
+                    let place = || std::format!("{position} of {expected}, credit {credit}");
+                    assert_eq!(
+                        recv.is_plausible(seq),
+                        near.contains(&position),
+                        "{}",
+                        place()
+                    );
+                    let verdict = recv.accept(seq, Some(&[1]), &mut pool, |_, _| ());
+                    // Exactly half of the circle away is not before.
+                    let is_new = (0..i32::from(credit)).contains(&position);
+                    let is_before = (-0x7fff..0).contains(&position);
+                    assert_eq!(verdict == Verdict::Duplicate, is_before, "{}", place());
+                    let beyond = verdict == Verdict::BeyondCredit;
+                    assert_eq!(beyond, !is_before && !is_new, "{}", place());
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_gap_is_kept_reported_and_filled() {
         let mut rig = Rig::new(100);

@@ -46,6 +46,26 @@ mod tests {
         assert_eq!(Seq(1).ahead_of(Seq(65535)), 2);
     }
 
+    /// All 2^32 pairs of numbers, beside a model without wrap: `base + n` for each distance `n`.
+    #[test]
+    fn every_pair_of_numbers_is_ordered_by_its_distance() {
+        for base in 0..=u16::MAX {
+            let mut wrong = 0;
+            for n in 0..=u16::MAX {
+                let (a, b) = (
+                    Seq(base),
+                    Seq(((u32::from(base) + u32::from(n)) % 65_536) as u16),
+                );
+                let sound = (a.plus(n) == b)
+                    & (b.ahead_of(a) == n)
+                    & (a.is_before(b) == (1..0x8000).contains(&n))
+                    & (b.is_before(a) == (n > 0x8000));
+                wrong += u32::from(!sound);
+            }
+            assert_eq!(wrong, 0, "distances from {base}");
+        }
+    }
+
     proptest! {
         #[test]
         fn plus_and_ahead_are_inverse(base: u16, n: u16) {

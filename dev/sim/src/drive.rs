@@ -2,7 +2,10 @@
 
 mod events;
 mod frames;
+mod protect;
 mod script;
+
+pub(crate) use protect::new_layer;
 
 use crate::host::Call;
 use crate::world::{Todo, World};
@@ -57,7 +60,7 @@ impl World {
             let Some((frame, looped)) = self.nodes[number].ring.pop_front() else {
                 break;
             };
-            self.hand_over(number, &frame, looped);
+            self.hand_over(number, frame, looped);
             handled += 1;
         }
         self.drain(number);

@@ -3,7 +3,7 @@
 use crate::host::Conn;
 use crate::plan::Side;
 use crate::world::{Action, Todo, World};
-use esp_proto::{CloseReason, ConnImage, Duration, Positions, ResetReason};
+use esp_proto::{CloseReason, ConnImage, Duration, Instant, Positions, ResetReason};
 
 /// Time within which the programs of a node have found its next service (W-136).
 const GRACE: Duration = Duration::from_secs(2);
@@ -12,13 +12,26 @@ const GRACE: Duration = Duration::from_secs(2);
 pub(crate) type Lost = (ConnImage, Conn);
 
 impl World {
-    /// Ends the service of a node; the next one has its connections after `down`. Rules that span
-    /// frames are no longer checked, because sequences begin again; contents are.
+    /// Ends the service of a node, of all its interfaces; the next one has its connections after
+    /// `down`. Rules that span frames are no longer checked for a connection that is resumed,
+    /// because sequences begin again; contents are.
     pub(crate) fn lose(&mut self, number: usize, down: Duration) {
-        self.checker.frames_only();
         let grace = self.now + down + GRACE;
         self.obstacle_until = self.obstacle_until.max(grace + Duration::from_secs(1));
-        self.excuse_opening(number);
+        let members = self.members(number);
+        for member in &members {
+            self.excuse_opening(*member);
+        }
+        for member in &members {
+            self.lose_endpoint(*member, grace);
+        }
+        self.script_in(down, Action::Adopt(number));
+        for member in members {
+            self.drain(member);
+        }
+    }
+
+    fn lose_endpoint(&mut self, number: usize, grace: Instant) {
         let node = &mut self.nodes[number];
         let mut unattached = Vec::new();
         for (_, conn) in std::mem::take(&mut node.conns) {
@@ -38,8 +51,6 @@ impl World {
         for conn in unattached {
             self.end_program(&conn);
         }
-        self.script_in(down, Action::Adopt(number));
-        self.drain(number);
     }
 
     /// Lets flows fail that the node's service has not completely established: a program whose
@@ -83,6 +94,12 @@ impl World {
 
     /// Resumes the connections of a node's programs.
     pub(crate) fn adopt(&mut self, number: usize) {
+        for member in self.members(number) {
+            self.adopt_endpoint(member);
+        }
+    }
+
+    fn adopt_endpoint(&mut self, number: usize) {
         let now = self.now;
         for (image, mut conn) in std::mem::take(&mut self.nodes[number].lost) {
             let node = &mut self.nodes[number];

@@ -36,14 +36,20 @@ impl Rails for Station<'_> {
 }
 
 impl World {
-    /// Makes these nodes the interfaces of one station. Rules that span frames assume one pair of
-    /// interfaces and are no longer checked; contents are.
+    /// Makes these nodes the interfaces of one station. Rules that span frames are checked for each
+    /// connection until it moves; contents always are.
     pub fn join(&mut self, members: &[usize]) {
-        self.checker.frames_only();
-        let macs: Vec<MacAddr> = members
-            .iter()
-            .map(|member| self.nodes[*member].mac)
-            .collect();
+        for member in members {
+            self.nodes[*member].station = Some(self.stations.len());
+        }
+        self.stations.push(members.to_vec());
+        self.announce_rails(self.stations.len() - 1);
+    }
+
+    /// Makes the endpoints of a station know its interfaces.
+    pub(crate) fn announce_rails(&mut self, station: usize) {
+        let members = &self.stations[station];
+        let macs: Vec<MacAddr> = members.iter().map(|at| self.nodes[*at].mac).collect();
         for member in members {
             let node = &mut self.nodes[*member];
             let others: Vec<MacAddr> = macs
@@ -52,9 +58,13 @@ impl World {
                 .filter(|mac| *mac != node.mac)
                 .collect();
             node.endpoint.set_rails(&others);
-            node.station = Some(self.stations.len());
         }
-        self.stations.push(members.to_vec());
+    }
+
+    /// Returns the interfaces of a node's station; the node alone if it is in none.
+    pub(crate) fn members(&self, number: usize) -> Vec<usize> {
+        let station = self.nodes[number].station;
+        station.map_or_else(|| vec![number], |station| self.stations[station].clone())
     }
 
     /// Returns the number of moves completed by a node's endpoint.

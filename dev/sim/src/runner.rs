@@ -32,6 +32,29 @@ pub struct Summary {
     pub marks: u64,
     /// Connections resumed after a loss of state.
     pub resumptions: u64,
+    /// Moves to other interfaces.
+    pub moves: u64,
+    /// Protected packets taken.
+    pub opened: u64,
+    /// Packets dropped by their protection.
+    pub refused: u64,
+    /// Frames sent by the station that forges.
+    pub forged: u64,
+}
+
+impl Summary {
+    fn add(&mut self, one: &Summary) {
+        self.seeds += one.seeds;
+        self.frames += one.frames;
+        self.connections += one.connections;
+        self.retransmits += one.retransmits;
+        self.marks += one.marks;
+        self.resumptions += one.resumptions;
+        self.moves += one.moves;
+        self.opened += one.opened;
+        self.refused += one.refused;
+        self.forged += one.forged;
+    }
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -66,6 +89,9 @@ pub fn run_one(seed: u64) -> Result<Summary, Failure> {
             Summary {
                 seeds: 1,
                 frames: world.checked(),
+                opened: world.opened(),
+                refused: world.refused(),
+                forged: world.forged(),
                 ..Summary::default()
             },
             |sum, c| Summary {
@@ -73,6 +99,7 @@ pub fn run_one(seed: u64) -> Result<Summary, Failure> {
                 retransmits: sum.retransmits + c.tx_retransmits,
                 marks: sum.marks + c.rx_ecn_reported,
                 resumptions: sum.resumptions + c.connections_resumed,
+                moves: sum.moves + c.connections_moved,
                 ..sum
             },
         )
@@ -101,14 +128,7 @@ pub fn run_all(seeds: std::ops::Range<u64>, package_and_test: &str) -> Summary {
                     let outcome = run_one(seed);
                     let mut result = result.lock().expect("no thread panics with the lock");
                     match outcome {
-                        Ok(one) => {
-                            result.0.seeds += one.seeds;
-                            result.0.frames += one.frames;
-                            result.0.connections += one.connections;
-                            result.0.retransmits += one.retransmits;
-                            result.0.marks += one.marks;
-                            result.0.resumptions += one.resumptions;
-                        }
+                        Ok(one) => result.0.add(&one),
                         Err(failure) => {
                             result.1.push(failure);
                             next.store(seeds.end, Ordering::Relaxed);

@@ -1,5 +1,7 @@
 //! Generates a world from a seed: nodes, links, programs and faults.
 
+mod changes;
+
 use crate::link::{LinkConfig, PRESETS, Preset};
 use crate::net::{Direction, PortConfig};
 use crate::plan::{End, FlowPlan, Pause, Side, SidePlan, Write};
@@ -53,6 +55,12 @@ pub struct Scenario {
     pub cuts: Vec<Cut>,
     /// Faults and datagrams.
     pub actions: Vec<(Duration, Action)>,
+    /// Nodes that are the interfaces of one station.
+    pub stations: Vec<Vec<usize>>,
+    /// Parts per million of the frames on which a station that forges acts.
+    pub forger: u32,
+    /// Number of frames among the actions that are forged.
+    pub forgeries: u32,
 }
 
 impl Scenario {
@@ -75,10 +83,14 @@ impl Scenario {
             flows,
             cuts: Vec::new(),
             actions: Vec::new(),
+            stations: Vec::new(),
+            forger: 0,
+            forgeries: 0,
         };
         scenario.add_faults(&mut rng);
         scenario.add_datagrams(&mut rng);
         scenario.add_losses(&mut Rng::new(mix(mix(seed))));
+        scenario.add_changes(&mut Rng::new(mix(mix(mix(seed)))));
         scenario
     }
 
@@ -88,10 +100,22 @@ impl Scenario {
         if self.hostile {
             world.hostile();
         }
+        if self.nodes.iter().any(|n| n.config.protection.is_some()) {
+            world.patience = changes::PATIENCE;
+        }
         for (number, node) in self.nodes.iter().enumerate() {
             world.add_node(node.config.clone());
             world.listen(number, PORT, 16, b"");
             world.edp_bind(number, PORT);
+        }
+        for station in &self.stations {
+            world.join(station);
+        }
+        if self.forger > 0 {
+            world.add_forger(self.forger);
+        }
+        if self.forgeries > 0 {
+            world.forging();
         }
         for cut in &self.cuts {
             match cut.direction {
@@ -218,6 +242,7 @@ fn node(rng: &mut Rng, hostile: bool) -> NodePlan {
             mtu,
             port: PortConfig::symmetric(link),
             host,
+            protection: None,
         },
     }
 }

@@ -3,6 +3,7 @@
 use crate::check::frame::{Rules, View};
 use crate::link::Fate;
 use esp_proto::Instant;
+use esp_proto::secure::Protected;
 
 /// Formats a frame.
 pub fn line(now: Instant, place: &str, bytes: &[u8], fate: Option<Fate>) -> String {
@@ -11,9 +12,13 @@ pub fn line(now: Instant, place: &str, bytes: &[u8], fate: Option<Fate>) -> Stri
         edp: 0x88b6,
         mtu: u32::MAX >> 1,
     };
-    let text = match View::of(bytes, &rules) {
-        Ok(view) => view.text(rules.edp),
-        Err(error) => format!("? {error} {:02x?}", &bytes[..bytes.len().min(60)]),
+    let text = match (
+        bytes.get(12..).and_then(Protected::parse),
+        View::of(bytes, &rules),
+    ) {
+        (Some(protected), _) => format!("{protected:?}, {} bytes", bytes.len()),
+        (None, Ok(view)) => view.text(rules.edp),
+        (None, Err(error)) => format!("? {error} {:02x?}", &bytes[..bytes.len().min(60)]),
     };
     let fate = match fate {
         None | Some(Fate::Sent) => String::new(),

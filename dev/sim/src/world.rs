@@ -4,13 +4,17 @@
 //! exactly. Invariants are checked continuously; the first violation panics with the time and the
 //! state of all connections.
 
-use crate::check::Checker;
+use crate::check::{Checker, Ledger};
+use crate::drive::new_layer;
+use crate::forger::Forger;
 use crate::host::{Conn, Received, Streams};
 use crate::link::Frame;
 use crate::net::{Net, PortConfig, mac_of};
 use crate::plan::{FlowPlan, Side, SidePlan};
 use crate::queue::Queue;
 use crate::rng::Rng;
+use crate::secure::{Protection, Weak};
+use esp_proto::secure::{Layer, OVERHEAD};
 use esp_proto::{
     CloseReason, ConnId, Duration, Endpoint, EndpointConfig, Event, Instant, ListenOptions,
     MacAddr, Port, ResetReason,
@@ -59,6 +63,24 @@ pub struct NodeConfig {
     pub port: PortConfig,
     /// Its host.
     pub host: HostModel,
+    /// Protection of its packets.
+    pub protection: Option<Protection>,
+}
+
+impl NodeConfig {
+    /// Returns the MTU of the endpoint for an MTU of the interface.
+    pub(crate) fn frame_mtu(&self, mtu: u32) -> u32 {
+        mtu - u32::from(self.endpoint_config().overhead)
+    }
+
+    /// Returns the parameters of the endpoint.
+    pub(crate) fn endpoint_config(&self) -> EndpointConfig {
+        let overhead = self.protection.map_or(0, |_| OVERHEAD as u16);
+        EndpointConfig {
+            overhead,
+            ..self.endpoint.clone()
+        }
+    }
 }
 
 impl Default for NodeConfig {
@@ -68,6 +90,7 @@ impl Default for NodeConfig {
             mtu: 1500,
             port: PortConfig::default(),
             host: HostModel::default(),
+            protection: None,
         }
     }
 }
@@ -124,6 +147,10 @@ pub(crate) enum Todo {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) endpoint: Endpoint,
+    /// Protects its packets.
+    pub(crate) layer: Option<Layer<Weak>>,
+    /// Packets that its earlier layers have dropped.
+    pub(crate) refused: u64,
     pub(crate) config: NodeConfig,
     pub(crate) mac: MacAddr,
     pub(crate) rng: Rng,
@@ -245,6 +272,9 @@ pub struct World {
     pub(crate) flows: Vec<Flow>,
     pub(crate) streams: Streams,
     pub(crate) checker: Checker,
+    /// Protected packets.
+    pub(crate) ledger: Ledger,
+    pub(crate) forger: Option<Forger>,
     /// Contents are checked, except where frames are altered on the way.
     pub(crate) check_content: bool,
     /// Time without progress and without an obstacle after which a connection counts as stuck.
@@ -272,6 +302,8 @@ impl World {
             flows: Vec::new(),
             streams: Streams::default(),
             checker: Checker::default(),
+            ledger: Ledger::default(),
+            forger: None,
             check_content: true,
             patience: Duration::from_secs(5),
             obstacle_until: Instant::ZERO,
@@ -287,10 +319,14 @@ impl World {
         let mut rng = self.rng.fork(self.nodes.len() as u64);
         let node = self.net.add(config.port.clone(), &mut rng);
         let mac = mac_of(node);
-        self.checker.add(&config.endpoint, config.mtu);
-        let endpoint = Endpoint::new(config.endpoint.clone(), mac, config.mtu, rng.seed32(), 1);
+        let mtu = config.frame_mtu(config.mtu);
+        self.checker.add(&config.endpoint, mtu);
+        let endpoint = Endpoint::new(config.endpoint_config(), mac, mtu, rng.seed32(), 1);
+        let layer = new_layer(&config, mac, &mut rng);
         self.nodes.push(Node {
             endpoint,
+            layer,
+            refused: 0,
             config,
             mac,
             rng,

@@ -23,7 +23,11 @@ fn thousands_of_seeds_keep_every_rule() {
             summary.connections >= count
                 && summary.retransmits > count
                 && summary.marks > count
-                && summary.resumptions > count / 10,
+                && summary.resumptions > count / 10
+                && summary.moves > count / 20
+                && summary.opened > 20 * count
+                && summary.refused > count
+                && summary.forged > count,
             "nothing was tested: {summary:?}"
         );
     }

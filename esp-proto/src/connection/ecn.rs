@@ -136,6 +136,24 @@ mod tests {
         assert_eq!(ecn.reported, 4, "an older count changes nothing");
     }
 
+    /// W-115: each count after each of some counts around the wrap.
+    #[test]
+    fn every_count_is_newer_by_less_than_half_of_the_circle() {
+        for reported in [0, 1, 0x7fff, 0x8000, 0xfffe, 0xffff] {
+            for new in 0..=u16::MAX {
+                let mut ecn = agreed();
+                ecn.reported = reported;
+                let count = ((u32::from(reported) + u32::from(new)) % 65_536) as u16;
+                let (increase, now) = match new {
+                    0..0x8000 => (new, count),
+                    _ => (0, reported),
+                };
+                assert_eq!(ecn.read(count, 1 << 20, 0), Some(increase));
+                assert_eq!(ecn.reported, now, "{count} after {reported}");
+            }
+        }
+    }
+
     #[test]
     fn more_marks_than_packets_are_ignored() {
         let mut ecn = agreed();

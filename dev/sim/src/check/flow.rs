@@ -64,7 +64,8 @@ fn unwrap(seq: u16, isn: u16, about: u64) -> i64 {
     about as i64 + i64::from(seq.wrapping_sub(here) as i16)
 }
 
-fn fingerprint(bytes: &[u8]) -> u64 {
+/// Returns a hash of length and content.
+pub(super) fn fingerprint(bytes: &[u8]) -> u64 {
     let words = bytes.chunks(8).map(|chunk| {
         chunk
             .iter()

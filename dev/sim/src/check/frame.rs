@@ -23,6 +23,10 @@ pub const EXT: u8 = 0x10;
 pub const PRB: u8 = 0x20;
 /// Data that requests an acknowledgement.
 pub const ASK: u8 = 0x40;
+/// Step of a MOVE: the sender moves.
+pub const GO: u8 = 3;
+/// Step of a MOVE: the sender has followed.
+pub const DONE: u8 = 4;
 
 /// The fields of a frame.
 #[derive(Clone, Copy, Debug)]
@@ -264,6 +268,12 @@ impl<'a> View<'a> {
     /// Returns true for a RST that asks for a SYN with a cookie (W-150).
     pub fn is_retry(&self) -> bool {
         self.flags & RST != 0 && self.payload.first() == Some(&11)
+    }
+
+    /// Returns the step of a MOVE and the nonces of both sides.
+    pub fn move_step(&self) -> Option<(u8, [u64; 2])> {
+        let block = self.payload.get(..34)?;
+        Some((block[0], [be64(block, 8), be64(block, 16)]))
     }
 
     /// Returns the set-up block of a SYN or SYN+ACK.

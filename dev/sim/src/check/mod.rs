@@ -4,12 +4,14 @@
 
 pub mod flow;
 pub mod frame;
+mod ledger;
 
 use crate::net::node_of;
 use esp_proto::{EndpointConfig, MacAddr};
 use flow::Side;
-use frame::{ACK, RST, Rules, SYN, SetUpView, View};
-use std::collections::BTreeMap;
+use frame::{ACK, DONE, EXT, GO, PRB, RST, Rules, SYN, SetUpView, View};
+pub use ledger::Ledger;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Number of remembered incarnations of one connection.
 const REMEMBERED: usize = 4;
@@ -31,6 +33,11 @@ pub struct Checker {
     nodes: Vec<NodeRules>,
     /// Incarnations of each direction, the current one last.
     sides: BTreeMap<Key, Vec<Side>>,
+    /// Incarnations of both sides of connections that have moved or were resumed: their positions
+    /// begin again (W-106), and are no longer known.
+    moved: BTreeSet<u64>,
+    /// Directions in which a connection has moved or was resumed.
+    paths: BTreeSet<Key>,
     frames_only: bool,
     checked: u64,
 }
@@ -99,6 +106,10 @@ impl Checker {
             return Ok(0);
         }
         let key = (view.src, view.src_port, view.dst, view.dst_port);
+        if view.flags & !EXT == SYN | PRB {
+            self.moves(key, &view);
+            return Ok(0);
+        }
         if view.flags & SYN != 0 && view.set_up()?.ecn != ecn {
             return Err(format!(
                 "W-110: feature ECN, but the carrier's ECN support is {ecn}"
@@ -112,12 +123,29 @@ impl Checker {
             .get_mut(&key)
             .and_then(|sides| sides.pop_if(|side| !side.forgotten));
         let Some(mut side) = present else {
+            if self.paths.contains(&key) {
+                return Ok(0);
+            }
             return Err("a frame of a connection that never sent a SYN".into());
         };
-        let verdict = self.judge(&mut side, key, &view, max_window);
-        let mark = side.nonce;
+        let is_moved = self.moved.contains(&side.nonce);
+        let verdict = if is_moved {
+            Ok(())
+        } else {
+            self.judge(&mut side, key, &view, max_window)
+        };
+        let mark = if is_moved { 0 } else { side.nonce };
         self.sides.entry(key).or_default().push(side);
         verdict.map(|()| mark)
+    }
+
+    /// Handles a MOVE. GO and DONE end what is known of positions; the others change nothing.
+    fn moves(&mut self, key: Key, view: &View<'_>) {
+        let Some((GO | DONE, nonces)) = view.move_step() else {
+            return;
+        };
+        self.moved.extend(nonces);
+        self.paths.extend([key, (key.2, key.3, key.0, key.1)]);
     }
 
     fn judge(

@@ -94,11 +94,11 @@ impl World {
         }
         conn.moved = now;
         let role = conn.role;
-        self.opened(role);
+        self.note_opening(role);
         self.nodes[number].dirty.push_back(id);
     }
 
-    fn opened(&mut self, role: Option<(usize, Side)>) {
+    fn note_opening(&mut self, role: Option<(usize, Side)>) {
         let now = self.now;
         if let Some((flow, side)) = role {
             let status = self.flows[flow].side_mut(side);
@@ -133,7 +133,7 @@ impl World {
             self.flows[flow].passive.conn = Some(id);
             self.flows[flow].passive.closed = None;
         }
-        self.opened(conn.role);
+        self.note_opening(conn.role);
         self.nodes[number].conns.insert(id.slot, conn);
         self.queue.push(attach_at, Todo::Attach(number, id));
     }

@@ -1,15 +1,18 @@
 //! Frames between a host and the network: those that arrive, the receive ring, those that an
 //! endpoint sends.
 
+use super::protect::addresses;
 use crate::host::Delivery;
 use crate::link::Frame;
 use crate::pattern;
 use crate::trace;
 use crate::world::{Todo, World};
+use esp_proto::wire::HEADER_LEN;
 use esp_proto::{ConnId, Duration, HEAD_LEN, MacAddr, PREFIX_LEN, Payload, RxFrame, Transmit};
 
 impl World {
     pub(super) fn at_switch(&mut self, from: usize, frame: &Frame) {
+        self.show_to_forger(from, frame);
         for node in self.net.outputs(from, frame).filter(|node| *node != from) {
             let mut arrivals = std::mem::take(&mut self.arrivals);
             let fate = self.net.down(node, self.now, frame.clone(), &mut arrivals);
@@ -52,16 +55,20 @@ impl World {
         }
     }
 
-    pub(super) fn hand_over(&mut self, number: usize, frame: &Frame, looped: bool) {
+    pub(super) fn hand_over(&mut self, number: usize, frame: Frame, looped: bool) {
+        let frame = if looped {
+            Some(frame)
+        } else {
+            self.opened_frame(number, frame)
+        };
+        let Some(frame) = frame else { return };
         self.trace(|world| trace::line(world.now, &format!("     >{number}"), &frame.bytes, None));
         self.checker
             .delivered(number, &frame.bytes, frame.origin, frame.ce);
-        let Some((dst, rest)) = frame.bytes.split_first_chunk::<6>() else {
+        let Some((dst, src)) = addresses(&frame.bytes) else {
             return;
         };
-        let Some((src, body)) = rest.split_first_chunk::<6>() else {
-            return;
-        };
+        let body = &frame.bytes[PREFIX_LEN - HEADER_LEN..];
         let node = &mut self.nodes[number];
         let mut touched = Vec::new();
         let mut sink = Delivery {
@@ -74,8 +81,8 @@ impl World {
             problem: None,
         };
         let frame = RxFrame {
-            src: MacAddr(*src).into(),
-            dst: MacAddr(*dst).into(),
+            src: src.into(),
+            dst: dst.into(),
             body,
             looped,
             ce: frame.ce,
@@ -118,6 +125,11 @@ impl World {
                     self.queue.push(at, Todo::Room(number));
                 }
                 return any;
+            }
+            if let Some(frame) = self.set_up_frame(number) {
+                any = true;
+                self.transmit(number, frame);
+                continue;
             }
             let Some(transmit) = self.nodes[number]
                 .endpoint
@@ -194,6 +206,12 @@ impl World {
             );
             return;
         }
+        if let Some(frame) = self.protected(number, dst, frame) {
+            self.transmit(number, frame);
+        }
+    }
+
+    fn transmit(&mut self, number: usize, frame: Frame) {
         let mut arrivals = std::mem::take(&mut self.arrivals);
         let copy = if self.trace {
             frame.bytes.clone()

@@ -1,12 +1,16 @@
 //! Actions of a scenario's script: connections are opened and aborted, nodes restart, frames are
 //! injected.
 
+use super::protect::new_layer;
 use crate::host::Conn;
 use crate::link::Frame;
 use crate::plan::Side;
 use crate::trace;
 use crate::world::{Action, World};
 use esp_proto::{ConnOptions, EdpKind, Endpoint, HEAD_LEN, MacAddr, Port};
+
+/// Bytes of a packet beside the largest datagram of any kind.
+const LEAST_OVERHEAD: usize = 14;
 
 impl World {
     pub(super) fn act(&mut self, action: Action) {
@@ -32,11 +36,13 @@ impl World {
                 self.arrive(node, frame, false);
             }
             Action::Unlisten(node, port) => {
+                self.excuse_unattached(node, port);
                 self.nodes[node].listeners.remove(&port);
                 self.nodes[node].endpoint.unlisten(now, port);
                 self.drain(node);
             }
             Action::SetMtu(node, mtu) => {
+                let mtu = self.nodes[node].config.frame_mtu(mtu);
                 self.checker.set_mtu(node, mtu);
                 self.nodes[node].endpoint.set_mtu(now, mtu);
                 self.drain(node);
@@ -46,8 +52,11 @@ impl World {
                 self.drain(node);
             }
             Action::ShutdownAll(node) => {
-                self.nodes[node].endpoint.shutdown_all(now);
-                self.drain(node);
+                for member in self.members(node) {
+                    self.nodes[member].listeners.clear();
+                    self.nodes[member].endpoint.shutdown_all(now);
+                    self.drain(member);
+                }
             }
             Action::Datagram(node, port, dst, dst_port, kind, len) => {
                 self.datagram(node, (port, dst, dst_port), kind, len);
@@ -63,6 +72,8 @@ impl World {
         len: usize,
     ) {
         let mut head = [0u8; HEAD_LEN];
+        // The interface may carry less than when the datagram was planned.
+        let len = len.min(self.nodes[node].endpoint.mtu() as usize - LEAST_OVERHEAD);
         let built = self.nodes[node].endpoint.edp_header(
             &mut head,
             port,
@@ -128,24 +139,52 @@ impl World {
     }
 
     fn restart(&mut self, number: usize) {
-        self.renew(number);
-        for (_, conn) in std::mem::take(&mut self.nodes[number].conns) {
-            self.end_program(&conn);
+        let members = self.members(number);
+        for member in &members {
+            self.renew(*member);
+            for (_, conn) in std::mem::take(&mut self.nodes[*member].conns) {
+                self.end_program(&conn);
+            }
         }
-        self.drain(number);
+        for member in members {
+            self.drain(member);
+        }
+    }
+
+    /// Lets flows fail that have no connection yet with the program behind a listener.
+    fn excuse_unattached(&mut self, number: usize, port: Port) {
+        for flow in &mut self.flows {
+            let plan = &flow.plan;
+            let side = &flow.passive;
+            let node = &self.nodes[side.moved_to.unwrap_or(number)];
+            let conn = side.conn.and_then(|id| node.conns.get(&id.slot));
+            let is_attached =
+                side.closed.is_some() || conn.is_some_and(|conn| conn.rx.capacity > 0);
+            if (plan.to, plan.to_port, plan.crossing) == (number, port, false) && !is_attached {
+                flow.plan.may_fail = true;
+            }
+        }
     }
 
     /// Replaces a node's endpoint by a new one with its listeners.
     pub(crate) fn renew(&mut self, number: usize) {
         let node = &mut self.nodes[number];
         node.incarnation += 1;
-        let (config, mtu) = (node.config.endpoint.clone(), node.endpoint.mtu());
+        let (config, mtu) = (node.config.endpoint_config(), node.endpoint.mtu());
         node.endpoint = Endpoint::new(config, node.mac, mtu, node.rng.seed32(), node.incarnation);
+        if let Some(layer) = new_layer(&node.config, node.mac, &mut node.rng) {
+            let before = node.layer.replace(layer);
+            node.refused += before.map_or(0, |layer| layer.counters().dropped());
+        }
         for (port, options) in node.listeners.clone() {
             if node.endpoint.listen(port, options).is_err() {
                 self.fail("listen after restart");
             }
         }
+        if let Some(station) = node.station {
+            self.announce_rails(station);
+        }
+        let node = &mut self.nodes[number];
         self.checker.forget(node.mac);
         node.ring.clear();
         node.dirty.clear();

@@ -96,6 +96,7 @@ impl Cell {
             mtu: self.mtu,
             port: PortConfig { up, down },
             host,
+            protection: None,
         };
         world.add_nodes(2, &config);
         world.listen(1, PORT, 1, b"");

@@ -3,6 +3,7 @@
 
 mod ecn;
 mod forged;
+mod protected;
 mod rails;
 mod restart;
 mod trouble;
