@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use tokio::sync::Semaphore;
 
 use crate::config::{Limits, Resource};
 
@@ -16,6 +17,8 @@ const RESOURCES: usize = Resource::ALL.len();
 struct Account {
     used: [u64; RESOURCES],
     requests: Bucket,
+    /// One permit: the turn of the program whose status is made or unread.
+    status: Arc<Semaphore>,
 }
 
 impl Account {
@@ -107,6 +110,7 @@ impl Accounts {
         let mut account = self.users.entry(uid).or_insert_with(|| Account {
             used: [0; RESOURCES],
             requests: Bucket::full(limits.of(uid, Resource::Requests)),
+            status: Arc::new(Semaphore::new(1)),
         });
         let refused = if account.used[what as usize].saturating_add(amount) > limit {
             Some(OverLimit {
@@ -170,6 +174,13 @@ impl Accounts {
             Some(mut account) => account.requests.take(rate, now),
             None => Ok(()),
         }
+    }
+
+    /// Returns the turn of the user's programs to have a status, which may have some megabytes:
+    /// one permit. `None` for a user without charges.
+    pub(crate) fn status_turn(&self, uid: u32) -> Option<Arc<Semaphore>> {
+        let account = self.users.get(&uid)?;
+        Some(Arc::clone(&account.status))
     }
 
     /// Returns the charges of all users together.

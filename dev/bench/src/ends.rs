@@ -7,6 +7,7 @@ use std::time::Duration;
 use esp_client::{Client, EspListener, EspStream, MacAddr, NodeAddr, Spin};
 use p2p::Comm;
 
+use crate::protect;
 use crate::task::{Protocol, Role, Task, Wait};
 use lab::Node;
 
@@ -22,7 +23,7 @@ pub(super) fn open(
     listening: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<Box<dyn End>> {
     match job.path {
-        Protocol::Tcp | Protocol::TcpNoOffload => {
+        Protocol::Tcp | Protocol::TcpTls | Protocol::TcpNoOffload => {
             let stream = match job.role {
                 Role::Server => {
                     let listener = TcpListener::bind((Node(job.node).ip(), job.port))?;
@@ -31,6 +32,9 @@ pub(super) fn open(
                 }
                 Role::Client => TcpStream::connect((Node(job.node).ip(), job.port))?,
             };
+            if job.path == Protocol::TcpTls {
+                protect::start_tls(&stream, job.role)?;
+            }
             Ok(Box::new(tcp_end(stream, job.wait)?))
         }
         Protocol::Daemon | Protocol::Lease | Protocol::UdpDaemon => {

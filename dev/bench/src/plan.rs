@@ -1,6 +1,7 @@
 //! Benchmarks between two nodes: their labs and their cases.
 
 use crate::about::About;
+use crate::protect::Protection;
 use crate::task::{Protocol, Wait, Work};
 use lab::{LabOptions, WireOptions};
 
@@ -28,6 +29,8 @@ pub struct LabPlan {
     pub held: usize,
     /// Idle leased ports of each node that are open all the time.
     pub leases: usize,
+    /// Protection of packets between the daemons.
+    pub protection: Protection,
 }
 
 impl LabPlan {
@@ -70,13 +73,28 @@ impl Case {
 }
 
 impl Bench {
-    /// Returns the cases in the same lab that differ by the protocol alone.
+    /// Returns the cases in the same lab that differ by the protocol alone. TCP is measured in one
+    /// of the labs that differ by the protection of ESP's packets.
     pub fn beside(&self, case: &Case, path: Protocol) -> Vec<usize> {
+        let lab = |index: usize| self.labs.get(index).copied().unwrap_or_default();
+        let plain = |index| LabPlan {
+            protection: Protection::None,
+            ..lab(index)
+        };
         self.positions(|other| {
             other.path == path
                 && case.path != path
-                && other.lab == case.lab
+                && (other.lab == case.lab
+                    || path.carrier().is_none() && plain(case.lab) == lab(other.lab))
                 && case.comparable(other)
+        })
+    }
+
+    /// Returns the case that differs by the protection alone.
+    pub fn without_protection(&self, case: &Case) -> Vec<usize> {
+        self.in_lab(case, |lab| LabPlan {
+            protection: Protection::None,
+            ..*lab
         })
     }
 
@@ -119,8 +137,9 @@ impl Bench {
 }
 
 /// All protocols, in the order they are measured.
-pub const PROTOCOLS: [Protocol; 10] = [
+pub const PROTOCOLS: [Protocol; 11] = [
     Protocol::Tcp,
+    Protocol::TcpTls,
     Protocol::TcpNoOffload,
     Protocol::Raw,
     Protocol::Lease,
@@ -133,7 +152,7 @@ pub const PROTOCOLS: [Protocol; 10] = [
 ];
 
 /// All benchmarks between two nodes, in the order they run.
-pub static BENCHES: [About; 7] = [
+pub static BENCHES: [About; 8] = [
     About {
         name: "pingpong",
         title: "latency over size: half a round trip",
@@ -194,6 +213,15 @@ pub static BENCHES: [About; 7] = [
                  further socket costs every frame 120 ns.",
         millis: [1_100, 870],
     },
+    About {
+        name: "protect",
+        title: "protection of packets, through the daemon: none, checksum, integrity, encrypt",
+        limits: "The daemons' cores are the limit: each packet is copied once more on both sides, \
+                 and its checksum or tag is made from all of its bytes. TLS over TCP works on \
+                 records of up to 16 KiB, which segmentation offload passes through the stack at \
+                 once.",
+        millis: [1_000, 500],
+    },
 ];
 
 /// Returns all benchmarks, or those named. `quick`: fewer rounds, sizes and samples.
@@ -233,6 +261,10 @@ fn bench(about: &'static About, quick: bool) -> Bench {
         ],
         "idle" => vec![lab, LabPlan { held: 999, ..lab }],
         "leases" => vec![lab, LabPlan { leases: 63, ..lab }],
+        "protect" => {
+            let with = |lab| Protection::ALL.map(|protection| LabPlan { protection, ..lab });
+            [lab, jumbo].into_iter().flat_map(with).collect()
+        }
         _ => vec![lab, jumbo],
     };
     let mut cases = Vec::new();
@@ -241,7 +273,7 @@ fn bench(about: &'static About, quick: bool) -> Bench {
         for (wait, work) in works(about.name, quick) {
             for path in PROTOCOLS {
                 let is_raw_stream = path.is_bare() && matches!(work, Work::Stream { .. });
-                if !fits(about.name, path, work, lab.mtu)
+                if !fits(about.name, path, work, lab)
                     || (is_raw_stream && raw_streams.contains(&path))
                 {
                     continue;
@@ -276,11 +308,14 @@ fn bench(about: &'static About, quick: bool) -> Bench {
 /// Bulk traffic is compared with TCP with and without offload; under loss only without (see the
 /// limits of `loss`). Small messages do not use offload. The bare loop has no send calls, no repair
 /// of losses and no messages above one frame.
-fn fits(bench: &str, path: Protocol, work: Work, mtu: u32) -> bool {
+fn fits(bench: &str, path: Protocol, work: Work, lab: &LabPlan) -> bool {
     let is_one_frame = match work {
-        Work::PingPong { size, .. } => size + 41 <= mtu as usize,
+        Work::PingPong { size, .. } => size + 41 <= lab.mtu as usize,
         _ => true,
     };
+    if path == Protocol::TcpTls && bench != "protect" {
+        return false;
+    }
     match bench {
         "stream" => true,
         "pingpong" => path != Protocol::TcpNoOffload && (!path.is_bare() || is_one_frame),
@@ -290,6 +325,10 @@ fn fits(bench: &str, path: Protocol, work: Work, mtu: u32) -> bool {
         ),
         "idle" => path == Protocol::Daemon,
         "leases" => matches!(path, Protocol::Lease | Protocol::Daemon),
+        "protect" => match path {
+            Protocol::Tcp | Protocol::TcpTls => lab.protection == Protection::None,
+            _ => matches!(path, Protocol::Daemon | Protocol::UdpDaemon),
+        },
         _ => matches!(
             path,
             Protocol::Tcp
@@ -352,7 +391,7 @@ fn works(name: &str, quick: bool) -> Vec<(Wait, Work)> {
             sizes.iter().map(|&s| (Wait::Block, stream(s))).collect()
         }
         "idle" => vec![(Wait::Block, ping(1)), (Wait::Block, whole)],
-        "leases" => vec![
+        "leases" | "protect" => vec![
             (Wait::Block, ping(1)),
             (Wait::Poll, ping(1)),
             (Wait::Block, whole),
@@ -368,11 +407,12 @@ mod tests {
     #[test]
     fn every_case_has_a_case_to_compare_with() -> Result<(), String> {
         for bench in plan(false, &[])? {
+            let daemon_only = ["idle", "protect"].contains(&bench.about.name);
             for path in [Protocol::Daemon, Protocol::Lease] {
                 let has = bench.cases.iter().any(|c| c.path == path);
                 assert_eq!(
                     has,
-                    path == Protocol::Daemon || bench.about.name != "idle",
+                    path == Protocol::Daemon || !daemon_only,
                     "{}",
                     bench.about.name
                 );

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::plan::{Bench, Case};
+use crate::plan::{Bench, Case, LabPlan};
+use crate::protect::Protection;
 use crate::samples::{Samples, median};
 use crate::table::{Column, Ratio, Style, render, rounded};
 use crate::task::{Carrier, Protocol, TaskResult, Wait, Work};
@@ -12,7 +13,7 @@ use crate::task::{Carrier, Protocol, TaskResult, Wait, Work};
 pub struct Row {
     /// Name of the benchmark.
     pub bench: &'static str,
-    /// Protocol: tcp, tcp-no-offload, raw, lease, daemon, p2p; over the second carrier raw-udp, udp
+    /// Protocol: tcp, tcp-tls, tcp-no-offload, raw, lease, daemon, p2p; over the second carrier raw-udp, udp
     /// and p2p-udp.
     pub path: &'static str,
     /// Carrier of ESP and of the bare loop: raw or udp.
@@ -35,6 +36,9 @@ pub struct Row {
     /// Leased ports of a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leases: Option<usize>,
+    /// Protection of packets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protection: Option<Protection>,
     /// Median of all samples, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
@@ -47,6 +51,12 @@ pub struct Row {
     /// Ratio to TCP: of times or of rates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio_to_tcp: Option<Ratio>,
+    /// Ratio to TCP with TLS of the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_tcp_tls: Option<Ratio>,
+    /// Ratio to the same protocol without protection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_unprotected: Option<Ratio>,
     /// Ratio to TCP without offload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio_to_tcp_no_offload: Option<Ratio>,
@@ -79,6 +89,9 @@ pub struct Row {
     /// Value of each round: the median of its times in microseconds, or its Gbit/s.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<f64>,
+    /// Why there are no figures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// Rounds measured.
     pub rounds: usize,
     /// Cores of the processes.
@@ -148,6 +161,8 @@ impl Measured {
 pub struct Results {
     /// By case, then by round.
     pub measured: Vec<Vec<Measured>>,
+    /// By case: why it was not measured.
+    pub notes: Vec<Option<String>>,
     /// By lab: memory of a daemon per idle connection.
     pub bytes_per_connection: Vec<Option<f64>>,
     /// Cores of the processes.
@@ -206,6 +221,8 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
     };
     let held = bench.labs.iter().any(|lab| lab.held > 0);
     let leases = bench.labs.iter().any(|lab| lab.leases > 0);
+    let differ = |lab: &LabPlan| lab.protection != Protection::None;
+    let protected = bench.labs.iter().any(differ) && case.path.carrier().is_some();
     Row {
         bench: bench.about.name,
         path: case.path.name(),
@@ -223,10 +240,13 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
         loss: (lab.loss_ppm > 0).then(|| f64::from(lab.loss_ppm) / 1e6),
         connections: held.then_some(lab.held + 1),
         leases: leases.then_some(lab.leases + usize::from(case.path == Protocol::Lease)),
+        protection: protected.then_some(lab.protection),
         p50_us: time(50.0),
         p99_us: time(99.0),
         gbit_s: of_rounds(&|m| m.gbit_s),
         ratio_to_tcp: ratio(bench.beside(case, Protocol::Tcp), &value),
+        ratio_to_tcp_tls: ratio(bench.beside(case, Protocol::TcpTls), &value),
+        ratio_to_unprotected: ratio(bench.without_protection(case), &value),
         ratio_to_tcp_no_offload: ratio(bench.beside(case, Protocol::TcpNoOffload), &value),
         ratio_to_raw: ratio(bench.beside(case, case.path.bare()), &value),
         ratio_to_lossless: ratio(bench.without_loss(case), &value),
@@ -249,6 +269,7 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
             .flatten()
             .and_then(rounded),
         values: values(mine),
+        note: results.notes.get(index).cloned().flatten(),
         rounds: mine.len(),
         cores: results.cores.clone(),
     }
@@ -258,7 +279,7 @@ fn rounds_of(results: &Results, case: usize) -> &[Measured] {
     results.measured.get(case).map_or(&[], Vec::as_slice)
 }
 
-const COLUMNS: [Column<Row>; 20] = [
+const COLUMNS: [Column<Row>; 24] = [
     ("path", true, |r| Some(r.path.to_owned())),
     ("wait", true, |r| r.wait.map(|w| w.name().to_owned())),
     ("size", false, |r| r.size.map(|s| s.to_string())),
@@ -270,10 +291,19 @@ const COLUMNS: [Column<Row>; 20] = [
         r.connections.map(|n| n.to_string())
     }),
     ("leases", false, |r| r.leases.map(|n| n.to_string())),
+    ("protection", true, |r| {
+        r.protection.map(|p| p.name().to_owned())
+    }),
     ("p50 µs", false, |r| r.p50_us.map(|v| format!("{v:.2}"))),
     ("p99 µs", false, |r| r.p99_us.map(|v| format!("{v:.2}"))),
     ("Gbit/s", false, |r| r.gbit_s.map(|v| format!("{v:.2}"))),
     ("/ tcp", false, |r| r.ratio_to_tcp.map(|v| v.to_string())),
+    ("/ tcp-tls", false, |r| {
+        r.ratio_to_tcp_tls.map(|v| v.to_string())
+    }),
+    ("/ none", false, |r| {
+        r.ratio_to_unprotected.map(|v| v.to_string())
+    }),
     ("/ tcp no offload", false, |r| {
         r.ratio_to_tcp_no_offload.map(|v| v.to_string())
     }),
@@ -299,6 +329,7 @@ const COLUMNS: [Column<Row>; 20] = [
     ("bytes/connection", false, |r| {
         r.bytes_per_connection.map(|v| format!("{v:.0}"))
     }),
+    ("note", true, |r| r.note.clone()),
 ];
 
 /// Formats the rows as a table.
@@ -435,6 +466,50 @@ mod tests {
             rows.iter()
                 .any(|r| r.connections == Some(1) && r.bytes_per_connection.is_none())
         );
+        Ok(())
+    }
+
+    #[test]
+    fn protection_is_compared_with_none_and_with_tls() -> Result<(), String> {
+        let bench = plan(true, &["protect".into()])?.remove(0);
+        let mut results = results(&bench, |case| {
+            let rate = match (case.path, bench.labs[case.lab].protection) {
+                (Protocol::Tcp, _) => 10.0,
+                (Protocol::TcpTls, _) => 4.0,
+                (_, Protection::Encrypt) => 1.0,
+                _ => 2.0,
+            };
+            vec![measured(1000, rate)]
+        });
+        let all = rows(&bench, &results);
+        let median = |ratio: Option<Ratio>| ratio.map(|r| r.median);
+        let encrypted = |r: &&Row| r.protection == Some(Protection::Encrypt);
+        let streams = all.iter().filter(encrypted).filter(|r| r.gbit_s.is_some());
+        for row in streams.clone() {
+            assert_eq!(median(row.ratio_to_tcp), Some(0.1), "{row:?}");
+            assert_eq!(median(row.ratio_to_tcp_tls), Some(0.25), "{row:?}");
+            assert_eq!(median(row.ratio_to_unprotected), Some(0.5), "{row:?}");
+        }
+        // Two carriers, two MTUs.
+        assert_eq!(streams.count(), 4);
+        let tls = |r: &&Row| r.path == "tcp-tls";
+        assert_eq!(all.iter().filter(tls).count(), 6);
+        assert!(all.iter().filter(tls).all(|r| r.protection.is_none()));
+        for (case, measured) in bench.cases.iter().zip(&mut results.measured) {
+            let is_tls = case.path == Protocol::TcpTls;
+            let note = is_tls.then(|| "no TLS".to_owned());
+            if note.is_some() {
+                measured.clear();
+            }
+            results.notes.push(note);
+        }
+        let all = rows(&bench, &results);
+        for row in &all {
+            assert_eq!(row.note.is_some(), row.path == "tcp-tls");
+            assert_eq!(row.rounds, usize::from(row.note.is_none()));
+            assert_eq!(row.ratio_to_tcp_tls, None);
+        }
+        assert!(table(&all, Style::Text).contains("no TLS"));
         Ok(())
     }
 

@@ -1,8 +1,9 @@
 //! Runs the cases of a benchmark in alternating rounds.
 
-use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStderr, Stdio};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::cores::Cores;
 use crate::plan::{Bench, Case, LabPlan};
+use crate::protect::{Protection, without_kernel_tls};
 use crate::report::{Measured, Results};
 use crate::scratch::Scratch;
 use crate::task::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
@@ -48,14 +50,18 @@ impl Rig {
 
     /// Creates a lab whose daemons are bound to their cores.
     pub fn lab(&self, options: &LabOptions) -> Result<Lab, Failure> {
-        let mut options = LabOptions {
-            daemon_cpus: self.cores.daemons(),
-            ..options.clone()
-        };
+        let mut options = self.pinned(options);
         options
             .daemon_config
             .push_str("\n[lease]\nallow = \"all\"\n");
         Ok(Lab::create(&options)?)
+    }
+
+    fn pinned(&self, options: &LabOptions) -> LabOptions {
+        LabOptions {
+            daemon_cpus: self.cores.daemons(),
+            ..options.clone()
+        }
     }
 
     /// Runs all rounds of a benchmark in its own labs. Calls `step` after each measurement.
@@ -85,8 +91,16 @@ impl Rig {
         step: impl Fn(),
     ) -> Result<Results, Failure> {
         let mut measured: Vec<Vec<Measured>> = bench.cases.iter().map(|_| Vec::new()).collect();
+        let has_tls = bench.cases.iter().any(|c| c.path == Protocol::TcpTls);
+        let no_tls = has_tls.then(without_kernel_tls).flatten();
+        let note = |case: &Case| no_tls.clone().filter(|_| case.path == Protocol::TcpTls);
+        let notes: Vec<_> = bench.cases.iter().map(note).collect();
         for _ in 0..bench.rounds {
-            for (case, measured) in bench.cases.iter().zip(&mut measured) {
+            for ((case, measured), note) in bench.cases.iter().zip(&mut measured).zip(&notes) {
+                if note.is_some() {
+                    step();
+                    continue;
+                }
                 let lab = labs
                     .get(case.lab)
                     .ok_or_else(|| Failure::new("a case names no lab"))?;
@@ -99,6 +113,7 @@ impl Rig {
         }
         Ok(Results {
             measured,
+            notes,
             bytes_per_connection: Vec::new(),
             cores: self.cores.to_string(),
         })
@@ -107,11 +122,16 @@ impl Rig {
     /// Creates a lab and opens its idle connections.
     fn prepare(&mut self, plan: &LabPlan, daemon: bool) -> Result<Prepared, Failure> {
         let wire = plan.wire();
-        let lab = self.lab(&LabOptions {
+        let options = LabOptions {
             daemon,
             carriers: Carriers::Both,
             ..LabOptions::new(wire.nodes).with_wire(wire)
-        })?;
+        };
+        let lab = if plan.protection == Protection::None {
+            self.lab(&options)?
+        } else {
+            self.protected_lab(options, plan.protection)?
+        };
         if plan.leases > 0 {
             let job = self.job(
                 Protocol::Lease,
@@ -168,6 +188,25 @@ impl Rig {
             lab,
             bytes_per_connection,
         })
+    }
+
+    /// Creates a lab whose daemons require protection. They read the key when they start. Leases
+    /// are not protected.
+    fn protected_lab(
+        &self,
+        mut options: LabOptions,
+        protection: Protection,
+    ) -> Result<Lab, Failure> {
+        let scratch = Scratch::new()?;
+        let key = scratch.path().join("key");
+        if protection.has_key() {
+            let mut file = File::options();
+            let file = file.write(true).create_new(true).mode(0o600).open(&key);
+            let written = file.and_then(|mut file| file.write_all("07".repeat(32).as_bytes()));
+            written.doing(key.display())?;
+        }
+        options.daemon_config = protection.config(&key);
+        Ok(Lab::create(&self.pinned(&options))?)
     }
 
     /// Measures a case once.
@@ -307,11 +346,7 @@ impl Worker {
         let name = format!("the worker in node{node}");
         let text = serde_json::to_string(job).doing(&name)?;
         let mut command = lab.pinned_command(node, cpus, "esplab")?;
-        command
-            .args(["worker", &text])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.args(["worker", &text]);
         if let Some(meet) = meet {
             command
                 .env("ESP_BOOT", "fixed")
@@ -321,6 +356,14 @@ impl Worker {
                 .env("ESP_JOB_SIZE", "2");
         }
         command.envs(variables.iter().copied());
+        Worker::spawn(name, command)
+    }
+
+    fn spawn(name: String, mut command: Command) -> Result<Worker, Failure> {
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().doing(&name)?;
         let stderr = child.stderr.take();
         let stdout = child
@@ -341,6 +384,37 @@ impl Worker {
             lines,
             stderr,
         })
+    }
+
+    /// Starts `esplab worker` on any core, by a program that changes the user; without arguments
+    /// for that, as this user.
+    pub(super) fn start_as(
+        lab: &Lab,
+        node: usize,
+        user: &[&str],
+        job: &impl Serialize,
+    ) -> Result<Worker, Failure> {
+        let name = format!("the other user's worker in node{node}");
+        let text = serde_json::to_string(job).doing(&name)?;
+        let mut command = if user.is_empty() {
+            lab.command(node, "esplab")?
+        } else {
+            let mut command = lab.command(node, "setpriv")?;
+            command.args(user).arg("esplab");
+            command
+        };
+        command.args(["worker", &text]);
+        Worker::spawn(name, command)
+    }
+
+    /// Fails if the worker has ended.
+    pub(super) fn check_running(&mut self) -> Result<(), Failure> {
+        match self.child.try_wait().doing(&self.name)? {
+            None => Ok(()),
+            Some(_) => self
+                .line()
+                .and_then(|line| Err(Failure::new(format!("{} ended early: {line}", self.name)))),
+        }
     }
 
     /// Reads the next line.

@@ -10,6 +10,8 @@ use crate::samples::Samples;
 pub enum Protocol {
     /// The kernel's TCP with TCP_NODELAY and segmentation offload, the default of the system.
     Tcp,
+    /// TCP as above, encrypted by the kernel (AES-128-GCM).
+    TcpTls,
     /// TCP without segmentation offload: one pass through the stack per frame.
     TcpNoOffload,
     /// A bare packet-socket loop without a protocol: the limit of user space on this link.
@@ -67,7 +69,7 @@ impl Protocol {
     /// Returns the carrier; none for TCP.
     pub fn carrier(self) -> Option<Carrier> {
         match self {
-            Protocol::Tcp | Protocol::TcpNoOffload => None,
+            Protocol::Tcp | Protocol::TcpTls | Protocol::TcpNoOffload => None,
             Protocol::Raw | Protocol::Daemon | Protocol::Lease | Protocol::P2p => {
                 Some(Carrier::Raw)
             }
@@ -81,6 +83,7 @@ impl Protocol {
     pub fn label(self) -> &'static str {
         match self {
             Protocol::Tcp => "TCP (any user)",
+            Protocol::TcpTls => "TCP, TLS of the kernel (any user)",
             Protocol::TcpNoOffload => "TCP without offload",
             Protocol::Raw => "bare packet loop (CAP_NET_RAW)",
             Protocol::Daemon => "ESP, daemon (any user)",
@@ -97,6 +100,7 @@ impl Protocol {
     pub fn name(self) -> &'static str {
         match self {
             Protocol::Tcp => "tcp",
+            Protocol::TcpTls => "tcp-tls",
             Protocol::TcpNoOffload => "tcp-no-offload",
             Protocol::Raw => "raw",
             Protocol::Daemon => "daemon",

@@ -22,7 +22,7 @@ use esp_engine::{Command, ListenerId};
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tracing::{debug, trace};
 
 use crate::accounts::Charge;
@@ -91,6 +91,8 @@ struct Session {
     not_before: Option<Instant>,
     malformed: u32,
     outbox: Outbox,
+    /// Held from the request of a status until the program has read it.
+    status_turn: Option<OwnedSemaphorePermit>,
     /// The socket accepts no descriptors before this.
     flush_after: Option<Instant>,
     _program: Charge,
@@ -124,6 +126,7 @@ pub(crate) async fn serve(
         not_before: None,
         malformed: 0,
         outbox: Outbox::default(),
+        status_turn: None,
         flush_after: None,
         _program: program,
     };
@@ -153,6 +156,9 @@ impl Session {
             let flushed = self.outbox.flush(&self.stream)?;
             self.flush_after =
                 (flushed == Flushed::Later).then(|| Instant::now() + DESCRIPTOR_PAUSE);
+        }
+        if self.outbox.is_empty() {
+            self.status_turn = None;
         }
         let may_work = self.not_before.is_none() && !self.outbox.is_full();
         if self.undecoded && may_work {

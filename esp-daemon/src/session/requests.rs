@@ -154,10 +154,24 @@ impl Session {
             } => self
                 .lease_connection(client, lease, (local_port, peer, peer_port), nonce)
                 .map(done),
-            Request::Status => status::of(&self.node, self.credentials)
-                .await
-                .map(|status| (Reply::Status(Box::new(status)), Vec::new())),
+            Request::Status => self.status().await,
         })
+    }
+
+    /// Returns the status, once no other program of the user has an unread one: a user's programs
+    /// hold the memory of one at a time.
+    async fn status(&mut self) -> Result<ReplyWithFds, Refusal> {
+        let turn = self.node.accounts.status_turn(self.credentials.uid);
+        if let (None, Some(turn)) = (&self.status_turn, turn) {
+            let wait = tokio::time::timeout(self.node.patience, turn.acquire_owned());
+            let Ok(Ok(permit)) = wait.await else {
+                let why = "another program of this user does not read its status; retry later";
+                return Err(Refusal::new(ErrorKind::Limit, why));
+            };
+            self.status_turn = Some(permit);
+        }
+        let status = status::of(&self.node, self.credentials).await?;
+        Ok((Reply::Status(Box::new(status)), Vec::new()))
     }
 
     async fn listen(

@@ -88,6 +88,34 @@ fn a_long_status_is_truncated_and_counted() {
     );
 }
 
+/// A status has up to 4 MiB: programs that do not read theirs must not multiply that.
+#[test]
+fn a_user_has_one_unread_status_at_a_time() {
+    let rig = Rig::with_patience("", std::time::Duration::from_secs(30));
+    rig.engine.books().unowned_connections = 20_000;
+    let mut deaf = rig.program_of(1);
+    deaf.post(Request::Status);
+    eventually("it is asked", || rig.count("status_omitted") > 0);
+    let omitted = rig.count("status_omitted");
+    let mut others: Vec<_> = (0..8).map(|_| rig.program_of(1)).collect();
+    for program in &mut others {
+        program.post(Request::Status);
+    }
+    let mut stranger = rig.program_of(2);
+    assert!(!status(&mut stranger).connections.is_empty());
+    assert_eq!(
+        rig.count("status_omitted"),
+        2 * omitted,
+        "none was made for the user's other programs"
+    );
+    assert!(matches!(deaf.next(), Some((_, Reply::Status(_), _))));
+    std::thread::scope(|scope| {
+        for program in &mut others {
+            scope.spawn(|| assert!(matches!(program.next(), Some((_, Reply::Status(_), _)))));
+        }
+    });
+}
+
 #[test]
 fn link_events_reach_programs() {
     let rig = Rig::new("");
