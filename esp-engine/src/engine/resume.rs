@@ -1,6 +1,9 @@
 //! Adoption of streams and datagram sockets whose engine has ended: their programs bring the memory
 //! of their rings, in which the earlier engine left the connection's image.
 
+#[cfg(all(test, not(loom)))]
+mod tests;
+
 use std::sync::Arc;
 
 use esp_proto::{ConnImage, Instant, Positions, ResumeError};

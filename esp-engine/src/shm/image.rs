@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use esp_proto::wire::MAX_RAILS;
 use esp_proto::{ConnImage, MacAddr, NodeAddr};
 
-use super::layout::{IMAGE_WORDS, ImageWords};
+use super::layout::{IMAGE_WORDS, ImageWords, Word};
 use super::region::Region;
 use shmem::sync::Ordering;
 
@@ -32,7 +32,7 @@ type Words = [u64; IMAGE_WORDS];
 
 impl ImageWords {
     /// Returns the stores that replace the image, in order.
-    fn stores(&self, new: &Words) -> impl Iterator<Item = (&shmem::sync::AtomicU64, u64)> {
+    fn stores(&self, new: &Words) -> impl Iterator<Item = (&Word, u64)> {
         // Only this side writes `active`, but the program could.
         let other = usize::from(self.active.load(Ordering::Relaxed) == 1);
         let place = &self.places[other];

@@ -43,6 +43,12 @@ use shmem::sync::Ordering;
 use shmem::sync::{AtomicU32, AtomicU64};
 use shmem::{FutexWord, Line};
 
+/// A 64-bit word of a region.
+#[cfg(not(all(test, not(loom))))]
+pub(crate) type Word = AtomicU64;
+#[cfg(all(test, not(loom)))]
+pub(crate) type Word = super::mortal::AtomicU64;
+
 #[cfg(not(loom))]
 use super::{RegionError, RingSizes};
 
@@ -111,8 +117,8 @@ pub(crate) struct RegionHeader {
     pub(crate) about: Line<About>,
     pub(crate) waiting: Line<AtomicU32>,
     pub(crate) tx_head: Line<Head>,
-    pub(crate) rx_tail: Line<AtomicU64>,
-    pub(crate) tx_tail: Line<AtomicU64>,
+    pub(crate) rx_tail: Line<Word>,
+    pub(crate) tx_tail: Line<Word>,
     pub(crate) rx_head: Line<Head>,
     pub(crate) engine: Line<StateWords>,
     pub(crate) image: Line<ImageWords>,
@@ -124,10 +130,10 @@ pub(crate) struct RegionHeader {
 #[cfg_attr(loom, derive(Default))]
 pub(crate) struct Head {
     /// Bytes since the start, and [`FIN`].
-    pub(crate) count: AtomicU64,
+    pub(crate) count: Word,
     /// Added to a byte's index to find its place. Changed only while the ring is empty, before the
     /// `count` that publishes the next bytes.
-    pub(crate) shift: AtomicU64,
+    pub(crate) shift: Word,
 }
 
 /// Words of the engine that change rarely.
@@ -135,7 +141,7 @@ pub(crate) struct Head {
 #[derive(Debug)]
 #[cfg_attr(loom, derive(Default))]
 pub(crate) struct StateWords {
-    pub(crate) state: AtomicU64,
+    pub(crate) state: Word,
     /// Indexed by [`super::Wake`].
     pub(crate) wakes: [FutexWord; 3],
 }
@@ -145,8 +151,8 @@ pub(crate) struct StateWords {
 #[derive(Debug)]
 #[cfg_attr(loom, derive(Default))]
 pub(crate) struct ImageWords {
-    pub(crate) active: AtomicU64,
-    pub(crate) places: [[AtomicU64; IMAGE_WORDS]; 2],
+    pub(crate) active: Word,
+    pub(crate) places: [[Word; IMAGE_WORDS]; 2],
 }
 
 /// A bitmap with its summary, from one side to the other.
@@ -191,7 +197,7 @@ unsafe impl shmem::Words for EngineWords {}
 #[cfg(not(loom))]
 const _: () = {
     use core::mem::{offset_of, size_of};
-    assert!(size_of::<Line<AtomicU32>>() == LINE && size_of::<Line<AtomicU64>>() == LINE);
+    assert!(size_of::<Line<AtomicU32>>() == LINE && size_of::<Line<Word>>() == LINE);
     assert!(size_of::<Line<Head>>() == LINE);
     assert!(size_of::<Line<About>>() == LINE && size_of::<Line<StateWords>>() == LINE);
 

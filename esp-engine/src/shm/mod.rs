@@ -44,6 +44,8 @@ mod tx;
 #[cfg(all(test, loom))]
 mod model;
 #[cfg(all(test, not(loom)))]
+pub(crate) mod mortal;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use doorbell::{ClientPage, Doorbell, Events, SlotSet};
@@ -114,7 +116,6 @@ pub struct Corruption {
 }
 
 /// Error for a second engine's end of a region in one process.
-#[cfg(not(loom))]
 pub(crate) const IN_USE: Corruption = Corruption {
     what: "the region is in use by this engine already",
     value: 0,

@@ -7,6 +7,8 @@
 //! model fail, except for the two orderings of the bitmaps' summary word, which publish the bit of
 //! its word: the checker runs read-modify-writes in program order and so cannot test them.
 
+mod resume;
+
 use std::sync::Arc;
 
 use loom::sync::{Condvar, Mutex};

@@ -56,7 +56,7 @@ impl Roles {
 }
 
 /// A role that this process holds until it drops this, before its mapping of the region. A model
-/// creates each end once.
+/// has each end once at a time.
 #[derive(Debug)]
 pub(crate) struct HeldRole {
     #[cfg(not(loom))]
@@ -78,6 +78,12 @@ impl Roles {
     #[cfg(loom)]
     pub(crate) fn acquire(self, _: Role) -> HeldRole {
         HeldRole {}
+    }
+
+    /// Returns false: a model drops the ends of one engine before it creates those of the next.
+    #[cfg(loom)]
+    pub(crate) fn has_engine(self) -> bool {
+        false
     }
 }
 

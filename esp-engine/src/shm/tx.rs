@@ -3,12 +3,10 @@
 use core::ptr::NonNull;
 use std::sync::Arc;
 
-#[cfg(not(loom))]
-use super::IN_USE;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::{HeldRole, Role};
-use super::{Corruption, crosses_page};
+use super::{Corruption, IN_USE, crosses_page};
 use shmem::sync::Ordering;
 
 /// The program's end: writes bytes. One per region. It clamps what it reads from the engine.
@@ -212,7 +210,6 @@ impl TxConsumer {
     ///
     /// # Errors
     /// The indices are impossible, or this process has a consumer of the region.
-    #[cfg(not(loom))]
     pub fn resume(region: Arc<Region>) -> Result<(Self, TxView), Corruption> {
         if region.roles().has_engine() {
             return Err(IN_USE);
