@@ -82,6 +82,7 @@ impl<'a> Host<'a> {
         };
         host.send(Command::AddClient {
             client: CLIENT,
+            user: 0,
             page: Arc::clone(&host.page),
             doorbell: doorbell.into(),
             notify: notify.into(),
