@@ -62,9 +62,10 @@ pub struct Options {
     /// The last rail has all remaining interfaces, and uses the best of them for each node.
     pub rails: usize,
     /// Use of keys for packets over UDP. The keys are those of [`Options::key_files`], else one
-    /// that rank 0 chooses and the launcher passes on. `None`: encryption if there are files, or if the
-    /// daemon of rank 0's node has a key. With files or [`Auth::Encrypt`] or [`Auth::Integrity`]
-    /// transports that these keys do not protect are excluded: all but memory and UDP.
+    /// that rank 0 chooses and the launcher passes on. `None`: encryption if there are files, or if
+    /// the daemon of rank 0's node has a key. With files or [`Auth::Encrypt`] or
+    /// [`Auth::Integrity`] transports that these keys do not protect are excluded: all but memory
+    /// and UDP.
     pub auth: Option<Auth>,
     /// Files with keys, at most [`MAX_KEYS`](esp_client::MAX_KEYS). All processes of a job need
     /// one of the keys in common.

@@ -136,7 +136,7 @@ pub(super) fn worker(flags: &Worker) -> Result<Verdict, Failure> {
         AnyTask::Ends(task) => out::json(&worker::work(task, |line| say(&line)).doing("worker")?),
         AnyTask::Rails(task) => out::json(&rails::work(task).doing("worker")?),
         AnyTask::Neighbour(task) => {
-            return bystander::work(task, |line| Ok(say(&line)?))
+            return bystander::work(task, |line| say(&line))
                 .doing("worker")
                 .map(|()| Verdict::Done);
         }

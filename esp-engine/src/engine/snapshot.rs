@@ -11,8 +11,8 @@ use crate::command::{
     ClientId, LinkCondition, LinkSnapshot, OwnedConnection, Reply, Slot, Snapshot,
 };
 
-/// Maximum number of slots of connections that one iteration looks at: no more work than two receive
-/// batches.
+/// Maximum number of slots of connections that one iteration looks at: no more work than two
+/// receive batches.
 const SLOTS_PER_POLL: u32 = 128;
 
 /// Snapshots that were requested, and the progress of the first one.
