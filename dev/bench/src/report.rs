@@ -13,8 +13,8 @@ use crate::task::{Carrier, Protocol, TaskResult, Wait, Work};
 pub struct Row {
     /// Name of the benchmark.
     pub bench: &'static str,
-    /// Protocol: tcp, tcp-tls, tcp-no-offload, raw, lease, daemon, p2p; over the second carrier raw-udp, udp
-    /// and p2p-udp.
+    /// Protocol: tcp, tcp-tls, tcp-no-offload, raw, lease, daemon, p2p; over the second carrier
+    /// raw-udp, udp and p2p-udp.
     pub path: &'static str,
     /// Carrier of ESP and of the bare loop: raw or udp.
     #[serde(skip_serializing_if = "Option::is_none")]
