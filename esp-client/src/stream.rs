@@ -200,6 +200,14 @@ impl EspStream {
         self.failure().map_or(Ok(()), Err)
     }
 
+    /// Returns true if the daemon ended before the stream was connected, and there may be another
+    /// one: the peer has no connection, and nothing was delivered.
+    fn is_unsent(&self) -> bool {
+        let lost = self.socket.waiting.lost.get().is_some();
+        lost && self.state() == StreamState::Connecting
+            && self.socket.client.session().check().is_ok()
+    }
+
     #[cfg(feature = "tokio")]
     pub(crate) fn poll_connected(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         self.socket

@@ -285,6 +285,32 @@ fn listeners_and_datagram_sockets_are_found_again() {
 }
 
 #[test]
+fn a_connect_that_the_daemon_began_is_repeated_by_the_next() {
+    let Some(mut cluster) = Cluster::new_or_skip("a_connect_is_repeated") else {
+        return;
+    };
+    // Without a daemon, the peer's node answers no SYN.
+    cluster.end(1, Signal::KILL);
+    let (client, address) = (cluster.client(0), cluster.address(1, 7000));
+    let connect = thread::spawn(move || {
+        let builder = EspStream::builder().path(Path::Daemon).timeout(PATIENCE);
+        builder.connect_at(&client, address)
+    });
+    eventually("a SYN is sent", || cluster.counter(0, "tx_syns") > 0);
+    cluster.end(0, Signal::KILL);
+    cluster.start(1);
+    let listener = EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&cluster.client(1), 7000)
+        .expect("listen");
+    cluster.start(0);
+    let left = connect.join().expect("no panic").expect("connect");
+    let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
+    says_hello((&left, &right));
+    says_hello((&right, &left));
+}
+
+#[test]
 fn a_daemon_that_ends_for_good_says_so() {
     let Some(mut cluster) = Cluster::new_or_skip("a_daemon_that_ends_for_good") else {
         return;

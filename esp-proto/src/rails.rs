@@ -103,7 +103,9 @@ fn take(rails: &mut impl Rails, rail: usize, frame: &MoveFrame) {
             }
             relocate(rails, from, rail, &frame.key)
         }
-        MoveAction::Finish | MoveAction::Repeat | MoveAction::Lost => Some(from),
+        MoveAction::Finish | MoveAction::Repeat | MoveAction::Lost | MoveAction::Establish => {
+            Some(from)
+        }
     };
     if let Some((rail, conn)) = to
         && let Some(endpoint) = rails.endpoint(rail)

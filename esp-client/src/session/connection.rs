@@ -263,6 +263,11 @@ impl Session {
         self.patience.store(millis, Ordering::Relaxed);
     }
 
+    /// Returns the time for which this session waits for the next daemon.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience.load(Ordering::Relaxed))
+    }
+
     /// Returns true once a connection of this session has ended, even if it has found the next
     /// daemon.
     pub(crate) fn is_lost(&self) -> bool {

@@ -75,8 +75,7 @@ impl Session {
             if self.gone.get().is_some() {
                 return None;
             }
-            let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
-            if begin.elapsed() >= patience {
+            if begin.elapsed() >= self.patience() {
                 self.fail(error);
                 return None;
             }

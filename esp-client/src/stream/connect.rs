@@ -72,11 +72,25 @@ impl StreamBuilder {
     }
 
     /// Connects through this client. Errors are those of [`StreamBuilder::connect`].
+    ///
+    /// If the daemon ends before the stream is connected, the next one is asked again: until the
+    /// time-out, or without one for as long as calls wait for the next daemon
+    /// ([`Client::set_daemon_wait`]).
     pub fn connect_at(&self, client: &Client, address: impl ToEspAddr) -> io::Result<EspStream> {
-        let timeout = self.timeout;
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let stream = self.begin_at(client, address)?.wait(deadline)?;
-        stream.wait_connected(deadline)?;
+        let begin = Instant::now();
+        let deadline = self.timeout.and_then(|timeout| begin.checked_add(timeout));
+        let limit = self.timeout.unwrap_or_else(|| client.session().patience());
+        let peer = address.to_esp_addr(client)?;
+        let stream = loop {
+            let stream = self.begin_at(client, &peer)?.wait(deadline)?;
+            match stream.wait_connected(deadline) {
+                Err(_) if stream.is_unsent() && begin.elapsed() < limit => {}
+                decided => {
+                    decided?;
+                    break stream;
+                }
+            }
+        };
         if let Some(lease) = stream.socket.lease() {
             lease.leases.report_opened(true);
         }

@@ -43,9 +43,7 @@ impl Connection {
                     // informed.
                     return frame.ack != self.iss.plus(1);
                 }
-                if self.passive && !room_to_accept {
-                    cx.counters.rx_drop_backlog += 1; // W-24: our SYN+ACK will ask again
-                    self.proven = true;
+                if self.must_wait(cx, room_to_accept) {
                     return false;
                 }
                 if self.has_unknown_field(frame) {

@@ -6,6 +6,7 @@
 
 use super::{Acks, Connection, Cx};
 use crate::addr::{MacAddr, NodeAddr};
+use crate::api::State;
 use crate::congestion::Aimd;
 use crate::counters::DropCounter;
 use crate::image::ConnImage;
@@ -99,6 +100,8 @@ pub(crate) enum MoveAction {
     Repeat,
     /// The peer no longer has the connection.
     Lost,
+    /// Take it as the acknowledgement of our SYN (W-139).
+    Establish,
 }
 
 impl Mobility {
@@ -179,6 +182,14 @@ impl Connection {
     /// Returns the nonce by which other endpoints of the node find this connection, if it can move.
     pub(crate) fn moving_nonce(&self) -> Option<u64> {
         self.mobility.as_ref().map(|_| self.nonce)
+    }
+
+    /// Returns true if this MOVE acknowledges our SYN: its sender lost its state between the set-up
+    /// and its answer to our SYN+ACK (W-139).
+    fn opens(&self, block: &Move, here: bool) -> bool {
+        let resume = self.mobility.as_ref().is_some_and(|m| m.resume);
+        let asks = block.step == Step::Go && block.resumed;
+        self.state == State::SynReceived && resume && asks && here
     }
 
     fn may_move(&self) -> bool {
@@ -334,7 +345,8 @@ impl Connection {
         if !mobility.peer.contains(&src) {
             return Err(|c| &mut c.rx_drop_move_address);
         }
-        if !self.may_move() {
+        let opens = self.opens(block, here);
+        if !opens && !self.may_move() {
             return Err(|c| &mut c.rx_drop_move_state);
         }
         let asked = mobility.phase == Phase::Asking(block.epoch);
@@ -350,14 +362,18 @@ impl Connection {
         let action = match block.step {
             Step::Ask if newer && mobility.rails => MoveAction::Answer,
             Step::Answer if asked => MoveAction::Go,
+            Step::Go if newer && opens => MoveAction::Establish,
             Step::Go if newer && may_go => MoveAction::Come,
             Step::Go if repeated && may_go => MoveAction::Repeat,
             Step::Done if gone && here => MoveAction::Finish,
             Step::Gone if asked || gone => MoveAction::Lost,
             _ => return Err(|c| &mut c.rx_drop_move_stale),
         };
-        let continues = matches!(action, MoveAction::Come | MoveAction::Finish);
-        if continues && !self.send.may_have_received(block.received, block.finished) {
+        let placed = matches!(
+            action,
+            MoveAction::Come | MoveAction::Finish | MoveAction::Establish
+        );
+        if placed && !self.send.may_have_received(block.received, block.finished) {
             return Err(|c| &mut c.rx_drop_move_position);
         }
         Ok(action)

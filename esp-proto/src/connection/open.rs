@@ -374,8 +374,19 @@ impl Connection {
         frame.ack == self.iss.plus(1) && seq_ahead <= self.recv.credit()
     }
 
+    /// Drops what acknowledges our SYN if the listener's accept queue is full (W-24): our SYN+ACK
+    /// will ask again. Returns true then.
+    pub(crate) fn must_wait(&mut self, cx: &mut Cx, room_to_accept: bool) -> bool {
+        if !self.passive || room_to_accept {
+            return false;
+        }
+        cx.counters.rx_drop_backlog += 1;
+        self.proven = true;
+        true
+    }
+
     /// Completes the set-up: both SYNs are acknowledged.
-    pub(super) fn establish(&mut self, cx: &mut Cx) {
+    pub(crate) fn establish(&mut self, cx: &mut Cx) {
         if let Some(opening) = self.opening.take()
             && opening.tries == 1
         {

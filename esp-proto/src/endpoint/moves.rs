@@ -4,7 +4,7 @@ use super::Endpoint;
 use super::transmit::{Control, ControlBody};
 use crate::addr::{MacAddr, NodeAddr};
 use crate::api::{ConnId, Event, ResetReason, State};
-use crate::connection::{Connection, Key, MoveAction, Question};
+use crate::connection::{Connection, Cx, Key, MoveAction, Question};
 use crate::counters::DropCounter;
 use crate::seq::Seq;
 use crate::time::Instant;
@@ -170,6 +170,11 @@ impl Endpoint {
 
     /// Applies an accepted MOVE to the connection, which is here now.
     pub(crate) fn apply_move(&mut self, id: ConnId, frame: &MoveFrame, action: MoveAction) {
+        let room = self.has_room_to_accept(id.slot);
+        let waits = |conn: &mut Connection, cx: &mut Cx| conn.must_wait(cx, room);
+        if action == MoveAction::Establish && self.with(id.slot, waits) == Some(true) {
+            return;
+        }
         self.cx.counters.rx_moves += 1;
         self.with(id.slot, |conn, cx| match action {
             MoveAction::Answer => {}
@@ -177,6 +182,8 @@ impl Endpoint {
             MoveAction::Come | MoveAction::Finish => conn.resume(cx, frame.seq, &frame.block),
             MoveAction::Repeat => conn.repeat_done(),
             MoveAction::Lost => conn.lose_peer(),
+            // The rest follows when it is repeated: only then is there receive room.
+            MoveAction::Establish => conn.establish(cx),
         });
     }
 

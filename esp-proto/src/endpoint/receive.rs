@@ -86,13 +86,18 @@ impl Endpoint {
         let Some(slot) = self.table.find(&key) else {
             return self.no_connection(key, frame);
         };
-        let conn = self.table.at(slot);
-        let half_open = conn.is_some_and(|conn| conn.state == State::SynReceived);
-        let full = |port| (self.listeners.get(port)).is_some_and(|l| l.info.accept_full());
-        let room = !(half_open && full(&key.local_port));
+        let room = self.has_room_to_accept(slot);
         if self.with(slot, |conn, cx| conn.on_frame(cx, frame, room, ce, sink)) == Some(true) {
             self.reset_unknown(key, frame);
         }
+    }
+
+    /// Returns false if the connection is half open and its listener's accept queue is full (W-24).
+    pub(super) fn has_room_to_accept(&self, slot: u32) -> bool {
+        let conn = self.table.at(slot);
+        let half_open = conn.filter(|conn| conn.state == State::SynReceived);
+        let listener = half_open.and_then(|conn| self.listeners.get(&conn.key.local_port));
+        listener.is_none_or(|listener| !listener.info.accept_full())
     }
 
     /// Answers a frame for which there is no connection (W-50).

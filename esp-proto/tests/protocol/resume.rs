@@ -1,4 +1,6 @@
-//! Resumption after a loss of state (section 10, W-130 to W-138).
+//! Resumption after a loss of state (section 10, W-130 to W-139).
+
+mod half_open;
 
 use crate::common::*;
 use esp_proto::wire::{FLAG_PRB, FLAG_SYN, FrameType, Move, Step};
@@ -329,6 +331,13 @@ fn impossible_images_are_refused() {
     refused(ConnImage { nonce: 77, ..image });
 }
 
+fn move_frame(block: Move) -> Vec<u8> {
+    let mut payload = [0; wire::MOVE_LEN];
+    block.emit(&mut payload);
+    let forged = Forge::ack(Seq(9), Seq(0)).payload(&payload);
+    forged.flags(FLAG_SYN | FLAG_PRB).build()
+}
+
 #[test]
 fn a_request_with_other_nonces_or_from_elsewhere_changes_nothing() {
     let (mut pair, a, b) = Pair::connected();
@@ -343,12 +352,6 @@ fn a_request_with_other_nonces_or_from_elsewhere_changes_nothing() {
         sender_nonce: n.a_nonce,
         received: 0,
         credit: 100,
-    };
-    let frame = |block: Move| {
-        let mut payload = [0; wire::MOVE_LEN];
-        block.emit(&mut payload);
-        let forged = Forge::ack(Seq(9), Seq(0)).payload(&payload);
-        forged.flags(FLAG_SYN | FLAG_PRB).build()
     };
     let lies = [
         (MAC_A, Move { nonce: 5, ..go }),
@@ -399,7 +402,7 @@ fn a_request_with_other_nonces_or_from_elsewhere_changes_nothing() {
         (MacAddr([2, 9, 9, 9, 9, 9]), go),
     ];
     for (src, block) in lies {
-        pair.inject(src, MAC_B, frame(block));
+        pair.inject(src, MAC_B, move_frame(block));
         assert_eq!(pair.b.ep.counters().rx_moves, 0, "{block:?}");
     }
     pair.a.write(pair.now, a, 1000);

@@ -204,8 +204,8 @@ impl End {
 /// How a transfer went in which engines ended.
 #[derive(Debug, PartialEq)]
 enum Outcome {
-    /// An engine ended before its program could have brought the stream to the next one, or before
-    /// the peer's engine learned that the connection was established: an error at both ends.
+    /// An engine ended before its program could have brought the stream to the next one: an error
+    /// at both ends.
     NotEstablished,
     Complete,
 }
@@ -255,13 +255,6 @@ impl<'a> Rig<'a> {
                 if let Some(end) = end {
                     end.work(host);
                 }
-            }
-            if let [Some(end), None] = &ends
-                && end.status.state() == FORGOTTEN
-            {
-                // The peer's node never learned that the connection was established.
-                self.abandon(slot);
-                return (Outcome::NotEstablished, 0);
             }
             if ends.iter().flatten().filter(|end| end.is_over()).count() == 2 {
                 break;
