@@ -16,7 +16,7 @@ use bench::results::{self, Figure};
 use bench::run::Rig;
 use bench::table::Style;
 use bench::task::Carrier;
-use bench::{bystander, incast, intra, rails};
+use bench::{incast, intra, rails};
 use cli::out::{self, Failure, Verdict};
 
 /// Measure ESP beside TCP, a bare packet-socket loop, Open MPI, MPICH and UCX
@@ -31,7 +31,7 @@ pub(super) struct Flags {
     #[arg(long)]
     quick: bool,
     /// Only this benchmark (may be repeated): pingpong, send, send-idle, stream, loss, idle,
-    /// leases, protect, incast, rails, bystander, shm, papers, sharing, matching
+    /// leases, protect, incast, rails, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Between nodes, measure ESP over this carrier only: `raw` or `udp`. Default: both
@@ -123,7 +123,6 @@ struct Selection {
     nodes: Vec<Bench>,
     incast: Option<incast::Bench>,
     rails: Option<rails::Bench>,
-    bystander: Option<bystander::Bench>,
     intra: Vec<intra::plan::Bench>,
 }
 
@@ -160,17 +159,13 @@ impl Flags {
         intra.retain(|bench| !bench.measures.is_empty());
         let mut incast = chosen(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
         let mut rails = chosen(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
-        let mut bystander =
-            chosen(bystander::ABOUT.name).then(|| bystander::Bench::new(self.quick));
         incast.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         rails.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
-        (bystander.iter_mut()).for_each(|b| b.rounds = rounds(b.rounds));
         Ok(Selection {
             quick: self.quick,
             nodes,
             incast,
             rails,
-            bystander,
             intra,
         })
     }
@@ -185,14 +180,9 @@ impl Selection {
             .map(|b| (b.about, b.rounds * b.cases.len()));
         let incast = self.incast.map(|bench| (&incast::ABOUT, bench.steps()));
         let rails = self.rails.map(|bench| (&rails::ABOUT, bench.steps()));
-        let bystander = (self.bystander).map(|bench| (&bystander::ABOUT, bench.steps()));
         let intra = self.intra.iter();
         let intra = intra.map(|bench| (bench.about, intra::run::Rig::steps(bench)));
-        let all = nodes
-            .chain(incast)
-            .chain(rails)
-            .chain(bystander)
-            .chain(intra);
+        let all = nodes.chain(incast).chain(rails).chain(intra);
         let time = |(about, steps): (&'static About, usize)| {
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
             (about, about.step(self.quick).saturating_mul(steps))
@@ -305,13 +295,6 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         let rows = bench.run(|| output.step(&rails::ABOUT));
         let section = |rows: &[_]| Section::rails(&bench, rows);
         output.show(&rails::ABOUT, bench.rounds, rows, rails::table, section)?;
-    }
-    if let Some(bench) = selection.bystander {
-        let about = &bystander::ABOUT;
-        output.begin(about);
-        let rows = bench.run(|| output.step(about));
-        let section = |rows: &[_]| Section::bystander(&bench, rows);
-        output.show(about, bench.rounds, rows, bystander::table, section)?;
     }
     within_node(&mut output, &selection.intra)?;
     output.bar.finish_and_clear();
@@ -443,7 +426,6 @@ mod tests {
             let names = nodes
                 .chain(selection.incast.map(|_| incast::ABOUT.name))
                 .chain(selection.rails.map(|_| rails::ABOUT.name))
-                .chain(selection.bystander.map(|_| bystander::ABOUT.name))
                 .chain(selection.intra.iter().map(|b| b.about.name));
             Ok::<_, String>(names.collect::<Vec<_>>())
         };

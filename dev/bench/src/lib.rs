@@ -17,14 +17,12 @@
 //! | [`incast`] | eight nodes send to one through a slow link |
 //! | [`rails`] | a job over one interface and over two |
 //! | [`protect`] | suites of protected packets, and TLS of the kernel |
-//! | [`bystander`] | one user beside a program of another |
 //! | [`intra`] | benchmarks within one node: shared memory beside other projects' |
 //! | [`papers`] | the experiments of five papers, and their page |
 #![forbid(unsafe_code)]
 
 pub mod about;
 pub mod against;
-pub mod bystander;
 pub mod cores;
 mod ends;
 mod hold;

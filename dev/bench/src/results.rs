@@ -9,8 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::samples::median;
-use crate::task::Protocol;
-use crate::{bystander, incast, intra, rails, report};
+use crate::{incast, intra, rails, report};
 use cli::out::{Doing, Failure};
 
 /// Name of the file in the folder of a report.
@@ -336,17 +335,6 @@ pub(crate) fn rails(rows: &[rails::Row], machine: &str) -> Vec<Figure> {
         ]
     };
     rows.iter().flat_map(of).flatten().collect()
-}
-
-/// Returns the figures of [`mod@bystander`].
-pub(crate) fn bystander(rows: &[bystander::Row], machine: &str) -> Vec<Figure> {
-    let of = |row: &bystander::Row| {
-        let what = format!("half a round trip, other program: {}", row.neighbour);
-        let key = (row.bench, what, Protocol::Daemon.name());
-        let percentiles = Some((row.p50_us, row.p99_us));
-        sized(key, Some(1), percentiles, &row.p50_us_values, machine)
-    };
-    rows.iter().filter_map(of).collect()
 }
 
 #[cfg(test)]

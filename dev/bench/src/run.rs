@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -346,7 +346,11 @@ impl Worker {
         let name = format!("the worker in node{node}");
         let text = serde_json::to_string(job).doing(&name)?;
         let mut command = lab.pinned_command(node, cpus, "esplab")?;
-        command.args(["worker", &text]);
+        command
+            .args(["worker", &text])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         if let Some(meet) = meet {
             command
                 .env("ESP_BOOT", "fixed")
@@ -356,14 +360,6 @@ impl Worker {
                 .env("ESP_JOB_SIZE", "2");
         }
         command.envs(variables.iter().copied());
-        Worker::spawn(name, command)
-    }
-
-    fn spawn(name: String, mut command: Command) -> Result<Worker, Failure> {
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
         let mut child = command.spawn().doing(&name)?;
         let stderr = child.stderr.take();
         let stdout = child
@@ -384,37 +380,6 @@ impl Worker {
             lines,
             stderr,
         })
-    }
-
-    /// Starts `esplab worker` on any core, by a program that changes the user; without arguments
-    /// for that, as this user.
-    pub(super) fn start_as(
-        lab: &Lab,
-        node: usize,
-        user: &[&str],
-        job: &impl Serialize,
-    ) -> Result<Worker, Failure> {
-        let name = format!("the other user's worker in node{node}");
-        let text = serde_json::to_string(job).doing(&name)?;
-        let mut command = if user.is_empty() {
-            lab.command(node, "esplab")?
-        } else {
-            let mut command = lab.command(node, "setpriv")?;
-            command.args(user).arg("esplab");
-            command
-        };
-        command.args(["worker", &text]);
-        Worker::spawn(name, command)
-    }
-
-    /// Fails if the worker has ended.
-    pub(super) fn check_running(&mut self) -> Result<(), Failure> {
-        match self.child.try_wait().doing(&self.name)? {
-            None => Ok(()),
-            Some(_) => self
-                .line()
-                .and_then(|line| Err(Failure::new(format!("{} ended early: {line}", self.name)))),
-        }
     }
 
     /// Reads the next line.

@@ -19,7 +19,7 @@ use crate::about::About;
 use crate::cores::Cores;
 use crate::results::{self, Figure};
 use crate::table::wrapped;
-use crate::{bystander, incast, intra, plan, rails};
+use crate::{incast, intra, plan, rails};
 use cli::out::{Doing, Failure};
 
 /// File of the page.
@@ -46,7 +46,7 @@ pub struct Section {
 pub fn abouts() -> impl Iterator<Item = &'static About> + Clone {
     plan::BENCHES
         .iter()
-        .chain([&incast::ABOUT, &rails::ABOUT, &bystander::ABOUT])
+        .chain([&incast::ABOUT, &rails::ABOUT])
         .chain(&intra::plan::BENCHES)
 }
 

@@ -4,7 +4,7 @@ use super::{Chart, Plot, Point, Section, machine};
 use crate::plan::PROTOCOLS;
 use crate::table::Style;
 use crate::task::Wait;
-use crate::{bystander, incast, intra, plan, rails, report, results};
+use crate::{incast, intra, plan, rails, report, results};
 
 /// Lines of a chart: legend and points.
 type Lines = Vec<(String, Vec<Point>)>;
@@ -138,16 +138,6 @@ impl Section {
             content: Ok((bench.rounds, rails::table(rows, Style::Markdown))),
             charts: Vec::new(),
             figures: results::rails(rows, &machine::summary()),
-        }
-    }
-
-    /// Returns the section of [`bystander`].
-    pub fn bystander(bench: &bystander::Bench, rows: &[bystander::Row]) -> Section {
-        Section {
-            about: &bystander::ABOUT,
-            content: Ok((bench.rounds, bystander::table(rows, Style::Markdown))),
-            charts: Vec::new(),
-            figures: results::bystander(rows, &machine::summary()),
         }
     }
 
