@@ -5,13 +5,12 @@ mod common;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use common::{Host, SPIN};
+use common::{EMBEDDED, Host, SPIN, embedded};
+use esp_engine::Command;
 use esp_engine::shm::record::{DgramHeader, EdpKind};
-use esp_engine::shm::{ClientPage, MIN_RING, Region, RingSizes, Wake};
-use esp_engine::{ClientId, Command, Engine, IdleConfig, UdpAddresses, UdpLink};
-use esp_proto::{EndpointConfig, NodeAddr};
+use esp_engine::shm::{MIN_RING, Region, RingSizes, Wake};
+use esp_proto::NodeAddr;
 use netns::{Namespace, TwoNodes};
-use rustix::event::{EventfdFlags, eventfd};
 
 /// Records that each of the sockets writes before it rings.
 const RECORDS: u16 = 64;
@@ -105,24 +104,7 @@ fn a_snapshot_of_many_connections_takes_several_turns() -> Result<(), Box<dyn st
         }
         made => made?,
     };
-    let mut links = namespace.run(|| UdpLink::bind_all(UdpAddresses::First, |_, _| true, 0))?;
-    let (mut engine, handle) = Engine::embedded(IdleConfig::default(), Box::new(drop))?;
-    let link = engine.add_udp(
-        links.pop().ok_or("no link")?,
-        EndpointConfig::default(),
-        1,
-        None,
-    )?;
-    let (page, _fd) = ClientPage::create()?;
-    let (notify, _other) = std::os::unix::net::UnixStream::pair()?;
-    let client = ClientId(1);
-    handle.send(Command::AddClient {
-        client,
-        user: 0,
-        page,
-        doorbell: eventfd(0, EventfdFlags::CLOEXEC)?,
-        notify: notify.into(),
-    })?;
+    let (mut engine, handle, link, _page) = embedded(&namespace)?;
     let peer = NodeAddr::Udp("127.0.0.9:9".parse()?);
     for slot in 0..CONNECTIONS {
         let (region, _fd) = Region::create(RingSizes {
@@ -131,7 +113,7 @@ fn a_snapshot_of_many_connections_takes_several_turns() -> Result<(), Box<dyn st
         })?;
         let (reply, connected) = channel();
         handle.send(Command::Connect {
-            client,
+            client: EMBEDDED,
             slot,
             link,
             local_port: 40_000 + slot,

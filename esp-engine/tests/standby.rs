@@ -1,19 +1,19 @@
 //! A UDP link of an embedded engine without connections: it is polled rarely, but a program's
 //! datagrams are sent at once.
 
+mod common;
+
 use std::net::UdpSocket;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use common::{EMBEDDED, embedded};
 use esp_engine::shm::record::{DgramHeader, EdpKind};
-use esp_engine::shm::{ClientPage, Doorbell, EngineView, Region, RingSizes, TxProducer};
-use esp_engine::{ClientId, Command, Engine, IdleConfig, LinkId, UdpAddresses, UdpLink};
-use esp_proto::{EndpointConfig, NodeAddr};
+use esp_engine::shm::{Doorbell, EngineView, Region, RingSizes, TxProducer};
+use esp_engine::{Command, LinkId};
+use esp_proto::NodeAddr;
 use netns::Namespace;
-use rustix::event::{EventfdFlags, eventfd};
 
-const CLIENT: ClientId = ClientId(1);
 const SLOT: u16 = 0;
 
 /// The program rings and the engine serves the doorbell. The datagram arrives without a further
@@ -27,36 +27,18 @@ fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
         }
         made => made?,
     };
-    let (mut links, peer) = namespace.run(|| {
-        let links = UdpLink::bind_all(UdpAddresses::First, |_, _| true, 0).expect("a UDP link");
-        (links, UdpSocket::bind("127.0.0.1:0").expect("a UDP socket"))
-    });
+    let peer = namespace.run(|| UdpSocket::bind("127.0.0.1:0"))?;
     peer.set_read_timeout(Some(Duration::from_secs(5)))?;
 
-    let (mut engine, handle) = Engine::embedded(IdleConfig::default(), Box::new(drop))?;
-    let link = engine.add_udp(
-        links.pop().ok_or("no link")?,
-        EndpointConfig::default(),
-        1,
-        None,
-    )?;
+    let (mut engine, handle, link, page) = embedded(&namespace)?;
     assert_eq!(link, LinkId(0));
-    let (page, _fd) = ClientPage::create()?;
-    let (notify, _other) = std::os::unix::net::UnixStream::pair()?;
-    handle.send(Command::AddClient {
-        client: CLIENT,
-        user: 0,
-        page: Arc::clone(&page),
-        doorbell: eventfd(0, EventfdFlags::CLOEXEC)?,
-        notify: notify.into(),
-    })?;
     let (region, _fd) = Region::create(RingSizes {
         tx: 1 << 16,
         rx: 1 << 16,
     })?;
     let (reply, bound) = channel();
     handle.send(Command::BindEdp {
-        client: CLIENT,
+        client: EMBEDDED,
         slot: SLOT,
         link,
         port: 40_000,

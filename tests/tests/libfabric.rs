@@ -104,27 +104,28 @@ fn check(test: &str, options: &LabOptions, nodes: (usize, usize)) {
     std::fs::remove_dir_all(dir).expect("remove the folder");
 }
 
+/// Returns the options of a lab of this many nodes without daemons.
+fn without_daemons(nodes: usize) -> LabOptions {
+    let mut options = LabOptions::new(nodes);
+    options.daemon = false;
+    options
+}
+
 #[test]
 fn pingpong_without_a_daemon() {
-    let mut options = LabOptions::new(2);
-    options.daemon = false;
-    check("pingpong_without_a_daemon", &options, (0, 1));
+    check("pingpong_without_a_daemon", &without_daemons(2), (0, 1));
 }
 
 #[test]
 fn pingpong_within_a_node() {
-    let mut options = LabOptions::new(1);
-    options.daemon = false;
-    check("pingpong_within_a_node", &options, (0, 0));
+    check("pingpong_within_a_node", &without_daemons(1), (0, 0));
 }
 
 #[test]
 fn a_node_without_an_interface_reaches_itself() {
     let test = "a_node_without_an_interface_reaches_itself";
     let Some(dir) = provider(test) else { return };
-    let mut options = LabOptions::new(1);
-    options.daemon = false;
-    let Some(lab) = lab_or_skip(test, &options) else {
+    let Some(lab) = lab_or_skip(test, &without_daemons(1)) else {
         return;
     };
     set(&lab, 0, "eth0", "down");
@@ -219,9 +220,7 @@ fn a_key_encrypts_all_packets() {
 #[test]
 fn endpoints_without_a_key_in_common_do_not_meet() {
     let test = "endpoints_without_a_key_in_common_do_not_meet";
-    let mut options = LabOptions::new(2);
-    options.daemon = false;
-    let Some(lab) = lab_or_skip(test, &options) else {
+    let Some(lab) = lab_or_skip(test, &without_daemons(2)) else {
         return;
     };
     let (key, other) = (KeyFile::new(1), KeyFile::new(2));
@@ -324,9 +323,7 @@ fn report(first: &OpenEndpoint, second: &OpenEndpoint) -> Completion {
 #[test]
 fn peers_access_registered_memory_only() {
     let test = "peers_access_registered_memory_only";
-    let mut options = LabOptions::new(2);
-    options.daemon = false;
-    let Some(lab) = lab_or_skip(test, &options) else {
+    let Some(lab) = lab_or_skip(test, &without_daemons(2)) else {
         return;
     };
     let (here, there) = (Arc::new(Regions::default()), Arc::new(Regions::default()));

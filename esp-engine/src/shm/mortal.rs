@@ -22,7 +22,7 @@ pub(crate) struct Life {
     pub(crate) sharp: bool,
 }
 
-/// What the last store unwinds with.
+/// Payload of the panic that ends a life.
 struct Ended;
 
 impl Life {

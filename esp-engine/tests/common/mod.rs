@@ -11,11 +11,11 @@ use esp_engine::shm::{
     TxProducer, Wake,
 };
 use esp_engine::{
-    ClientId, Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkId, ListenerId,
-    Snapshot,
+    ClientId, Command, Engine, EngineConfig, EngineEvent, EngineHandle, IdleConfig, LinkId,
+    ListenerId, Snapshot, UdpAddresses, UdpLink,
 };
-use esp_proto::{MacAddr, Port};
-use netns::Node;
+use esp_proto::{EndpointConfig, MacAddr, Port};
+use netns::{Namespace, Node};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -42,6 +42,30 @@ pub struct Program {
 fn eventfd() -> OwnedFd {
     use rustix::event::{EventfdFlags, eventfd};
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+/// Program of an embedded engine.
+pub const EMBEDDED: ClientId = ClientId(1);
+
+/// Starts an embedded engine with a UDP link of the namespace and the program [`EMBEDDED`], whose
+/// page is returned.
+pub fn embedded(
+    namespace: &Namespace,
+) -> Result<(Engine, EngineHandle, LinkId, Arc<ClientPage>), Box<dyn std::error::Error>> {
+    let mut links = namespace.run(|| UdpLink::bind_all(UdpAddresses::First, |_, _| true, 0))?;
+    let (mut engine, handle) = Engine::embedded(IdleConfig::default(), Box::new(drop))?;
+    let only = links.pop().ok_or("no link")?;
+    let link = engine.add_udp(only, EndpointConfig::default(), 1, None)?;
+    let (page, _fd) = ClientPage::create()?;
+    let (notify, _other) = std::os::unix::net::UnixStream::pair()?;
+    handle.send(Command::AddClient {
+        client: EMBEDDED,
+        user: 0,
+        page: Arc::clone(&page),
+        doorbell: eventfd(),
+        notify: notify.into(),
+    })?;
+    Ok((engine, handle, link, page))
 }
 
 impl Host {

@@ -338,11 +338,10 @@ fn move_frame(block: Move) -> Vec<u8> {
     forged.flags(FLAG_SYN | FLAG_PRB).build()
 }
 
-#[test]
-fn a_request_with_other_nonces_or_from_elsewhere_changes_nothing() {
-    let (mut pair, a, b) = Pair::connected();
+/// Returns a GO by which the service of A resumes its connection with B.
+fn resumed_go(pair: &Pair) -> Move {
     let n = pair.numbers();
-    let go = Move {
+    Move {
         step: Step::Go,
         finished: false,
         resumed: true,
@@ -352,7 +351,13 @@ fn a_request_with_other_nonces_or_from_elsewhere_changes_nothing() {
         sender_nonce: n.a_nonce,
         received: 0,
         credit: 100,
-    };
+    }
+}
+
+#[test]
+fn a_request_with_other_nonces_or_from_elsewhere_changes_nothing() {
+    let (mut pair, a, b) = Pair::connected();
+    let go = resumed_go(&pair);
     let lies = [
         (MAC_A, Move { nonce: 5, ..go }),
         (

@@ -5,23 +5,24 @@
 //! or operation, the result is `InvalidArgument` where it is detected, and undefined otherwise, as
 //! in MPI. After an error do not use the communicator any more.
 //!
-//! | operation | short | long | if some of several nodes have several ranks |
-//! |---|---|---|---|
-//! | barrier | dissemination | | two levels |
-//! | bcast | binomial tree | scatter, then ring allgather | short: two levels |
-//! | reduce | binomial tree | ring reduce-scatter, then gather | short: two levels |
-//! | allreduce | recursive doubling | ring reduce-scatter, then ring allgather | short: two levels |
-//! | scan | recursive doubling | recursive doubling | |
-//! | gather, scatter | linear | linear | |
-//! | allgather | gather, then broadcast | ring | short: two levels |
-//! | alltoall | pairwise | pairwise | |
-//! | with different lengths | linear, ring, pairwise | linear, ring, pairwise | |
+//! | operation | short | long |
+//! |---|---|---|
+//! | barrier (2) | dissemination | |
+//! | bcast (2) | binomial tree | scatter, then ring allgather |
+//! | reduce (2) | binomial tree | ring reduce-scatter, then gather |
+//! | allreduce (2) | recursive doubling | ring reduce-scatter, then ring allgather |
+//! | scan | recursive doubling | recursive doubling |
+//! | gather, scatter | linear | linear |
+//! | allgather (2) | gather, then broadcast | ring |
+//! | alltoall | pairwise | pairwise |
+//! | with different lengths | linear, ring, pairwise | linear, ring, pairwise |
 //!
-//! Two levels: within each node, between one rank of each node, and within each node. A ring over
+//! (2): short ones have two levels if some of several nodes have several ranks: within each node,
+//! between one rank of each node, and within each node. A ring over
 //! ranks that are numbered node by node enters and leaves each node once, so it has no second
 //! level; with ranks in another order, long reductions and broadcasts have two levels, too. Where
 //! nodes are unknown ([`Config::nodes`](crate::Config::nodes)) there is one level.
-//! [`Comm::algorithm`] tells which algorithm an operation uses.
+//! [`Comm::algorithm`] returns the algorithm that an operation uses.
 //!
 //! # Order of reductions
 //! The grouping depends only on the ranks and their nodes, the length and the operation's

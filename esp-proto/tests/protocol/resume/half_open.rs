@@ -86,18 +86,7 @@ fn a_half_open_connection_takes_no_other_move_as_an_acknowledgement() {
     });
     pair.connect(5000, 1000);
     pair.run(Duration::from_millis(1));
-    let n = pair.numbers();
-    let go = Move {
-        step: Step::Go,
-        finished: false,
-        resumed: true,
-        max_payload: 1489,
-        epoch: 1001,
-        nonce: n.b_nonce,
-        sender_nonce: n.a_nonce,
-        received: 0,
-        credit: 100,
-    };
+    let go = resumed_go(&pair);
     let with = |change: fn(&mut Move)| {
         let mut block = go;
         change(&mut block);
