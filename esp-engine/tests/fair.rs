@@ -148,7 +148,7 @@ fn a_snapshot_of_many_connections_takes_several_turns() -> Result<(), Box<dyn st
         let slot = u16::try_from(index)?;
         assert_eq!(
             (*owner, info.local_port),
-            (Some((client, slot)), 40_000 + slot)
+            (Some((EMBEDDED, slot)), 40_000 + slot)
         );
     }
     Ok(())

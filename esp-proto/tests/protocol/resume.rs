@@ -339,7 +339,7 @@ fn move_frame(block: Move) -> Vec<u8> {
 }
 
 /// Returns a GO by which the service of A resumes its connection with B.
-fn resumed_go(pair: &Pair) -> Move {
+fn resumed_go(pair: &mut Pair) -> Move {
     let n = pair.numbers();
     Move {
         step: Step::Go,
@@ -357,7 +357,7 @@ fn resumed_go(pair: &Pair) -> Move {
 #[test]
 fn a_request_with_other_nonces_or_from_elsewhere_changes_nothing() {
     let (mut pair, a, b) = Pair::connected();
-    let go = resumed_go(&pair);
+    let go = resumed_go(&mut pair);
     let lies = [
         (MAC_A, Move { nonce: 5, ..go }),
         (

@@ -86,7 +86,7 @@ fn a_half_open_connection_takes_no_other_move_as_an_acknowledgement() {
     });
     pair.connect(5000, 1000);
     pair.run(Duration::from_millis(1));
-    let go = resumed_go(&pair);
+    let go = resumed_go(&mut pair);
     let with = |change: fn(&mut Move)| {
         let mut block = go;
         change(&mut block);
