@@ -4,6 +4,7 @@
 mod common;
 
 use std::net::UdpSocket;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
