@@ -85,8 +85,8 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Accepts untagged (or priority-tagged) frames of an EtherType that are for this station or a
-    /// group it belongs to.
+    /// Accepts received frames of an EtherType, untagged or priority-tagged, that are for this
+    /// station or a group it belongs to.
     pub fn for_ethertype(ethertype: u16) -> Filter {
         let mut program = preamble(ethertype);
         program.push(ACCEPT);
@@ -208,16 +208,20 @@ impl Filter {
     }
 }
 
-/// Returns the instructions that reject other EtherTypes, frames for other stations, and frames of
-/// a VLAN, which belong to the VLAN's interface (W-09). Without such an interface, the kernel
+/// Returns the instructions that reject other EtherTypes, frames not for this station, and frames
+/// of a VLAN, which belong to the VLAN's interface (W-09). Without such an interface, the kernel
 /// delivers them without the tag to a socket of this EtherType, marked as for another station.
+///
+/// Not for this station are the packet types above `PACKET_MULTICAST`: frames for other stations,
+/// which a promiscuous interface receives, and those that this machine sends, which a socket bound
+/// to `ETH_P_ALL` sees as well.
 fn preamble(ethertype: u16) -> Vec<Instruction> {
     vec![
         step(LOAD_HALF, ETHERTYPE_OFFSET),
         branch(IF_EQUAL, u32::from(ethertype), 1, 0),
         REJECT,
         step(LOAD_BYTE, PACKET_KIND),
-        branch(IF_EQUAL, u32::from(libc::PACKET_OTHERHOST), 0, 1),
+        branch(IF_ABOVE, u32::from(libc::PACKET_MULTICAST), 0, 1),
         REJECT,
         step(LOAD_WORD, VLAN_PRESENT),
         branch(IF_EQUAL, 0, 4, 0),

@@ -2,7 +2,10 @@
 
 mod common;
 
-use common::{TYPE, header, push_numbered, receive, send_all};
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, AsRawFd};
+
+use common::{LONG, TYPE, header, push_numbered, receive, send_all};
 use netif::{Filter, FrameKind, PacketSocket, SendBatch, SocketOptions};
 use netns::TwoNodes;
 
@@ -193,4 +196,66 @@ fn frames_of_a_vlan_are_kept_from_a_socket_of_all_types() {
     let frames = receive(&filtered, 2);
     let seen: Vec<_> = frames.iter().map(common::Kept::number).collect();
     assert_eq!(seen, [2, 3]);
+}
+
+/// Makes a socket receive the frames that this node sends, as the holder of a lease could.
+fn receive_sent(socket: &PacketSocket) {
+    let off: libc::c_int = 0;
+    // SAFETY: the option's value is this integer.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_IGNORE_OUTGOING,
+            std::ptr::from_ref(&off).cast(),
+            size_of_val(&off) as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// The frames are those of the kernel's UDP: a [`PacketSocket`] sends past other sockets. Their
+/// first two bytes after the EtherType, version and service type, are at the place of the port.
+#[test]
+fn sent_frames_are_kept_from_a_socket_of_all_types() {
+    let Some(nodes) = TwoNodes::new_or_skip("sent_frames") else {
+        return;
+    };
+    let sockets = [(&nodes.a, "10.9.0.1"), (&nodes.b, "10.9.0.2")].map(|(node, address)| {
+        let command = format!("addr add {address}/24 dev {}", node.name());
+        node.namespace().ip(&command).expect("an address");
+        let socket = node.run(|| UdpSocket::bind((address, 0)));
+        let socket = socket.expect("a UDP socket");
+        socket.set_read_timeout(Some(LONG)).expect("a timeout");
+        socket
+    });
+    let [there, here] = &sockets;
+    let all = libc::ETH_P_ALL as u16;
+    let lease = Filter::for_ports(libc::ETH_P_IP as u16, [0x4500..=0x4500])
+        .unwrap()
+        .on_interface(nodes.b.interface().index);
+    let filtered = nodes.b.socket(all, &with_filter(lease));
+    let open = nodes.b.socket(all, &SocketOptions::default());
+    receive_sent(&filtered);
+    receive_sent(&open);
+
+    here.send_to(b"sent", there.local_addr().unwrap()).unwrap();
+    // Once it has arrived, the sockets of its sender have it, too.
+    let mut buffer = [0; 16];
+    assert_eq!(there.recv(&mut buffer).unwrap(), 4);
+    there
+        .send_to(b"received", here.local_addr().unwrap())
+        .unwrap();
+
+    let frame = receive(&filtered, 1).remove(0);
+    assert_eq!(frame.kind, FrameKind::Host);
+    let text = |frame: &common::Kept, bytes: &[u8]| frame.bytes.windows(8).any(|w| w == bytes);
+    assert!(text(&frame, b"received"), "{frame:?}");
+    loop {
+        let frame = receive(&open, 1).remove(0);
+        if frame.kind == FrameKind::Outgoing && frame.bytes.ends_with(b"sent") {
+            return;
+        }
+        assert!(!text(&frame, b"received"), "the frame was not sent here");
+    }
 }

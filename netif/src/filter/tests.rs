@@ -159,11 +159,16 @@ fn other_types_stations_and_vlans_are_rejected() {
     };
     assert!(with(|_| ()));
     assert!(!with(|f| f.bytes[13] = 0xb6), "another EtherType");
-    assert!(
-        !with(|f| f.kind = libc::PACKET_OTHERHOST),
-        "another station"
-    );
+    // Frames for other stations, sent, looped back, and two kinds within the kernel.
+    for kind in libc::PACKET_OTHERHOST..=7 {
+        let frame = Frame {
+            kind,
+            ..Frame::to_port(7)
+        };
+        assert!(!accepts(&filter, &frame), "packet type {kind}");
+    }
     assert!(with(|f| f.kind = libc::PACKET_BROADCAST));
+    assert!(with(|f| f.kind = libc::PACKET_MULTICAST));
     assert!(!with(|f| f.tag = Some(5)), "of VLAN 5");
     assert!(with(|f| f.tag = Some(0x2000)), "only a priority");
 }
