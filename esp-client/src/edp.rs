@@ -183,6 +183,8 @@ impl EdpSocket {
     }
 
     /// Sends an echo request to a node, or with the broadcast address to all nodes of the segment.
+    /// A request to all has at most 64 bytes; a longer one is not sent, and the interface counts it
+    /// as `datagram_refused`. Each node answers 100 of them a second, and 32 at once.
     pub fn send_echo(
         &self,
         dst: impl Into<NodeAddr>,

@@ -77,6 +77,8 @@ counters! {
     rx_drop_reset_forged: "Dropped: RST with a wrong nonce or sequence.",
     rx_drop_held: "Dropped: frame to a leased port; the lease's own socket receives it.",
     rx_drop_edp_port: "Dropped: datagram to an unbound port.",
+    rx_drop_edp_broadcast_long: "Dropped: echo request by broadcast with more than 64 bytes.",
+    rx_drop_edp_broadcast_rate: "Dropped: echo request by broadcast above the rate of answers.",
     rx_drop_edp_reply_long: "Dropped: request whose reply would exceed the MTU.",
     rx_drop_edp_reply_limit: "Dropped: request above the rate limit of replies.",
     rx_old_acks: "Frames with an acknowledgement older than the latest one.",

@@ -15,6 +15,12 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
+/// Maximum body of an echo request in a broadcast frame, in bytes (W-78).
+const MAX_BROADCAST_ECHO: usize = 64;
+/// Average rate per second and burst of answers to such requests (W-79). Each node of the segment
+/// answers one request, so the requester receives them all at this rate.
+pub(super) const BROADCAST_ECHO_RATE: (u32, u32) = (100, 32);
+
 /// Processes a checked EDP frame that is addressed to us or to broadcast.
 pub(super) fn receive<S: Sink>(
     endpoint: &mut Endpoint,
@@ -24,9 +30,16 @@ pub(super) fn receive<S: Sink>(
     sink: &mut S,
 ) {
     let request = matches!(frame.kind, EdpKind::EchoRequest | EdpKind::InfoRequest);
+    let group_echo = raw.dst.is_group() && frame.kind == EdpKind::EchoRequest;
     if raw.dst.is_group() && !request {
         endpoint.cx.counters.rx_drop_broadcast += 1; // W-72
+    } else if group_echo && frame.body.len() > MAX_BROADCAST_ECHO {
+        endpoint.cx.counters.rx_drop_edp_broadcast_long += 1; // W-78
     } else if header.dst_port == 0 && request {
+        if group_echo && !endpoint.broadcast_echoes.take(endpoint.cx.now) {
+            endpoint.cx.counters.rx_drop_edp_broadcast_rate += 1; // W-79
+            return;
+        }
         answer(endpoint, raw, header, frame);
     } else if frame.kind == EdpKind::PortReply {
         super::held_ports::on_reply(endpoint, raw.src, header.dst_port, frame.body);
@@ -129,7 +142,7 @@ impl Endpoint {
     ///
     /// Returns `None` when the datagram cannot be sent: longer than the MTU allows, a reply (made
     /// by the node itself), data to port 0, or data to a group address. A request may go to
-    /// broadcast (W-72), but to no other group.
+    /// broadcast (W-72), an echo request with at most 64 bytes (W-78), but to no other group.
     pub fn edp_header(
         &mut self,
         head: &mut Head,
@@ -145,7 +158,8 @@ impl Endpoint {
             EdpKind::InfoRequest => len == 0,
             _ => request,
         };
-        let group = dst.is_group() && !(request && dst == NodeAddr::BROADCAST);
+        let short = kind != EdpKind::EchoRequest || len <= MAX_BROADCAST_ECHO;
+        let group = dst.is_group() && !(request && short && dst == NodeAddr::BROADCAST);
         let total = len.checked_add(usize::from(request))?;
         if !sendable || group || total > usize::from(self.cx.max_payload) {
             return None;

@@ -29,6 +29,7 @@ use alloc::vec::Vec;
 use answers::AnswerLimits;
 use cookies::Cookies;
 use core::ops::Range;
+use edp::BROADCAST_ECHO_RATE;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use listen::Listener;
@@ -105,6 +106,8 @@ pub struct Endpoint {
     closed: VecDeque<Event>,
     deadlines: DeadlineHeap,
     resets: TokenBucket,
+    /// Answers to echo requests by broadcast (W-79).
+    broadcast_echoes: TokenBucket,
     answers: AnswerLimits,
     cookies: Cookies,
 }
@@ -169,6 +172,7 @@ impl Endpoint {
             closed: VecDeque::new(),
             deadlines: DeadlineHeap::default(),
             resets: TokenBucket::new(RESET_RATE.0, RESET_RATE.1),
+            broadcast_echoes: TokenBucket::new(BROADCAST_ECHO_RATE.0, BROADCAST_ECHO_RATE.1),
             cx: Cx {
                 now: Instant::ZERO,
                 config,

@@ -143,6 +143,72 @@ fn answers_waiting_are_limited() {
     assert_eq!(pair.b.ep.counters().rx_drop_edp_reply_limit, 1000 - 256);
 }
 
+/// Returns an echo request of A with `len` bytes, addressed to `dst` whatever the sender allows.
+fn echo_to(pair: &mut Pair, dst: MacAddr, len: usize) -> OnWire {
+    let body = vec![7; len];
+    let mut frame = datagram(pair, MAC_B, (8, 0), EdpKind::EchoRequest, &body).unwrap();
+    frame.dst = dst;
+    frame
+}
+
+/// Lets B receive a frame `count` times at `at`; returns the number of answers.
+fn answers(pair: &mut Pair, frame: &OnWire, at: Instant, count: usize) -> usize {
+    for _ in 0..count {
+        pair.b.receive(at, frame);
+    }
+    let before = pair.log.len();
+    pair.flush();
+    pair.log.len() - before
+}
+
+#[test]
+fn answers_to_broadcast_echoes_have_a_rate() {
+    let mut pair = Pair::new();
+    let start = pair.now;
+    let to_all = echo_to(&mut pair, MacAddr::BROADCAST, 64);
+    let dropped = |pair: &Pair| pair.b.ep.counters().rx_drop_edp_broadcast_rate;
+    assert_eq!(answers(&mut pair, &to_all, start, 200), 32, "W-79");
+    assert_eq!(dropped(&pair), 168);
+    // Other requests have no part in the limit.
+    let to_one = echo_to(&mut pair, MAC_B, 64);
+    assert_eq!(answers(&mut pair, &to_one, start, 40), 40);
+    let mut info = datagram(&mut pair, MAC_B, (8, 0), EdpKind::InfoRequest, &[]).unwrap();
+    info.dst = MacAddr::BROADCAST;
+    assert_eq!(answers(&mut pair, &info, start, 40), 40);
+    // Ten milliseconds for each further answer, and no more than the burst after a pause.
+    let later = |millis| start + Duration::from_millis(millis);
+    assert_eq!(answers(&mut pair, &to_all, later(9), 5), 0);
+    assert_eq!(answers(&mut pair, &to_all, later(50), 50), 5);
+    assert_eq!(answers(&mut pair, &to_all, later(60_000), 50), 32);
+    assert_eq!(dropped(&pair), 168 + 5 + 45 + 18);
+}
+
+#[test]
+fn long_broadcast_echoes_are_dropped() {
+    let mut pair = Pair::new();
+    let start = pair.now;
+    for (len, wanted) in [(0, 1), (56, 1), (64, 1), (65, 0), (1488, 0)] {
+        let frame = echo_to(&mut pair, MacAddr::BROADCAST, len);
+        assert_eq!(
+            answers(&mut pair, &frame, start, 1),
+            wanted,
+            "{len} bytes (W-78)"
+        );
+        let alone = echo_to(&mut pair, MAC_B, len);
+        assert_eq!(answers(&mut pair, &alone, start, 1), 1, "{len} bytes");
+    }
+    // Programs do not receive them either.
+    pair.b.ep.edp_bind(7).unwrap();
+    for len in [64, 65] {
+        let body = vec![7; len];
+        let mut frame = datagram(&mut pair, MAC_B, (8, 7), EdpKind::EchoRequest, &body).unwrap();
+        frame.dst = MacAddr::BROADCAST;
+        pair.b.receive(start, &frame);
+    }
+    assert_eq!(pair.b.datagrams.len(), 1);
+    assert_eq!(pair.b.ep.counters().rx_drop_edp_broadcast_long, 3);
+}
+
 #[test]
 fn unsendable_datagrams_are_refused() {
     let mut pair = Pair::new();
@@ -159,12 +225,9 @@ fn unsendable_datagrams_are_refused() {
     assert!(!header(MacAddr::BROADCAST.into(), 7, EdpKind::Data, 1));
     assert!(header(MAC_B.into(), 0, EdpKind::EchoRequest, 1488));
     assert!(!header(MAC_B.into(), 0, EdpKind::EchoRequest, 1489));
-    assert!(header(
-        MacAddr::BROADCAST.into(),
-        0,
-        EdpKind::EchoRequest,
-        8
-    ));
+    let to_all = MacAddr::BROADCAST.into();
+    assert!(header(to_all, 0, EdpKind::EchoRequest, 64));
+    assert!(!header(to_all, 0, EdpKind::EchoRequest, 65), "W-78");
     assert!(!header(
         MacAddr([3, 0, 0, 0, 0, 0]).into(),
         0,

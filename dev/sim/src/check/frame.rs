@@ -257,6 +257,10 @@ impl<'a> View<'a> {
             };
         }
         match self.payload.first() {
+            // The type byte, and a body of at most 64 bytes.
+            Some(1) if group && self.payload.len() > 65 => {
+                Err("W-78: a long echo request to a group".into())
+            }
             Some(1 | 3) => Ok(0),
             Some(2 | 4) if !group => Ok(0),
             Some(5) if !group && self.payload.len() == 3 => Ok(0),

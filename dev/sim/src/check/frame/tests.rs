@@ -49,6 +49,25 @@ fn sound_frames_pass_and_show_their_fields() {
 }
 
 #[test]
+fn echo_requests_to_all_are_short() {
+    let echo = |dst: MacAddr, len: usize| {
+        let mut payload = vec![0; 1 + len];
+        payload[0] = 1;
+        let frame = Forge {
+            packet_type: RULES.edp,
+            seq: 7,
+            payload,
+            ..Forge::new(mac_of(0), 1000, dst, 0, 1)
+        };
+        judge(&frame.bytes())
+    };
+    assert_eq!(echo(MacAddr::BROADCAST, 64), Ok(()));
+    let text = echo(MacAddr::BROADCAST, 65).expect_err("65 bytes");
+    assert!(text.starts_with("W-78"), "{text}");
+    assert_eq!(echo(mac_of(1), 65), Ok(()));
+}
+
+#[test]
 fn each_fault_is_named() {
     let fault = |frame: Vec<u8>, rule: &str| {
         let text = judge(&frame).expect_err(rule);
