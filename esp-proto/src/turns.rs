@@ -25,7 +25,8 @@ impl<T> Default for TurnQueue<T> {
 
 impl<T> TurnQueue<T> {
     /// Appends an entry to those of its owner. Numbers of owners should be dense.
-    pub fn push(&mut self, owner: usize, entry: T) {
+    pub fn push(&mut self, owner: u32, entry: T) {
+        let owner = owner as usize;
         if self.queues.len() <= owner {
             self.queues.resize_with(owner + 1, VecDeque::new);
         }

@@ -111,8 +111,9 @@ impl Clients {
     }
 
     /// Returns the number of a program's user, dense and at least 1; 0 if there is no such program.
-    pub(super) fn user(&self, index: usize) -> usize {
-        self.get(index).map_or(0, |client| client.user + 1)
+    pub(super) fn user(&self, index: usize) -> u32 {
+        let user = self.get(index).map(|client| client.user + 1);
+        user.and_then(|user| u32::try_from(user).ok()).unwrap_or(0)
     }
 
     fn user_mut(&mut self, index: usize) -> Option<&mut User> {

@@ -44,14 +44,15 @@ fn eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
+/// An embedded engine, its handle, its link, and the page of its program.
+pub type Embedded = (Engine, EngineHandle, LinkId, Arc<ClientPage>);
+
 /// Program of an embedded engine.
 pub const EMBEDDED: ClientId = ClientId(1);
 
 /// Starts an embedded engine with a UDP link of the namespace and the program [`EMBEDDED`], whose
 /// page is returned.
-pub fn embedded(
-    namespace: &Namespace,
-) -> Result<(Engine, EngineHandle, LinkId, Arc<ClientPage>), Box<dyn std::error::Error>> {
+pub fn embedded(namespace: &Namespace) -> Result<Embedded, Box<dyn std::error::Error>> {
     let mut links = namespace.run(|| UdpLink::bind_all(UdpAddresses::First, |_, _| true, 0))?;
     let (mut engine, handle) = Engine::embedded(IdleConfig::default(), Box::new(drop))?;
     let only = links.pop().ok_or("no link")?;

@@ -178,7 +178,7 @@ pub(crate) struct Connection {
     pub(crate) notes: Notes,
     pub(crate) queued: Queued,
     /// Owner with whose other connections it shares turns to send.
-    pub(crate) owner: usize,
+    pub(crate) owner: u32,
     /// Set when the connection has ended: the reason for the host, and the reset for the peer.
     pub(crate) fate: Option<(CloseReason, Option<ResetReason>)>,
     pub(crate) timers: TimerTable,

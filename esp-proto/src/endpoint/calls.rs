@@ -77,7 +77,7 @@ impl Endpoint {
     /// Sets the owner of a connection: owners are served in turn, so that one with many connections
     /// does not delay those of others by all of them. Numbers should be dense; 0 is that of
     /// connections without one.
-    pub fn set_owner(&mut self, conn: ConnId, owner: usize) {
+    pub fn set_owner(&mut self, conn: ConnId, owner: u32) {
         if let Some(conn) = self.table.get_mut(conn) {
             conn.owner = owner;
         }
