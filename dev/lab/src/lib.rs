@@ -470,6 +470,8 @@ pub(crate) fn teardown(
     inhabitants::end(&namespaces, &spared);
     process::end_all(&daemons, DAEMON_GRACE);
     holders.retain(|&p| Some(p) != spare);
+    // They watch each other: one that sees another one end would end the callers, too.
+    process::stop_all(&holders);
     process::end_all(&holders, Duration::ZERO);
     let left = inhabitants::inhabitants(&namespaces);
     enter::leave_view(&dir.join(HERE));

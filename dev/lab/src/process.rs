@@ -174,6 +174,14 @@ pub fn cpu_time(process: ProcessRef) -> Option<u64> {
     if process.is_alive() { sum } else { None }
 }
 
+/// Stops the processes, so that none reacts to the end of another, until [`end_all`].
+pub(crate) fn stop_all(processes: &[ProcessRef]) {
+    for fd in processes.iter().filter_map(|p| p.open()) {
+        // The process may have ended meanwhile.
+        let _ = pidfd_send_signal(fd, Signal::STOP);
+    }
+}
+
 /// Ends the processes: SIGTERM, then SIGKILL after `grace`, or SIGKILL at once if it is zero.
 /// Returns when all have ended, or after five seconds.
 pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) {
