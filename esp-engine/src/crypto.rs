@@ -1,8 +1,8 @@
-//! Cryptography of protected packets, by `ring`, and their checksum, by `crc32c`.
+//! Cryptography of protected packets, by `aws-lc-rs`, and their checksum, by `crc32c`.
 
+use aws_lc_rs::aead::{AES_128_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::{hkdf, hmac};
 use esp_proto::secure::{Cipher, Crypto, Key, KeyId, Suite, TAG_LEN};
-use ring::aead::{AES_128_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
-use ring::{hkdf, hmac};
 
 /// Implementation of [`Crypto`].
 #[derive(Clone, Copy, Debug, Default)]
