@@ -18,6 +18,7 @@ mod outcome;
 mod packages;
 mod process;
 mod purity;
+mod soak;
 mod spec;
 mod steps;
 mod suite;

@@ -88,17 +88,33 @@ pub(crate) fn run_all() -> Result<ExitCode, Failure> {
 /// Adds all tests to a list of steps. With `require`, a test that skips itself fails.
 pub(crate) fn all(steps: &mut Steps, require: bool) -> Result<Counts, Failure> {
     let workspace = Workspace::load()?;
+    let mut counts = tests(steps, &workspace, require);
+    models_and_docs(steps, &workspace, require, &mut counts);
+    Ok(counts)
+}
+
+/// Builds everything, and runs unit and integration tests.
+pub(crate) fn tests(steps: &mut Steps, workspace: &Workspace, require: bool) -> Counts {
     let mut counts = Counts::default();
     steps.step("build", build);
     steps.step("tests", || {
-        let tests = nextest(&workspace, &["--workspace"], &workspace.target, require);
+        let tests = nextest(workspace, &["--workspace"], &workspace.target, require);
         judged(&mut counts, require, tests?)
     });
+    counts
+}
+
+/// Runs the tests that [`tests`] leaves.
+pub(crate) fn models_and_docs(
+    steps: &mut Steps,
+    workspace: &Workspace,
+    require: bool,
+    counts: &mut Counts,
+) {
     steps.step("models", || {
-        judged(&mut counts, require, models(&workspace, require)?)
+        judged(counts, require, models(workspace, require)?)
     });
-    steps.step("doc tests", || judged(&mut counts, require, doc_tests()?));
-    Ok(counts)
+    steps.step("doc tests", || judged(counts, require, doc_tests()?));
 }
 
 /// Programs as well as tests, for some tests start the programs.
