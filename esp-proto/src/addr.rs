@@ -263,6 +263,8 @@ mod tests {
             assert_eq!(address.to_string(), text);
         }
         assert_eq!("10.1.0.7@2805".parse(), "10.1.0.7".parse::<NodeAddr>());
+        let socket: SocketAddr = "10.1.0.7:40000".parse().unwrap();
+        assert_eq!("10.1.0.7@40000".parse(), Ok(NodeAddr::from(socket)));
         for bad in [
             "10.1.0",
             "fd00::7",

@@ -265,7 +265,8 @@ impl Recovery {
     }
 
     /// Handles the retransmission timeout: all outstanding segments count as lost and are
-    /// retransmitted in sequence order (W-46).
+    /// retransmitted in sequence order (W-46), except those that the peer reported as received. If
+    /// the oldest one is among these, a report was damaged, and none is trusted.
     pub(crate) fn on_timeout(&mut self, send: &mut SendSide) {
         self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
         self.order.clear();
@@ -273,7 +274,9 @@ impl Recovery {
         self.round_end = self.next_tx;
         self.lost.clear();
         self.probe = None;
-        for (seq, segment) in send.iter_mut().filter(|(_, s)| !s.sacked) {
+        let contradicted = send.iter_mut().next().is_some_and(|(_, s)| s.sacked);
+        for (seq, segment) in send.iter_mut().filter(|(_, s)| contradicted || !s.sacked) {
+            segment.sacked = false;
             segment.lost = true;
             self.lost.push_back(seq);
         }
@@ -403,6 +406,27 @@ mod tests {
             [5, 6],
             "the rest of the flight is older, thus first"
         );
+    }
+
+    /// The reports of 1 and 2 were damaged: the next acknowledgement says that 1 is missing (W-42).
+    #[test]
+    fn a_timeout_forgets_contradicted_reports() {
+        let mut rig = Rig::new(4);
+        rig.ack(0, &[0b111], 50);
+        rig.ack(1, &[], 51);
+        rig.recovery.on_timeout(&mut rig.send);
+        assert_eq!(rig.repeats(100, 60), [1, 2, 3]);
+        assert_eq!(rig.recovery.in_flight, 3);
+        let (outcome, ..) = rig.ack(4, &[], 120);
+        assert_eq!((outcome.acked, rig.recovery.in_flight), (3, 0));
+    }
+
+    #[test]
+    fn a_timeout_repeats_only_missing_segments() {
+        let mut rig = Rig::new(4);
+        rig.ack(0, &[0b110], 50);
+        rig.recovery.on_timeout(&mut rig.send);
+        assert_eq!(rig.repeats(100, 60), [0, 1]);
     }
 
     #[test]
