@@ -106,8 +106,7 @@ impl Endpoint {
             self.cx.counters.rx_drop_moved += 1; // W-108
             return;
         }
-        if self.is_adopting() {
-            self.cx.counters.rx_drop_adopting += 1; // W-136
+        if self.stays_silent() {
             return;
         }
         self.cx.counters.rx_drop_no_connection += 1;
@@ -128,8 +127,12 @@ impl Endpoint {
         self.push_reset(key, seq, Some(frame.seq.plus(1)), reset);
     }
 
-    /// Resets the sender of a frame that belongs to no known connection (W-29, W-50).
+    /// Resets the sender of a frame that belongs to no known connection (W-29, W-50), unless it may
+    /// still be resumed: the known one may be half open by a late copy of a SYN.
     fn reset_unknown(&mut self, key: Key, frame: &EspFrame<'_>) {
+        if self.stays_silent() {
+            return;
+        }
         let (reason, nonce) = (ResetReason::Unknown, 0);
         self.push_reset(key, frame.ack, None, Reset { reason, nonce });
     }
@@ -170,9 +173,8 @@ impl Endpoint {
     }
 
     fn refuse_syn(&mut self, key: Key, frame: &EspFrame<'_>, block: &SetUp<'_>) {
-        if self.is_adopting() {
-            self.cx.counters.rx_drop_adopting += 1; // W-136: the listener may come back
-            return;
+        if self.stays_silent() {
+            return; // the listener may come back
         }
         self.cx.counters.rx_drop_refused += 1; // W-23
         self.refuse(key, frame, block.nonce, ResetReason::Refused);

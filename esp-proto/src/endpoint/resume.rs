@@ -2,7 +2,7 @@
 
 use super::Endpoint;
 use super::moves::MoveFrame;
-use crate::api::{Buffers, ConnId, State};
+use crate::api::{Buffers, CloseReason, ConnId, State};
 use crate::connection::{Connection, Key};
 use crate::image::{ConnImage, Positions, ResumeError};
 use crate::time::Instant;
@@ -47,10 +47,12 @@ impl Endpoint {
             return Err(ResumeError::InUse);
         }
         if let Some(slot) = self.table.find(&key) {
-            if (self.table.at(slot)).is_some_and(|conn| conn.state != State::TimeWait) {
-                return Err(ResumeError::InUse);
+            match self.table.at(slot).map(|conn| conn.state) {
+                None | Some(State::TimeWait) => self.reclaim(slot),
+                // Begun by a late copy of the connection's own SYN.
+                Some(State::SynReceived) => self.finish(slot, CloseReason::ConnectTimedOut, None),
+                Some(_) => return Err(ResumeError::InUse),
             }
-            self.reclaim(slot);
         }
         let id = self.table.next_id().ok_or(ResumeError::TooMany)?;
         let seqs = (self.secrets().1, self.secrets().1);
@@ -70,6 +72,13 @@ impl Endpoint {
     /// Returns true while connections of an earlier endpoint may still be resumed here.
     pub(super) fn is_adopting(&self) -> bool {
         self.cx.now < self.adopts_until
+    }
+
+    /// Returns true if a frame of an unknown connection must not be answered, and counts it (W-136).
+    pub(super) fn stays_silent(&mut self) -> bool {
+        let adopting = self.is_adopting();
+        self.cx.counters.rx_drop_adopting += u64::from(adopting);
+        adopting
     }
 
     /// Processes a MOVE for a node with this one interface: a resumption.
