@@ -107,13 +107,15 @@ impl SetupError {
             Some(EspError::PeerDied { .. }) => (PeerError::Died, false),
             Some(
                 EspError::PeerShutdown { .. }
-                | EspError::DaemonGone { .. }
                 | EspError::DaemonSilent { .. }
                 | EspError::TimedOut { .. }
                 | EspError::BadKey { .. }
                 | EspError::PeerVersion { .. }
                 | EspError::Forked,
             ) => (PeerError::Lost(error.to_string()), false),
+            // The next daemon may connect; if there is none, the client fails, and with it all
+            // peers.
+            Some(EspError::DaemonGone { .. }) => (PeerError::Lost(error.to_string()), true),
             // Its node answered datagrams when the job began.
             Some(EspError::ConnectTimedOut(peer)) => {
                 let what = format!(

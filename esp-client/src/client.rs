@@ -142,7 +142,7 @@ impl Client {
     fn open(path: &std::path::Path) -> Result<Client, EspError> {
         // An invalid value is an error even if all streams set their path.
         Path::from_environment()?;
-        Ok(Self::of(Session::open(path, false, true)?.0))
+        Ok(Self::of(Session::open(path, false, true)?))
     }
 
     /// Returns the client of this process that needs no daemon and no privilege: its streams,

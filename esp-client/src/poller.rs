@@ -18,7 +18,7 @@ use crate::error::EspError;
 use crate::lease::{FIRST_LEASED_SLOT, Leases};
 use crate::path::Path;
 use crate::protection::Protection;
-use crate::session::{ReplyNotice, Session};
+use crate::session::{PolledEvents, ReplyNotice, Session};
 
 /// Reports events of the streams of a [`Client::polled`] connection, and has one descriptor to
 /// sleep on.
@@ -31,8 +31,8 @@ use crate::session::{ReplyNotice, Session};
 /// While the program polls, the engine makes no system call to notify it.
 pub struct Poller {
     session: Arc<Session>,
-    /// Events of the slots at the daemon, if there is one.
-    events: Option<Events>,
+    /// Events of the slots at the present daemon, if there is one.
+    daemon: Option<PolledEvents>,
     /// Epoll set of all descriptors that announce events.
     all: OwnedFd,
     asleep: bool,
@@ -108,9 +108,9 @@ impl Client {
     ) -> Result<(Client, Poller), EspError> {
         // An invalid value is an error even if all streams set their path.
         Path::from_environment()?;
-        let (session, events) = Session::open(socket.as_ref(), true, false)?;
+        let session = Session::open(socket.as_ref(), true, true)?;
         let client = Client::of(session);
-        let poller = Poller::new(&client, events, path)?;
+        let poller = Poller::new(&client, path)?;
         Ok((client, poller))
     }
 
@@ -123,7 +123,7 @@ impl Client {
     ) -> Result<(Client, Poller), EspError> {
         let wants = |name: &str, _| wants(name);
         let client = Client::open_udp(UdpAddresses::First, wants, 0, (protection, true))?;
-        let poller = Poller::new(&client, None, Path::Lease)?;
+        let poller = Poller::new(&client, Path::Lease)?;
         Ok((client, poller))
     }
 
@@ -135,25 +135,24 @@ impl Client {
     ) -> Result<(Client, Poller), EspError> {
         let wants = |_: &str, ip| wants(ip);
         let client = Client::open_udp(UdpAddresses::EachVersion, wants, port, (None, true))?;
-        let poller = Poller::new(&client, None, Path::Lease)?;
+        let poller = Poller::new(&client, Path::Lease)?;
         Ok((client, poller))
     }
 }
 
 impl Poller {
-    /// Creates the poller of a client, with the events of its slots at the daemon.
-    fn new(client: &Client, mut events: Option<Events>, path: Path) -> Result<Poller, EspError> {
+    /// Creates the poller of a client.
+    fn new(client: &Client, path: Path) -> Result<Poller, EspError> {
         let session = Arc::clone(client.session());
         let failed = EspError::resource("create an epoll descriptor");
         let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&failed)?;
-        if let Some(fd) = session.notify_fd() {
-            add(&all, fd).map_err(&failed)?;
+        let mut daemon = session.take_events();
+        if let Some(daemon) = &mut daemon {
+            add(&all, daemon.notify.as_fd()).map_err(&failed)?;
+            daemon.events.awake();
         }
         if let Some(notice) = &session.notice {
             add(&all, notice.wake.as_fd()).map_err(&failed)?;
-        }
-        if let Some(events) = &mut events {
-            events.awake();
         }
         let lease = if client.may_lease(path) {
             Leased::new(client.leases()?, &all).map_err(EspError::resource("create a timer"))?
@@ -162,7 +161,7 @@ impl Poller {
         };
         Ok(Poller {
             session,
-            events,
+            daemon,
             all,
             asleep: false,
             lease,
@@ -179,8 +178,11 @@ impl Poller {
     /// Calls `found` once with each slot that has an event. The slot may have been closed since.
     /// Costs a few loads if there is no event.
     ///
-    /// Returns true if a reply of the daemon has arrived or the daemon is gone. Always true in a
+    /// Returns true if a reply of the daemon has arrived or the session has ended. Always true in a
     /// forked child, because the events are its parent's.
+    ///
+    /// While there is no daemon there are no events. When the next one has taken the streams, each
+    /// has one.
     #[inline]
     pub fn poll(&mut self, mut found: impl FnMut(u16)) -> bool {
         if self.session.is_forked() {
@@ -189,14 +191,34 @@ impl Poller {
         if self.asleep {
             self.wake();
         }
-        if let Some(events) = &mut self.events {
-            events.poll(&mut found);
+        let notified = self.session.notice.as_ref().is_some_and(ReplyNotice::take);
+        if notified && let Some(next) = self.session.take_events() {
+            next.changed.iter().copied().for_each(&mut found);
+            self.change_daemon(next);
+        }
+        if let Some(daemon) = &mut self.daemon {
+            daemon.events.poll(&mut found);
         }
         if let Some(lease) = &mut self.lease {
             lease.leases.engine.poll();
             lease.events.poll(|slot| found(FIRST_LEASED_SLOT + slot));
         }
-        self.session.notice.as_ref().is_some_and(ReplyNotice::take)
+        notified
+    }
+
+    /// Uses the events of the next daemon from now on.
+    #[cold]
+    fn change_daemon(&mut self, mut next: PolledEvents) {
+        if let Some(ended) = &self.daemon {
+            // Its end was noticed before, perhaps.
+            let _ = epoll::delete(&self.all, &ended.notify);
+        }
+        if let Err(error) = add(&self.all, next.notify.as_fd()) {
+            let failed = EspError::resource("extend an epoll set");
+            self.session.fail(failed(error));
+        }
+        next.events.awake();
+        self.daemon = Some(next);
     }
 
     /// Makes the caller's loop the only driver of the embedded engine, which then has no thread of
@@ -224,7 +246,7 @@ impl Poller {
             .notice
             .as_ref()
             .is_some_and(ReplyNotice::is_raised)
-            && self.events.as_mut().is_none_or(Events::try_sleep)
+            && (self.daemon.as_mut()).is_none_or(|daemon| daemon.events.try_sleep())
             && self.lease.as_mut().is_none_or(Leased::try_sleep);
         if !may_sleep {
             self.wake();
@@ -242,14 +264,12 @@ impl Poller {
     #[cold]
     fn wake(&mut self) {
         self.asleep = false;
-        if let Some(events) = &mut self.events {
-            events.awake();
-        }
-        if let Some(fd) = self.session.notify_fd()
-            && rustix::io::read(fd, &mut [0u8; 64]) == Ok(0)
-        {
-            // The daemon has ended: from now on it is always readable. Leases go on.
-            let _ = epoll::delete(&self.all, fd);
+        if let Some(daemon) = &mut self.daemon {
+            daemon.events.awake();
+            if rustix::io::read(&daemon.notify, &mut [0u8; 64]) == Ok(0) {
+                // The daemon has ended: from now on it is always readable. Leases go on.
+                let _ = epoll::delete(&self.all, &daemon.notify);
+            }
         }
         if let Some(notice) = &self.session.notice {
             notice.drain();

@@ -13,10 +13,6 @@ pub struct Aead;
 pub struct AeadKey(Prepared);
 
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "all keys of a layer are of one kind, and there is one for each direction of a session"
-)]
 enum Prepared {
     Aead(LessSafeKey),
     /// CRC-32C of the key, to which packets are appended.

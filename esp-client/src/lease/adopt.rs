@@ -77,7 +77,7 @@ impl Leases {
         if all.is_empty() || self.engine.is_forked() {
             return true;
         }
-        let Ok((session, _)) = Session::open(&self.session.path, false, false) else {
+        let Ok(session) = Session::open(&self.session.path, false, false) else {
             return false;
         };
         let mut adopted: Vec<Adopted> = Vec::with_capacity(all.len());

@@ -241,7 +241,7 @@ impl Leases {
             let why = "the next one has not adopted the leases yet";
             return Err(EspError::gone(&self.session.path, why));
         }
-        let (next, _) = Session::open(&self.session.path, false, false)?;
+        let next = Session::open(&self.session.path, false, false)?;
         registry.set_keeper(Arc::clone(&next), |_| false);
         Ok(next)
     }

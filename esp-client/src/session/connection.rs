@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -54,15 +54,24 @@ pub(crate) struct Session {
     pub(super) posts: Mutex<Vec<Request>>,
     /// Reason why the connection is lost.
     pub(super) gone: OnceLock<EspError>,
-    /// Copy of the daemon's descriptor for a poller.
-    notify: Option<OwnedFd>,
+    /// Events of the present daemon, until the poller takes them.
+    polled: Mutex<Option<PolledEvents>>,
     /// For a session with a [`Poller`](crate::Poller), which then also handles the events instead
     /// of the thread.
     pub(crate) notice: Option<ReplyNotice>,
 }
 
-/// Notifies the owner of a [`Poller`](crate::Poller) that a reply has arrived or the daemon is
-/// gone.
+/// Events of a daemon for a [`Poller`](crate::Poller).
+pub(crate) struct PolledEvents {
+    pub(crate) events: Events,
+    /// Copy of the daemon's descriptor that becomes readable by an event.
+    pub(crate) notify: OwnedFd,
+    /// Slots that were in use at the earlier daemon: each has an event now.
+    pub(crate) changed: Vec<u16>,
+}
+
+/// Notifies the owner of a [`Poller`](crate::Poller) that a reply has arrived, that the next daemon
+/// is there, or that the session has ended.
 pub(crate) struct ReplyNotice {
     raised: AtomicBool,
     /// Eventfd on which a sleeping owner waits.
@@ -171,8 +180,6 @@ impl Session {
         welcome: Welcome,
         (polled, lasting): (bool, bool),
     ) -> Result<Arc<Session>, EspError> {
-        let notify = daemon.as_ref().filter(|_| polled);
-        let notify = notify.map(|daemon| daemon.notify_fd.try_clone());
         Ok(Arc::new(Session {
             path: path.to_owned(),
             local: daemon.is_none(),
@@ -183,9 +190,7 @@ impl Session {
             waiting: AtomicBool::new(false),
             listeners: Mutex::default(),
             posts: Mutex::default(),
-            notify: notify
-                .transpose()
-                .map_err(EspError::resource("copy a descriptor"))?,
+            polled: Mutex::default(),
             welcome,
             fork: ForkMark::new().map_err(EspError::resource("map a page"))?,
             next_id: AtomicU64::new(2),
@@ -203,13 +208,9 @@ impl Session {
     }
 
     /// Connects, introduces the program and starts the thread. With `polled` the session has a
-    /// notice, and the caller handles its events. With `lasting` it waits for the next daemon when
-    /// one ends, and not with `polled`, because the poller has the events of one.
-    pub(crate) fn open(
-        path: &Path,
-        polled: bool,
-        lasting: bool,
-    ) -> Result<(Arc<Session>, Option<Events>), EspError> {
+    /// notice, and its poller takes the events. With `lasting` it waits for the next daemon when one
+    /// ends.
+    pub(crate) fn open(path: &Path, polled: bool, lasting: bool) -> Result<Arc<Session>, EspError> {
         let socket = connect_socket(path).map_err(|error| EspError::Unreachable {
             socket: path.to_owned(),
             kind: error.kind(),
@@ -217,22 +218,46 @@ impl Session {
         let mut decoder = Decoder::new();
         let (welcome, descriptors) = say_hello(path, &socket, &mut decoder)?;
         let (daemon, events) = Daemon::new(socket, descriptors)?;
-        let session = Self::new(path, Some(daemon), welcome, (polled, lasting && !polled))?;
-        let (of_poller, mut of_thread) = match polled {
-            true => (Some(events), None),
-            false => (None, Some(events)),
-        };
+        let session = Self::new(path, Some(daemon), welcome, (polled, lasting))?;
+        let of_thread = session.pass_events(events, Vec::new())?;
         let shared = Arc::clone(&session);
         std::thread::Builder::new()
             .name("esp-client".into())
-            .spawn(move || shared.run(decoder, of_thread.take()))
+            .spawn(move || shared.run(decoder, of_thread))
             .map_err(EspError::resource("start a thread"))?;
-        Ok((session, of_poller))
+        Ok(session)
     }
 
-    /// Returns the descriptor that becomes readable by an event of a slot at the daemon.
-    pub(crate) fn notify_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.notify.as_ref().map(AsFd::as_fd)
+    /// Keeps the events of the present daemon for the poller, with the slots that were in use at the
+    /// earlier one; without a poller, returns them.
+    pub(super) fn pass_events(
+        &self,
+        events: Events,
+        mut changed: Vec<u16>,
+    ) -> Result<Option<Events>, EspError> {
+        let Some(daemon) = self.daemon().filter(|_| self.notice.is_some()) else {
+            return Ok(Some(events));
+        };
+        let notify = daemon.notify_fd.try_clone();
+        let notify = notify.map_err(EspError::resource("copy a descriptor"))?;
+        let mut polled = lock(&self.polled);
+        changed.extend(polled.take().map(|ended| ended.changed).unwrap_or_default());
+        *polled = Some(PolledEvents {
+            events,
+            notify,
+            changed,
+        });
+        Ok(None)
+    }
+
+    /// Returns the events of a daemon once, for the poller.
+    pub(crate) fn take_events(&self) -> Option<PolledEvents> {
+        lock(&self.polled).take()
+    }
+
+    /// Returns the slots of the daemon that this program uses.
+    pub(super) fn used_slots(&self) -> Vec<u16> {
+        lock(&self.slots).keys().copied().collect()
     }
 
     /// Notifies the poller as a reply does.

@@ -13,5 +13,5 @@ mod next;
 mod reader;
 
 pub(crate) use call::{Answer, Call, ReplyCell};
-pub(crate) use connection::{Held, ReplyNotice, Session, Socket as HeldSocket};
+pub(crate) use connection::{Held, PolledEvents, ReplyNotice, Session, Socket as HeldSocket};
 pub(crate) use handshake::{DAEMON_TIMEOUT, Welcome};

@@ -23,8 +23,19 @@ impl Session {
                 self.fail(error);
                 return;
             }
+            let used = self.used_slots();
             match self.find_next(error) {
-                Some((next, of_next)) => (decoder, events) = (next, Some(of_next)),
+                Some((next, of_next)) => {
+                    decoder = next;
+                    match self.pass_events(of_next, used) {
+                        Ok(of_thread) => events = of_thread,
+                        Err(error) => {
+                            self.fail(error);
+                            return;
+                        }
+                    }
+                    self.notify_poller();
+                }
                 None => return,
             }
         }

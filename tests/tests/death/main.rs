@@ -4,6 +4,7 @@
 mod daemons;
 mod links;
 mod mtu;
+mod polled;
 mod programs;
 
 use std::io::{self, Read, Write};

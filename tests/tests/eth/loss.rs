@@ -6,7 +6,7 @@ use esp_tests::process::{Daemon, bare_lab, configured_lab, ip, ip_in_switch};
 use esp_tests::{client, lab_or_skip, wait_until};
 use lab::LabOptions;
 
-use crate::member::{IMPATIENT, Member, join, talk, until_failed};
+use crate::member::{IMPATIENT, Member, join, run, send, talk, until_failed};
 
 #[test]
 fn a_killed_daemon_loses_its_peers() {
@@ -41,6 +41,63 @@ fn a_killed_daemon_loses_its_peers() {
     );
     talk(a, b, (0, 1));
     assert!(c.btl.add_peer(1, &b.btl.address()).is_ok(), "known already");
+}
+
+/// Sends numbered messages that the peer takes later. `begin` is the number of the first.
+fn send_numbered(pair: &mut [&mut Member], from: usize, to: u32, begin: u32) {
+    for number in begin..begin + NUMBERED {
+        send(pair, from, to, &number.to_le_bytes());
+    }
+}
+
+const NUMBERED: u32 = 20;
+
+#[test]
+fn a_job_goes_on_with_the_next_daemon() {
+    let Some(lab) = bare_lab("the_next_daemon", 2) else {
+        return;
+    };
+    let mut daemons: Vec<_> = (0..2).map(|node| Daemon::start(&lab, node, "")).collect();
+    let mut members: Vec<_> = (0..3u32)
+        .map(|rank| Member::at(&lab, rank as usize % 2, rank, 3))
+        .collect();
+    join(&mut members);
+    let [a, b, c] = &mut members[..] else {
+        unreachable!()
+    };
+    talk(a, b, (0, 1));
+    for round in 0..2 {
+        daemons[round].kill();
+        let pair = &mut [&mut *a, &mut *b];
+        let begin = round as u32 * NUMBERED;
+        send_numbered(pair, 0, 1, begin);
+        send_numbered(pair, 1, 0, begin);
+        if round == 0 {
+            // A connection that begins without a daemon.
+            let pair = &mut [&mut *c, &mut *b];
+            send(pair, 0, 1, b"first");
+        }
+        daemons[round] = Daemon::start(&lab, round, "");
+        let members = &mut [&mut *a, &mut *b, &mut *c];
+        run("all messages come", members, |members| {
+            assert!(members.iter().all(|member| member.log.failed.is_empty()));
+            let counts = [0, 1].map(|at| members[at].log.messages.len());
+            counts[0] == NUMBERED as usize
+                && counts[1] >= NUMBERED as usize
+                && (round > 0 || counts[1] > NUMBERED as usize)
+        });
+        for member in &mut members[..2] {
+            let numbered = std::mem::take(&mut member.log.messages);
+            let mut next = begin;
+            for (_, _, body) in numbered.iter().filter(|(_, _, body)| body != b"first") {
+                assert_eq!(body[..], next.to_le_bytes());
+                next += 1;
+            }
+            assert_eq!(next, begin + NUMBERED);
+        }
+    }
+    talk(a, b, (0, 1));
+    talk(b, c, (1, 2));
 }
 
 #[test]
