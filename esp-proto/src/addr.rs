@@ -278,6 +278,7 @@ mod tests {
         }
     }
 
+    /// W-07, W-122.
     #[test]
     fn group_addresses_are_recognized() {
         for (text, group) in [

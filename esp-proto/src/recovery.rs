@@ -523,6 +523,7 @@ mod tests {
         assert_eq!(rig.recovery.in_flight, 0);
     }
 
+    /// W-47.
     #[test]
     fn back_off_doubles_to_the_ceiling_and_ends_with_a_clean_round_trip() {
         let mut rig = Rig::new(2);

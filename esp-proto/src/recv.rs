@@ -343,7 +343,7 @@ mod tests {
         }
     }
 
-    /// W-33 and W-31: each of the 65 536 sequences, at places around the wrap and with credit from
+    /// W-32, W-33 and W-31: each of the 65 536 sequences, at places around the wrap and with credit from
     /// nothing to the maximum, beside a model of positions without wrap.
     #[test]
     fn every_sequence_is_classed_by_its_position() {
@@ -414,6 +414,7 @@ mod tests {
         assert_eq!(rig.recv.queued(), 0, "never back");
     }
 
+    /// W-38.
     #[test]
     fn small_packets_never_lower_the_edge() {
         let mut rig = Rig::new(35);
@@ -427,6 +428,7 @@ mod tests {
         }
     }
 
+    /// W-56.
     #[test]
     fn fin_in_and_out_of_order() {
         let mut rig = Rig::new(100);

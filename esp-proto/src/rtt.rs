@@ -73,6 +73,7 @@ mod tests {
     const FLOOR: Duration = Duration::from_millis(2);
     const CEILING: Duration = Duration::from_millis(200);
 
+    /// W-47.
     #[test]
     fn first_sample_sets_and_later_ones_smooth() {
         let mut rtt = Rtt::default();

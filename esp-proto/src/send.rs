@@ -269,6 +269,7 @@ mod tests {
         assert!(send.is_idle());
     }
 
+    /// W-106.
     #[test]
     fn after_a_restart_the_rest_is_cut_under_new_sequences() {
         let mut send = SendSide::new(Seq(65534));

@@ -60,6 +60,7 @@ fn receive(socket: &UdpSocket, count: usize) -> Vec<Received> {
     all
 }
 
+/// W-122: they come from the address at which the socket receives.
 #[test]
 fn datagrams_arrive_whole_and_in_order_over_both_versions_of_ip() {
     let Some(nodes) = nodes("datagrams_arrive_whole_and_in_order") else {
@@ -119,6 +120,7 @@ fn each_destination_gets_its_own() {
     assert_eq!(marks(&ends[0]), expected(false));
 }
 
+/// W-121: nothing is fragmented.
 #[test]
 fn what_does_not_fit_the_mtu_is_rejected_and_the_rest_is_sent() {
     let Some(nodes) = nodes("what_does_not_fit_the_mtu_is_rejected") else {
@@ -180,6 +182,44 @@ fn marks_of_congestion_are_seen() {
             push(&mut batch, b.local_addr(), 1, &PAYLOAD, 100);
             a.send_batch(&mut batch).expect("send");
             assert_eq!(receive(&b, 1).first().map(|(_, _, ce)| *ce), Some(marked));
+        }
+    }
+}
+
+/// W-111.
+#[test]
+fn datagrams_are_sent_as_capable_of_marks() {
+    use rustix::net::sockopt::{ip_tos, ipv6_tclass};
+    let Some(nodes) = nodes("datagrams_are_sent_as_capable_of_marks") else {
+        return;
+    };
+    let (four, six) = (bind(&nodes.a, "10.88.0.1:0"), bind(&nodes.a, "[fd88::1]:0"));
+    assert_eq!(ip_tos(four.as_fd()).expect("TOS"), 2, "ECT(0)");
+    assert_eq!(ipv6_tclass(six.as_fd()).expect("traffic class"), 2);
+}
+
+/// W-124: an "unreachable" has no effect on what is sent and received afterwards.
+#[test]
+fn icmp_errors_change_nothing() {
+    let Some(nodes) = nodes("icmp_errors_change_nothing") else {
+        return;
+    };
+    for (near, far) in [
+        ("10.88.0.1:0", "10.88.0.2:0"),
+        ("[fd88::1]:0", "[fd88::2]:0"),
+    ] {
+        let (a, b) = (bind(&nodes.a, near), bind(&nodes.b, far));
+        let closed = bind(&nodes.b, far).local_addr();
+        let mut batch = SendBatch::new(1);
+        for _ in 0..5 {
+            push(&mut batch, closed, 1, &PAYLOAD, 100);
+            assert_eq!(a.send_batch(&mut batch).expect("send"), 1);
+            // The answer to a datagram that is received comes after the error.
+            for (from, to) in [(&a, &b), (&b, &a)] {
+                push(&mut batch, to.local_addr(), 2, &PAYLOAD, 100);
+                assert_eq!(from.send_batch(&mut batch).expect("send"), 1);
+                assert_eq!(receive(to, 1).len(), 1);
+            }
         }
     }
 }

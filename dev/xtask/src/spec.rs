@@ -1,5 +1,5 @@
-//! Every MUST of docs/wire-format.md is cited beside the code that keeps it, and every citation
-//! names a rule that exists.
+//! Every MUST of docs/wire-format.md is cited beside the code that keeps it and by a test that
+//! breaks it, and every citation names a rule that exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -155,15 +155,16 @@ fn uncited(rules: &BTreeMap<Number, Rule>, cited: &Cited) -> Vec<String> {
             shown(&root().join(SPEC))
         )];
     }
-    let missing = musts.filter(|(number, _)| !cited.code.contains(number));
-    missing
-        .map(|(number, rule)| {
-            format!(
-                "W-{number:02} is not cited by the code that keeps it: {}",
-                rule.text
-            )
-        })
-        .collect()
+    let places = [
+        (&cited.code, "the code that keeps it"),
+        (&cited.tests, "a test that fails without it"),
+    ];
+    let missing = musts.flat_map(|(number, rule)| {
+        let of_rule = places.iter().filter(|(set, _)| !set.contains(number));
+        of_rule
+            .map(move |(_, place)| format!("W-{number:02} is not cited by {place}: {}", rule.text))
+    });
+    missing.collect()
 }
 
 #[cfg(test)]
@@ -207,12 +208,23 @@ mod tests {
     #[test]
     fn an_uncited_must_is_found() {
         let rules = rules(PAGE);
-        assert_eq!(uncited(&rules, &cited("// W-01, W-103.")), [""; 0]);
-        let problems = uncited(&rules, &cited("// W-01 XW-103 NEW-103 W-x W-"));
+        let all = "// W-01, W-103.";
+        let some = "// W-01 XW-103 NEW-103 W-x W-";
+        let of = |code: &str, test: &str| {
+            let mut cited = cited(code);
+            cited.add("esp-proto/tests/x.rs", test);
+            uncited(&rules, &cited)
+        };
+        assert_eq!(of(all, all), [""; 0]);
         assert_eq!(
-            problems,
+            of(some, all),
             ["W-103 is not cited by the code that keeps it: MUST NOT c."]
         );
+        assert_eq!(
+            of(all, some),
+            ["W-103 is not cited by a test that fails without it: MUST NOT c."]
+        );
+        assert_eq!(of("", "").len(), 4);
     }
 
     #[test]

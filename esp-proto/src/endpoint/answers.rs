@@ -69,6 +69,7 @@ mod tests {
         (0..3000).map(|_| u32::from(limits.take(&to, now))).sum()
     }
 
+    /// W-123.
     #[test]
     fn each_network_has_a_rate_of_its_own() {
         let mut limits = AnswerLimits::new(FixedState::with_seed(1));

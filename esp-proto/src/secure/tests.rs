@@ -168,6 +168,7 @@ fn a_packet_waits_for_the_session_and_arrives_unchanged() {
     }
 }
 
+/// W-144; W-146: a broadcast is accepted only if it was sent to all.
 #[test]
 fn another_destination_does_not_use_up_a_packet() {
     let (mut a, mut b) = pair(Suite::ENCRYPT);
@@ -209,6 +210,7 @@ fn both_sides_may_begin_at_once() {
     );
 }
 
+/// W-144; W-143: the HELLO of a session that is or was in use is dropped.
 #[test]
 fn nothing_recorded_is_accepted_again() {
     let (mut a, mut b) = pair(Suite::ENCRYPT);
@@ -246,6 +248,7 @@ fn nothing_recorded_is_accepted_again() {
     assert_eq!(run(at(3020), &mut a, &mut b).0, [plain(b"goes on")]);
 }
 
+/// W-143: no answer to an unknown key.
 #[test]
 fn another_key_opens_nothing() {
     let (mut a, _) = pair(Suite::ENCRYPT);
@@ -316,6 +319,7 @@ fn keys_change_with_the_epoch() {
     );
 }
 
+/// W-147.
 #[test]
 fn protection_is_used_with_those_that_have_it() {
     let mut a = node(A, config(&[7], false), 1);
@@ -347,6 +351,7 @@ fn protection_is_used_with_those_that_have_it() {
     );
 }
 
+/// W-146.
 #[test]
 fn broadcasts_are_opened_once_and_of_the_present_run_only() {
     let all = NodeAddr::BROADCAST;
@@ -383,6 +388,57 @@ fn broadcasts_are_opened_once_and_of_the_present_run_only() {
     assert_eq!(b.receive(at(1700), A, &second), None);
 }
 
+/// W-143: a wrong tag has no answer, answers have a rate, and a side that only answered does not
+/// use the session.
+#[test]
+fn answers_to_hello_are_few() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    a.send(at(0), B, b"x");
+    let (_, hello) = a.sent.pop().unwrap();
+    for byte in 0..hello.len() {
+        let mut wrong = hello.clone();
+        wrong[byte] ^= 1;
+        b.receive(at(0), A, &wrong);
+        assert_eq!(b.sent, [], "byte {byte}");
+    }
+    b.receive(at(0), A, &hello);
+    let (_, accept) = b.sent.pop().unwrap();
+    b.receive(at(0), A, &hello);
+    assert_eq!(b.sent.pop(), Some((A, accept)), "the same answer");
+    b.send(at(0), A, b"y");
+    assert_eq!(b.sent.len(), 1);
+    assert_eq!(b.sent[0].1.len(), SETUP_PACKET, "its own HELLO");
+    b.sent.clear();
+    for _ in 0..10_000 {
+        b.receive(at(0), A, &hello);
+    }
+    assert_eq!(b.sent.len(), 4096 - 2, "of the burst");
+    assert!(counted(&b, "auth_drop_setup_rate") > 5000);
+}
+
+/// W-147: required, nothing is sent in plain or accepted so.
+#[test]
+fn a_node_that_requires_protection_neither_sends_nor_accepts_plain_packets() {
+    for suite in SUITES {
+        let (mut a, mut b) = pair(suite);
+        for dst in [B, C, NodeAddr::BROADCAST] {
+            a.send(at(0), dst, b"plain");
+        }
+        run(at(0), &mut a, &mut b);
+        a.send(at(1), B, b"plain");
+        for (_, body) in &a.sent {
+            assert_eq!(body[12] & 0x80, 0x80, "{body:?}");
+        }
+        for src in [A, C] {
+            for now in [2, 20_000] {
+                assert_eq!(b.receive(at(now), src, &plain(b"plain")), None);
+            }
+        }
+        assert_eq!(counted(&b, "auth_drop_plain"), 4);
+    }
+}
+
+/// W-143.
 #[test]
 fn waiting_packets_are_bounded() {
     let (mut a, _) = pair(Suite::ENCRYPT);

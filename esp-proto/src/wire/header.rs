@@ -117,6 +117,7 @@ mod tests {
         assert_eq!(header.emit(), BYTES);
     }
 
+    /// W-02.
     #[test]
     fn a_runt_of_every_length_is_refused() {
         for len in 0..HEADER_LEN {

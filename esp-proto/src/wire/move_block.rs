@@ -129,6 +129,7 @@ mod tests {
         assert_eq!(out, BYTES);
     }
 
+    /// W-101.
     #[test]
     fn malformed_move_blocks_are_refused() {
         for len in 0..MOVE_LEN {

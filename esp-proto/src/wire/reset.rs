@@ -91,6 +91,7 @@ mod tests {
         assert_eq!(Reset::parse(&bytes[..9]), Err(WireError::ResetBlock));
     }
 
+    /// W-60.
     #[test]
     fn every_reason_byte_survives() {
         for reason in 0..=255 {

@@ -142,6 +142,7 @@ mod tests {
         assert_eq!(out[..BYTES.len()], BYTES);
     }
 
+    /// W-22, W-17.
     #[test]
     fn malformed_blocks_are_distinguished_from_other_versions() {
         for len in 0..BYTES.len() {

@@ -43,7 +43,7 @@ impl Sink for NodeSink<'_> {
             .get_mut(&conn)
             .expect("delivery to a connection the host knows");
         assert!(app.closed.is_none(), "delivery after Closed");
-        assert_eq!(offset, app.received, "in order, once");
+        assert_eq!(offset, app.received, "in order, once (W-36)");
         for (i, byte) in bytes.iter().enumerate() {
             assert_eq!(
                 *byte,
@@ -55,7 +55,7 @@ impl Sink for NodeSink<'_> {
         app.received += bytes.len() as u64;
         assert!(
             app.received - app.consumed <= u64::from(app.room),
-            "within the receive room"
+            "within the receive room (W-38)"
         );
     }
 

@@ -133,6 +133,7 @@ fn full_data_frames_leave_credit_to_a_frame_of_its_own() {
     );
 }
 
+/// W-32, W-34.
 #[test]
 fn gaps_and_duplicates_are_acknowledged_at_once() {
     let (mut pair, a, _) = Pair::connected();

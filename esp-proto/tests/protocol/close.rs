@@ -169,6 +169,7 @@ fn abort_while_connecting_is_silent() {
     assert!(pair.b.events.is_empty());
 }
 
+/// W-56.
 #[test]
 fn data_after_a_fin_is_a_violation() {
     let (mut pair, a, b) = Pair::connected();
@@ -199,6 +200,19 @@ fn data_after_a_fin_is_a_violation() {
         pair.a.app(a).closed,
         Some(CloseReason::Reset(ResetReason::Protocol))
     );
+}
+
+/// W-60.
+#[test]
+fn an_unknown_reason_ends_a_connection_as_a_number() {
+    for code in [0, 12, 99, 255] {
+        let (mut pair, _, b) = Pair::connected();
+        let n = pair.numbers();
+        let forged = Forge::ack(n.a_next, Seq(0)).reset(ResetReason::Other(code), n.b_nonce);
+        pair.inject(MAC_A, MAC_B, forged.build());
+        let end = CloseReason::Reset(ResetReason::Other(code));
+        assert_eq!(pair.b.app(b).closed, Some(end));
+    }
 }
 
 #[test]

@@ -46,6 +46,7 @@ fn send(pair: &mut Pair, dst: MacAddr, ports: (Port, Port), kind: EdpKind, paylo
     pair.run(Duration::from_millis(1));
 }
 
+/// W-70.
 #[test]
 fn echo_comes_back_with_number_and_bytes() {
     let mut pair = Pair::new();
@@ -63,6 +64,7 @@ fn echo_comes_back_with_number_and_bytes() {
     assert_eq!(pair.b.ep.counters().rx_edp_requests, 6);
 }
 
+/// W-71.
 #[test]
 fn info_reply_describes_the_node() {
     let config = EndpointConfig {
@@ -83,6 +85,7 @@ fn info_reply_describes_the_node() {
         MAC_A,
         "answers are unicast (W-72)"
     );
+    assert_eq!(pair.log.last().unwrap().header().seq.0, 77);
     let (_, kind, body) = pair.a.datagrams.pop().unwrap();
     assert_eq!(kind, EdpKind::InfoReply);
     let info = wire::InfoReply::parse(&body).unwrap();
@@ -131,6 +134,21 @@ fn only_requests_are_taken_from_broadcast() {
     assert!(pair.b.datagrams.is_empty());
 }
 
+/// W-75: such a request arrives only if the sender's interface has a larger MTU.
+#[test]
+fn an_answer_beyond_the_mtu_is_not_sent() {
+    let mut pair = Pair::new();
+    pair.a = Node::new(MAC_A, 9000, 1, EndpointConfig::default());
+    for (len, answers) in [(1488, 1), (1489, 0), (8000, 0)] {
+        let before = pair.log.len();
+        let body = vec![7; len];
+        send(&mut pair, MAC_B, (8, 0), EdpKind::EchoRequest, &body);
+        assert_eq!(pair.log.len() - before, answers, "{len}");
+    }
+    assert_eq!(pair.b.ep.counters().rx_drop_edp_reply_long, 2);
+}
+
+/// W-73.
 #[test]
 fn answers_waiting_are_limited() {
     let mut pair = Pair::new();

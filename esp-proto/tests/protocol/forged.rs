@@ -206,6 +206,7 @@ fn a_blind_acknowledgement_does_not_complete_a_set_up() {
     assert!(matches!(pair.b.events[..], [Event::Incoming { .. }]));
 }
 
+/// W-06, W-07.
 #[test]
 fn frames_for_others_or_with_our_own_source_are_dropped() {
     let mut pair = Pair::new();

@@ -3,6 +3,7 @@
 use crate::common::*;
 use esp_proto::wire::FrameType;
 use esp_proto::*;
+use std::collections::BTreeSet;
 
 fn drop_first(kind: FrameType, count: usize) -> Box<dyn FnMut(&OnWire) -> Wire> {
     let mut left = count;
@@ -87,6 +88,7 @@ fn a_port_without_listener_refuses() {
     );
 }
 
+/// W-20, and W-21: the answer has the key of the SYN.
 #[test]
 fn job_keys_separate_jobs() {
     let cases: [(&[u8], &[u8], bool); 5] = [
@@ -119,6 +121,8 @@ fn job_keys_separate_jobs() {
         pair.run(Duration::from_millis(5));
         if works {
             assert_eq!(pair.a.state(a), State::Established);
+            let answer = wire::SetUp::parse(pair.log[1].esp().payload).unwrap();
+            assert_eq!(answer.key, connect, "W-21");
         } else {
             assert_eq!(
                 pair.a.app(a).closed,
@@ -129,25 +133,72 @@ fn job_keys_separate_jobs() {
     }
 }
 
+/// W-17: of a SYN and of a SYN+ACK, whatever follows the version.
 #[test]
 fn another_version_is_refused_and_ours_reported() {
-    let mut pair = Pair::new();
-    pair.listen(1000, 4);
-    let mut syn = Forge::syn(77, Seq(9));
-    syn.payload[0] = 3;
-    pair.inject(MAC_A, MAC_B, syn.build());
-    let answer = pair.log[0].esp();
-    assert_eq!((answer.kind, answer.seq), (FrameType::Rst, Seq(10)));
-    let reset = wire::Reset::parse(answer.payload).unwrap();
-    assert_eq!(
-        reset,
-        wire::Reset {
-            reason: ResetReason::Version(1),
-            nonce: 0
+    let whole = Forge::syn(77, Seq(9)).payload;
+    for rest in [&whole[1..], &[], &[0xff; 9]] {
+        for (flags, seq) in [
+            (wire::FLAG_SYN, Seq(10)),
+            (wire::FLAG_SYN | wire::FLAG_ACK, Seq(500)),
+        ] {
+            let mut pair = Pair::new();
+            pair.listen(1000, 4);
+            let other = Forge::ack(Seq(9), Seq(500)).flags(flags);
+            let payload = [&[3], rest].concat();
+            pair.inject(MAC_A, MAC_B, other.payload(&payload).build());
+            let answer = pair.log[0].esp();
+            assert_eq!((answer.kind, answer.seq), (FrameType::Rst, seq));
+            let reset = wire::Reset::parse(answer.payload).unwrap();
+            assert_eq!(
+                reset,
+                wire::Reset {
+                    reason: ResetReason::Version(1),
+                    nonce: 0
+                }
+            );
+            assert_eq!(pair.b.ep.counters().rx_drop_version, 1);
+            assert_eq!(pair.b.ep.connections().count(), 0);
         }
-    );
-    assert_eq!(pair.b.ep.counters().rx_drop_version, 1);
-    assert_eq!(pair.b.ep.connections().count(), 0);
+    }
+}
+
+/// W-16: nonces and initial sequences differ between connections and between nodes, and do not
+/// follow from the one before.
+#[test]
+fn nonces_and_initial_sequences_do_not_follow_from_earlier_ones() {
+    let opened = |seed| {
+        let mut pair = Pair::new();
+        pair.a = Node::new(MAC_A, 1500, seed, EndpointConfig::default());
+        pair.b = Node::new(MAC_B, 1500, seed + 100, EndpointConfig::default());
+        pair.listen(1000, 300);
+        for n in 0..200 {
+            pair.connect(5000 + n, 1000);
+        }
+        pair.run(Duration::from_millis(1));
+        let numbers = |kind| {
+            let frames = pair.log.iter().filter(move |f| f.kind() == kind);
+            let of = |f: &OnWire| {
+                let block = wire::SetUp::parse(f.esp().payload).unwrap();
+                (block.nonce, f.esp().seq.0)
+            };
+            frames.map(of).collect::<Vec<_>>()
+        };
+        [numbers(FrameType::Syn), numbers(FrameType::SynAck)]
+    };
+    for (one, two) in opened(1).into_iter().zip(opened(2)) {
+        assert!(one.len() >= 200 && two.len() >= 200);
+        let all: Vec<_> = one.iter().chain(&two).collect();
+        let nonces: BTreeSet<u64> = all.iter().map(|(nonce, _)| *nonce).collect();
+        assert_eq!(nonces.len(), all.len());
+        let high: BTreeSet<u8> = all.iter().map(|(nonce, _)| (nonce >> 56) as u8).collect();
+        let low: BTreeSet<u8> = all.iter().map(|(nonce, _)| *nonce as u8).collect();
+        assert!(high.len() > 150 && low.len() > 150, "{high:?} {low:?}");
+        let steps: BTreeSet<u16> = (all.windows(2))
+            .map(|w| w[1].1.wrapping_sub(w[0].1))
+            .collect();
+        assert!(steps.len() > 350, "{steps:?}");
+    }
 }
 
 #[test]

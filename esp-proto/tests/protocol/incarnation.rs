@@ -113,6 +113,7 @@ fn a_newer_attempt_replaces_a_half_open_one() {
     assert_eq!(pair.b.state(pair.b.only()), State::Established);
 }
 
+/// W-21.
 #[test]
 fn an_answer_to_an_older_attempt_is_ignored() {
     let mut pair = Pair::new();

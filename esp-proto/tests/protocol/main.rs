@@ -22,5 +22,6 @@ mod rails;
 mod resume;
 mod stream;
 mod sweep;
+mod udp;
 mod vectors;
 mod wrap;

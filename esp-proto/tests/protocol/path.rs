@@ -80,6 +80,21 @@ fn an_answer_to_another_size_verifies_nothing() {
     assert_eq!(pair.a.ep.info(a).unwrap().payload, 8989);
 }
 
+/// W-19: a longer packet is dropped even if it arrives.
+#[test]
+fn data_beyond_the_agreed_payload_is_dropped() {
+    let (mut pair, _, b) = Pair::connected();
+    let n = pair.numbers();
+    for (len, received) in [(1490, 0), (1489, 1489)] {
+        let bytes: Vec<u8> = (0..len).map(pattern).collect();
+        let data = Forge::ack(n.a_next, n.b_next).payload(&bytes);
+        pair.inject(MAC_A, MAC_B, data.build());
+        assert_eq!(pair.b.app(b).received, received);
+    }
+    assert_eq!(pair.b.ep.counters().rx_drop_too_long, 1);
+}
+
+/// W-19.
 #[test]
 fn sides_with_different_mtus_use_the_smaller() {
     let mut pair = Pair::with(9000, EndpointConfig::default());

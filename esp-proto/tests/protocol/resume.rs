@@ -93,6 +93,7 @@ fn each_side_and_both_at_once_continue_after_a_loss() {
     }
 }
 
+/// W-135: all that was written may have been sent.
 #[test]
 fn a_program_may_write_read_and_finish_meanwhile() {
     let (mut pair, _, b) = busy();
@@ -105,6 +106,69 @@ fn a_program_may_write_read_and_finish_meanwhile() {
     assert_eq!(pair.a.app(a).received, 100_000);
 }
 
+/// W-105: between GO and DONE a side sends and accepts nothing but MOVE and RST.
+#[test]
+fn a_side_is_frozen_until_the_peer_confirms() {
+    let (mut pair, a, _) = busy();
+    // The peer goes on: its data and acknowledgements arrive at the side that has lost its state.
+    pair.filter = Box::new(|frame| match frame.kind() {
+        FrameType::Move if frame.src == MAC_B => Wire::Drop,
+        _ => Wire::Pass,
+    });
+    let before = (pair.a.app(a).received, pair.a.app(a).acked);
+    let a = restart(&mut pair.a, pair.now, 10);
+    let from = pair.log.len();
+    pair.run(Duration::from_secs(1));
+    let (sent, moves) = (
+        pair.sent(MAC_A, from).count(),
+        pair.kinds(MAC_A, from, FrameType::Move),
+    );
+    assert!(moves > 2 && sent == moves, "{sent} and {moves}");
+    assert_eq!((pair.a.app(a).received, pair.a.app(a).acked), before);
+    assert!(pair.a.ep.counters().rx_drop_moving > 0);
+}
+
+/// W-134: the first mark after a loss is number 1 again, and is believed.
+#[test]
+fn counts_of_marks_start_again() {
+    let config = EndpointConfig {
+        ecn: true,
+        ..EndpointConfig::default()
+    };
+    for lose_sender in [true, false] {
+        let (mut pair, mut a, mut b) = Pair::connected_with(1500, config.clone());
+        let last_count = |pair: &Pair, from| {
+            let acks = pair
+                .sent(MAC_B, from)
+                .filter(|f| f.kind() == FrameType::Ack);
+            acks.filter_map(|f| f.esp().ext.and_then(|ext| ext.ce))
+                .last()
+        };
+        let mark = |f: &OnWire| match f.kind() {
+            FrameType::Data => Wire::Marked,
+            _ => Wire::Pass,
+        };
+        pair.filter = Box::new(mark);
+        for _ in 0..5 {
+            pair.a.write(pair.now, a, 1000);
+            pair.run(Duration::from_millis(5));
+        }
+        assert_eq!(last_count(&pair, 0), Some(5));
+        if lose_sender {
+            a = restart(&mut pair.a, pair.now, 10);
+        } else {
+            b = restart(&mut pair.b, pair.now, 10);
+        }
+        pair.run(SETTLED);
+        let from = pair.log.len();
+        pair.a.write(pair.now, a, 1000);
+        pair.run(Duration::from_millis(5));
+        assert_eq!(last_count(&pair, from), Some(1), "{lose_sender}");
+        assert_eq!(pair.b.app(b).received, 6000);
+    }
+}
+
+/// W-132.
 #[test]
 fn nothing_is_sent_before_older_frames_have_left_the_network() {
     let (mut pair, ..) = busy();
@@ -136,6 +200,7 @@ fn lost_and_repeated_requests_are_repaired() {
     }
 }
 
+/// W-132: otherwise the epoch of a later GO is stale.
 #[test]
 fn a_side_may_lose_its_state_again_at_any_time() {
     for pause in [0, 50, 100_000, 100_010, 100_030, 100_045, 100_060, 130_000] {
@@ -199,6 +264,7 @@ fn a_peer_without_the_connection_ends_it() {
     assert_eq!(closed, Some(CloseReason::Reset(ResetReason::Unknown)));
 }
 
+/// W-136.
 #[test]
 fn a_peer_that_still_adopts_is_silent() {
     let (mut pair, ..) = busy();
@@ -338,22 +404,30 @@ fn move_frame(block: Move) -> Vec<u8> {
     forged.flags(FLAG_SYN | FLAG_PRB).build()
 }
 
+/// A GO with RESUMED, without the nonces.
+const GO: Move = Move {
+    step: Step::Go,
+    finished: false,
+    resumed: true,
+    max_payload: 1489,
+    epoch: 1001,
+    nonce: 0,
+    sender_nonce: 0,
+    received: 0,
+    credit: 100,
+};
+
 /// Returns a GO by which the service of A resumes its connection with B.
 fn resumed_go(pair: &mut Pair) -> Move {
     let n = pair.numbers();
     Move {
-        step: Step::Go,
-        finished: false,
-        resumed: true,
-        max_payload: 1489,
-        epoch: 1001,
         nonce: n.b_nonce,
         sender_nonce: n.a_nonce,
-        received: 0,
-        credit: 100,
+        ..GO
     }
 }
 
+/// W-133, W-102.
 #[test]
 fn a_request_with_other_nonces_or_from_elsewhere_changes_nothing() {
     let (mut pair, a, b) = Pair::connected();
@@ -429,6 +503,14 @@ fn without_the_feature_there_is_no_image() {
     let b = pair.b.only();
     assert_eq!(pair.b.state(b), State::Established);
     assert_eq!(pair.b.ep.image(b), None);
+    let go = Move {
+        nonce: block.nonce,
+        sender_nonce: 7,
+        ..GO
+    };
+    pair.inject(MAC_A, MAC_B, move_frame(go));
+    assert_eq!(pair.b.ep.counters().rx_moves, 0, "W-133");
+    assert_eq!(pair.b.state(b), State::Established);
 }
 
 #[test]

@@ -132,6 +132,7 @@ impl Sink for Nothing {
     fn datagram(&mut self, _: Datagram<'_>) {}
 }
 
+/// W-02, W-03.
 #[test]
 fn truncated_frames_are_counted_and_have_no_effect() {
     let frames = session();
@@ -205,6 +206,7 @@ fn garbage_is_dropped() {
     }
 }
 
+/// W-10.
 #[test]
 fn every_drop_is_counted_under_one_reason() {
     // Frames that can only be dropped: the drop counters add up to the number of frames.

@@ -525,6 +525,7 @@ fn the_specification_and_the_code_agree_on_every_frame() {
     );
 }
 
+/// W-10; each row names the rule that is broken, such as W-02, W-22, W-71 and W-101.
 #[test]
 fn frames_are_dropped_under_the_documented_counter() {
     let rows = rows("D-");

@@ -369,6 +369,7 @@ impl Host<'_> {
     }
 }
 
+/// W-135: bytes that were acknowledged before they were stored would be lost.
 #[test]
 fn bytes_survive_an_engine_that_ends_at_each_of_its_stores() {
     let Some(nodes) = TwoNodes::new_or_skip("an_engine_that_ends_at_each_store") else {
@@ -393,6 +394,7 @@ fn bytes_survive_an_engine_that_ends_at_each_of_its_stores() {
     }
 }
 
+/// W-132: the epoch is stored before the first GO.
 #[test]
 fn bytes_survive_a_next_engine_that_ends_while_it_resumes() {
     let Some(nodes) = TwoNodes::new_or_skip("a_next_engine_that_ends_while_it_resumes") else {

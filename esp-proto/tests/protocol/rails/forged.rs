@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// W-102, W-104, and W-106 for impossible positions.
 #[test]
 fn forged_moves_are_counted_and_change_nothing() {
     let mut fabric = Fabric::connected();
@@ -153,6 +154,7 @@ fn replies_for_unknown_connections_are_rate_limited() {
     );
 }
 
+/// W-104.
 #[test]
 fn a_move_seen_twice_is_stale() {
     let mut fabric = Fabric::connected();

@@ -143,6 +143,27 @@ fn links_that_flap_in_turn() {
     fabric.end_well();
 }
 
+/// W-104: the parity of an epoch follows from the nonces, and each ask has a higher one.
+#[test]
+fn each_side_has_epochs_of_its_own() {
+    let mut fabric = Fabric::connected_with([&[1500; 3], &[1500; 3]]);
+    for side in [A, B, B, A] {
+        let now = fabric.now;
+        let (rail, _) = fabric.sides[side].only();
+        fabric.sides[side].ends[rail].ep.abandon(now, false);
+        fabric.run(Duration::from_millis(50));
+    }
+    let moves = fabric.moves();
+    let of = |step| moves.iter().map(|m| m.2).filter(move |m| m.step == step);
+    let gone: Vec<_> = of(Step::Go).map(|m| m.epoch).collect();
+    assert!(gone.len() >= 4 && gone.is_sorted(), "{gone:?}");
+    for block in of(Step::Ask).chain(of(Step::Go)) {
+        let larger = block.sender_nonce > block.nonce;
+        assert_eq!(block.epoch % 2 == 1, larger, "{block:?}");
+    }
+    fabric.end_well();
+}
+
 #[test]
 fn both_ends_leave_at_the_same_moment() {
     for late in [0, 10, 20, 30, 45, 60, 90] {
@@ -164,7 +185,7 @@ fn both_ends_leave_at_the_same_moment() {
     }
 }
 
-/// Each MOVE frame is lost in one of the runs, and is then repeated.
+/// Each MOVE frame is lost in one of the runs, and is then repeated (W-105).
 #[test]
 fn each_lost_move_frame_is_repeated() {
     for victim in 0..8 {
@@ -194,7 +215,7 @@ fn each_lost_move_frame_is_repeated() {
     }
 }
 
-/// The answer to GO never arrives, and then that path fails as well: received bytes must not be
+/// W-106: the answer to GO never arrives, and then that path fails as well: received bytes must not be
 /// counted twice.
 #[test]
 fn a_move_that_never_completed_is_followed_by_another() {
