@@ -8,6 +8,7 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use esp_proto::EdpKind;
 use esp_proto::NodeAddr;
@@ -38,16 +39,27 @@ async fn aside<T: Send + 'static>(
 impl StreamBuilder {
     /// Connects through this client and the daemon; [`StreamBuilder::path`] and
     /// [`StreamBuilder::timeout`] have no effect. Dropping the future withdraws the attempt.
+    ///
+    /// If the daemon ends before the stream is connected, the next one is asked again, for as long
+    /// as calls wait for the next daemon ([`Client::set_daemon_wait`]).
     pub async fn connect_async_at(
         &self,
         client: &Client,
         address: impl ToEspAddr + Send + 'static,
     ) -> io::Result<EspStream> {
         let (builder, client) = (self.clone().path(Path::Daemon), client.clone());
-        let mut attempt = aside(move || builder.begin_at(&client, address)).await?;
-        let stream = poll_fn(|cx| attempt.poll_reply(cx)).await?;
-        poll_fn(|cx| stream.poll_connected(cx)).await?;
-        Ok(EspStream(stream))
+        let (begin, limit) = (Instant::now(), client.session().patience());
+        let resolver = client.clone();
+        let peer = aside(move || Ok(address.to_esp_addr(&resolver)?)).await?;
+        loop {
+            let (builder, client, peer) = (builder.clone(), client.clone(), peer.clone());
+            let mut attempt = aside(move || builder.begin_at(&client, &peer)).await?;
+            let stream = poll_fn(|cx| attempt.poll_reply(cx)).await?;
+            match poll_fn(|cx| stream.poll_connected(cx)).await {
+                Err(_) if stream.is_unsent() && begin.elapsed() < limit => {}
+                decided => return decided.map(|()| EspStream(stream)),
+            }
+        }
     }
 }
 

@@ -202,7 +202,7 @@ impl EspStream {
 
     /// Returns true if the daemon ended before the stream was connected, and there may be another
     /// one: the peer has no connection, and nothing was delivered.
-    fn is_unsent(&self) -> bool {
+    pub(crate) fn is_unsent(&self) -> bool {
         let lost = self.socket.waiting.lost.get().is_some();
         lost && self.state() == StreamState::Connecting
             && self.socket.client.session().check().is_ok()

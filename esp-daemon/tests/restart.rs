@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use esp_client::control::{Reply, Request};
-use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, Path};
+use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, Path, aio};
 use esp_engine::shm::{Region, RingSizes, StreamState};
 use esp_proto::{CloseReason, ConnImage, MacAddr, NodeAddr, ResetReason};
 use netns::TwoNodes;
@@ -286,16 +286,36 @@ fn listeners_and_datagram_sockets_are_found_again() {
 
 #[test]
 fn a_connect_that_the_daemon_began_is_repeated_by_the_next() {
-    let Some(mut cluster) = Cluster::new_or_skip("a_connect_is_repeated") else {
+    let connect = |client: Client, address| {
+        let builder = EspStream::builder().path(Path::Daemon).timeout(PATIENCE);
+        builder.connect_at(&client, address)
+    };
+    is_repeated_by_the_next("a_connect_is_repeated", connect, |stream| stream);
+}
+
+#[test]
+fn an_asynchronous_connect_is_repeated_by_the_next() {
+    let connect = |client: Client, address: EspAddr| {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let builder = EspStream::builder();
+        runtime.block_on(builder.connect_async_at(&client, address))
+    };
+    is_repeated_by_the_next("an_asynchronous_connect", connect, aio::EspStream::get_ref);
+}
+
+/// Checks that this call connects although the daemon ends after its first SYN.
+fn is_repeated_by_the_next<S: Send + 'static>(
+    test: &str,
+    connect: impl FnOnce(Client, EspAddr) -> std::io::Result<S> + Send + 'static,
+    blocking: impl Fn(&S) -> &EspStream,
+) {
+    let Some(mut cluster) = Cluster::new_or_skip(test) else {
         return;
     };
     // Without a daemon, the peer's node answers no SYN.
     cluster.end(1, Signal::KILL);
     let (client, address) = (cluster.client(0), cluster.address(1, 7000));
-    let connect = thread::spawn(move || {
-        let builder = EspStream::builder().path(Path::Daemon).timeout(PATIENCE);
-        builder.connect_at(&client, address)
-    });
+    let connect = thread::spawn(move || connect(client, address));
     eventually("a SYN is sent", || cluster.counter(0, "tx_syns") > 0);
     cluster.end(0, Signal::KILL);
     cluster.start(1);
@@ -306,8 +326,8 @@ fn a_connect_that_the_daemon_began_is_repeated_by_the_next() {
     cluster.start(0);
     let left = connect.join().expect("no panic").expect("connect");
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
-    says_hello((&left, &right));
-    says_hello((&right, &left));
+    says_hello((blocking(&left), &right));
+    says_hello((&right, blocking(&left)));
 }
 
 #[test]
