@@ -119,7 +119,7 @@ impl EthBtl {
                     self.poll_pending(slot);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return accepted,
-                Err(_) if open.client.check().is_err() => return accepted,
+                Err(_) if open.client.check_waiting().is_err() => return accepted,
                 Err(_) => {
                     let at = Instant::now() + ACCEPT_PAUSE;
                     self.accept_at = Some(at);

@@ -283,7 +283,9 @@ impl EthBtl {
         let Some(open) = &mut self.open else {
             return Err("the transport is closed".into());
         };
-        open.client.check().map_err(|error| error.to_string())?;
+        open.client
+            .check_waiting()
+            .map_err(|error| error.to_string())?;
         let path = open.prober.path_to(&address, open.client.incarnation())?;
         let max_send = self.max_send.min(theirs);
         let info = self.info_of(&path, max_send);
@@ -329,10 +331,10 @@ impl EthBtl {
         events
     }
 
-    /// Fails all peers if the daemon is gone. Established streams are read to their end first.
+    /// Fails all peers if the daemon is gone, and no other one came. Established streams are read to their end first.
     pub(crate) fn check_daemon(&mut self) {
         let Some(open) = &self.open else { return };
-        let Err(error) = open.client.check() else {
+        let Err(error) = open.client.check_waiting() else {
             return;
         };
         if std::mem::replace(&mut self.daemon_gone, true) {

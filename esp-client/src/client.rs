@@ -291,10 +291,15 @@ impl Client {
         self.session().check_present()
     }
 
+    /// Returns an error once this program has stopped waiting for the next daemon: nothing that it
+    /// opened at the daemon goes on.
+    pub fn check_waiting(&self) -> Result<(), EspError> {
+        self.session().check()
+    }
+
     /// Sets the time for which this program waits when the daemon ends: its streams, listeners and
     /// datagram sockets then continue at the next daemon, and calls wait meanwhile. Later the error
-    /// is [`EspError::DaemonGone`]. Default 15 s; zero: no wait. Without effect for a client with a
-    /// poller, which does not wait.
+    /// is [`EspError::DaemonGone`]. Default 15 s; zero: no wait.
     pub fn set_daemon_wait(&self, wait: Duration) {
         self.session().set_patience(wait);
     }

@@ -175,6 +175,7 @@ fn incoming_connection_is_reported() {
 fn daemons_death_wakes_a_sleeping_poller() {
     let mut daemon = FakeDaemon::start();
     let (client, mut poller) = Client::polled(daemon.path()).unwrap();
+    client.set_daemon_wait(Duration::ZERO);
     let stream = begun(&client, &mut poller, port::SILENT);
     while !poller.try_sleep() {
         poller.poll(|_| ());

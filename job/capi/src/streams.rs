@@ -300,7 +300,7 @@ pub(crate) fn take(handle: u64, ready: &mut [u64]) -> Result<usize, Fault> {
     let has_reply = poller.poll(|slot| waiting.extend(slots.get(&slot)));
     *replied |= has_reply;
     // The engine that reports events has ended with the daemon. Once: streams over leases go on.
-    if has_reply && entry.client.check().is_err() {
+    if has_reply && entry.client.check_waiting().is_err() {
         waiting.extend(slots.values());
     }
     let mut count = 0;
