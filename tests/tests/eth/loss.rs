@@ -72,12 +72,18 @@ fn a_job_goes_on_with_the_next_daemon() {
         let begin = round as u32 * NUMBERED;
         send_numbered(pair, 0, 1, begin);
         send_numbered(pair, 1, 0, begin);
-        if round == 0 {
-            // A connection that begins without a daemon.
-            let pair = &mut [&mut *c, &mut *b];
-            send(pair, 0, 1, b"first");
-        }
-        daemons[round] = Daemon::start(&lab, round, "");
+        daemons[round] = std::thread::scope(|scope| {
+            let lab = &lab;
+            let next = scope.spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                Daemon::start(lab, round, "")
+            });
+            if round == 0 {
+                // A connection that begins without a daemon.
+                send(&mut [&mut *c, &mut *b], 0, 1, b"first");
+            }
+            next.join().expect("the next daemon")
+        });
         let members = &mut [&mut *a, &mut *b, &mut *c];
         run("all messages come", members, |members| {
             assert!(members.iter().all(|member| member.log.failed.is_empty()));
