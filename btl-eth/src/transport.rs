@@ -331,7 +331,8 @@ impl EthBtl {
         events
     }
 
-    /// Fails all peers if the daemon is gone, and no other one came. Established streams are read to their end first.
+    /// Fails all peers if the daemon is gone, and no other one came. Established streams are read
+    /// to their end first.
     pub(crate) fn check_daemon(&mut self) {
         let Some(open) = &self.open else { return };
         let Err(error) = open.client.check_waiting() else {

@@ -343,8 +343,8 @@ mod tests {
         }
     }
 
-    /// W-32, W-33 and W-31: each of the 65 536 sequences, at places around the wrap and with credit from
-    /// nothing to the maximum, beside a model of positions without wrap.
+    /// W-32, W-33 and W-31: each of the 65 536 sequences, at places around the wrap and with credit
+    /// from nothing to the maximum, beside a model of positions without wrap.
     #[test]
     fn every_sequence_is_classed_by_its_position() {
         for expected in [0u16, 1, 4095, 0x7fff, 0x8000, 0xf000, 0xffff] {

@@ -208,8 +208,8 @@ impl Session {
     }
 
     /// Connects, introduces the program and starts the thread. With `polled` the session has a
-    /// notice, and its poller takes the events. With `lasting` it waits for the next daemon when one
-    /// ends.
+    /// notice, and its poller takes the events. With `lasting` it waits for the next daemon when
+    /// one ends.
     pub(crate) fn open(path: &Path, polled: bool, lasting: bool) -> Result<Arc<Session>, EspError> {
         let socket = connect_socket(path).map_err(|error| EspError::Unreachable {
             socket: path.to_owned(),
@@ -228,8 +228,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Keeps the events of the present daemon for the poller, with the slots that were in use at the
-    /// earlier one; without a poller, returns them.
+    /// Keeps the events of the present daemon for the poller, with the slots that were in use at
+    /// the earlier one; without a poller, returns them.
     pub(super) fn pass_events(
         &self,
         events: Events,

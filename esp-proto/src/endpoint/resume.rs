@@ -74,7 +74,8 @@ impl Endpoint {
         self.cx.now < self.adopts_until
     }
 
-    /// Returns true if a frame of an unknown connection must not be answered, and counts it (W-136).
+    /// Returns true if a frame of an unknown connection must not be answered, and counts it
+    /// (W-136).
     pub(super) fn stays_silent(&mut self) -> bool {
         let adopting = self.is_adopting();
         self.cx.counters.rx_drop_adopting += u64::from(adopting);

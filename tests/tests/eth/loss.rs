@@ -66,13 +66,13 @@ fn a_job_goes_on_with_the_next_daemon() {
         unreachable!()
     };
     talk(a, b, (0, 1));
-    for round in 0..2 {
-        daemons[round].kill();
+    for (round, daemon) in daemons.iter_mut().enumerate() {
+        daemon.kill();
         let pair = &mut [&mut *a, &mut *b];
         let begin = round as u32 * NUMBERED;
         send_numbered(pair, 0, 1, begin);
         send_numbered(pair, 1, 0, begin);
-        daemons[round] = std::thread::scope(|scope| {
+        *daemon = std::thread::scope(|scope| {
             let lab = &lab;
             let next = scope.spawn(move || {
                 std::thread::sleep(std::time::Duration::from_millis(200));

@@ -215,8 +215,8 @@ fn each_lost_move_frame_is_repeated() {
     }
 }
 
-/// W-106: the answer to GO never arrives, and then that path fails as well: received bytes must not be
-/// counted twice.
+/// W-106: the answer to GO never arrives, and then that path fails as well: received bytes must not
+/// be counted twice.
 #[test]
 fn a_move_that_never_completed_is_followed_by_another() {
     let mut fabric = Fabric::connected_with([&[1500; 3], &[1500; 3]]);
