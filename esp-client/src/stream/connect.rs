@@ -99,6 +99,9 @@ impl StreamBuilder {
 
     /// Begins to connect and does not wait for the peer.
     ///
+    /// If the daemon ends before the stream is connected, the stream ends with
+    /// [`EspError::DaemonGone`], and the program may begin again.
+    ///
     /// It may block in three cases: if the address has a name that is looked up
     /// ([`resolve`](crate::resolve)), if neither builder nor address names the interface and there
     /// are several ([`Client::route`]), and if it needs further leased ports of the daemon, which
