@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::sync::mpsc;
+use std::time::Instant;
 
 use esp_client::{Client, EspListener, EspStream, Interest, Path, Poller};
 use esp_tests::process::{Daemon, bare_lab};
@@ -20,8 +21,8 @@ fn wait_readable(fd: BorrowedFd<'_>) {
     assert!(ready > 0, "the poller was not woken");
 }
 
-/// Writes a record, and sleeps on the poller until its echo has come.
-fn exchange(poller: &mut Poller, mut stream: &EspStream, round: u8) {
+/// Writes a record, and sleeps on the poller until its echo has come. Calls `sleeps` before.
+fn exchange(poller: &mut Poller, mut stream: &EspStream, round: u8, sleeps: impl Fn()) {
     stream.write_all(&[round; BYTES]).expect("write");
     let begin = Instant::now();
     let mut has_event = false;
@@ -30,6 +31,7 @@ fn exchange(poller: &mut Poller, mut stream: &EspStream, round: u8) {
         stream.arm(Interest::Readable);
         while !has_event && !stream.has_news(BYTES - 1) {
             if poller.try_sleep() {
+                sleeps();
                 wait_readable(poller.fd());
             }
             poller.poll(|slot| has_event |= slot == stream.slot());
@@ -60,20 +62,23 @@ fn a_poller_outlives_its_daemon() {
         .path(Path::Daemon)
         .connect_at(&client, address(1, 7000))
         .expect("connect");
-    exchange(&mut poller, &stream, 0);
+    exchange(&mut poller, &stream, 0, || ());
     for round in 1..4 {
         near.kill();
         near = std::thread::scope(|scope| {
             let lab = &lab;
+            let (asleep, sleeps) = mpsc::channel();
             let next = scope.spawn(move || {
-                // The poller sleeps meanwhile.
-                std::thread::sleep(Duration::from_millis(200));
+                sleeps.recv().expect("the poller sleeps");
                 Daemon::start(lab, 0, "")
             });
-            exchange(&mut poller, &stream, round);
+            exchange(&mut poller, &stream, round, || {
+                // It sleeps again for each event.
+                let _ = asleep.send(());
+            });
             next.join().expect("the next daemon")
         });
-        exchange(&mut poller, &stream, 100 + round);
+        exchange(&mut poller, &stream, 100 + round, || ());
     }
     client.check().expect("the session goes on");
 }

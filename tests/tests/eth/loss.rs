@@ -1,6 +1,8 @@
 //! Ends of daemons, links and transports.
 
-use btl::{Btl, PeerError};
+use std::io::IoSlice;
+
+use btl::{Btl, PeerError, SendError, Tx};
 use esp_client::Client;
 use esp_tests::process::{Daemon, bare_lab, configured_lab, ip, ip_in_switch};
 use esp_tests::{client, lab_or_skip, wait_until};
@@ -43,14 +45,14 @@ fn a_killed_daemon_loses_its_peers() {
     assert!(c.btl.add_peer(1, &b.btl.address()).is_ok(), "known already");
 }
 
-/// Sends numbered messages that the peer takes later. `begin` is the number of the first.
+const NUMBERED: u32 = 20;
+
+/// Sends [`NUMBERED`] messages that the peer takes later. `begin` is the number of the first.
 fn send_numbered(pair: &mut [&mut Member], from: usize, to: u32, begin: u32) {
     for number in begin..begin + NUMBERED {
         send(pair, from, to, &number.to_le_bytes());
     }
 }
-
-const NUMBERED: u32 = 20;
 
 #[test]
 fn a_job_goes_on_with_the_next_daemon() {
@@ -72,25 +74,23 @@ fn a_job_goes_on_with_the_next_daemon() {
         let begin = round as u32 * NUMBERED;
         send_numbered(pair, 0, 1, begin);
         send_numbered(pair, 1, 0, begin);
-        *daemon = std::thread::scope(|scope| {
-            let lab = &lab;
-            let next = scope.spawn(move || {
-                std::thread::sleep(std::time::Duration::from_millis(200));
-                Daemon::start(lab, round, "")
-            });
-            if round == 0 {
-                // A connection that begins without a daemon.
-                send(&mut [&mut *c, &mut *b], 0, 1, b"first");
-            }
-            next.join().expect("the next daemon")
-        });
+        let first = round == 0;
+        if first {
+            // A connection that begins without a daemon.
+            let begun = c.btl.send(1, b"h", &[IoSlice::new(b"first")]);
+            assert!(matches!(begun, Err(SendError::Busy)), "{begun:?}");
+        }
+        *daemon = Daemon::start(&lab, round, "");
+        if first {
+            send(&mut [&mut *c, &mut *b], 0, 1, b"first");
+        }
         let members = &mut [&mut *a, &mut *b, &mut *c];
         run("all messages come", members, |members| {
             assert!(members.iter().all(|member| member.log.failed.is_empty()));
             let counts = [0, 1].map(|at| members[at].log.messages.len());
             counts[0] == NUMBERED as usize
                 && counts[1] >= NUMBERED as usize
-                && (round > 0 || counts[1] > NUMBERED as usize)
+                && (!first || counts[1] > NUMBERED as usize)
         });
         for member in &mut members[..2] {
             let numbered = std::mem::take(&mut member.log.messages);
