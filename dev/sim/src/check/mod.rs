@@ -139,11 +139,15 @@ impl Checker {
         verdict.map(|()| mark)
     }
 
-    /// Handles a MOVE. GO and DONE end what is known of positions; the others change nothing.
+    /// Handles a MOVE. GO and DONE end what is known of positions, and a half-open connection of the
+    /// sender's that a late SYN began (W-136); the others change nothing.
     fn moves(&mut self, key: Key, view: &View<'_>) {
         let Some((GO | DONE, nonces)) = view.move_step() else {
             return;
         };
+        for side in self.sides.get_mut(&key).into_iter().flatten() {
+            side.forgotten |= !nonces.contains(&side.nonce);
+        }
         self.moved.extend(nonces);
         self.paths.extend([key, (key.2, key.3, key.0, key.1)]);
     }
