@@ -293,10 +293,9 @@ fn programs(rng: &mut Rng, budget: u64, from_mtu: u32, to_mtu: u32) -> (SidePlan
     // Small payloads need more frames for a given number of bytes.
     let budget = budget.min(500 * u64::from(from_mtu.min(to_mtu))).max(1);
     if rng.chance(250_000) {
-        let (size, rounds) = (
-            rng.magnitude(1, 20_000.min(budget)) as u32,
-            rng.magnitude(1, 60) as u32,
-        );
+        let size = rng.magnitude(1, 20_000.min(budget));
+        let rounds = rng.magnitude(1, 60).min(budget / size) as u32;
+        let size = size as u32;
         active.write = Write::Ask { size, rounds };
         passive.write = Write::Answer { size, rounds };
         // A message must fit the buffers: the writer of an answer waits for the whole question.
