@@ -245,13 +245,17 @@ pub struct ConnOptions {
 }
 
 /// Options of a listener.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenOptions {
     /// Limit of established connections that wait for `attach`, and separately of half-open
     /// connections.
     pub backlog: u16,
     /// Job key, at most 32 bytes; empty for none.
     pub key: Vec<u8>,
+    /// [Owner](crate::Endpoint::set_owner) of the listener, and of its connections until another is
+    /// set. Connections that wait for `attach`, half-open ones included, take at most a quarter of
+    /// the table for one owner, and half of it for all; the default 0 is not limited.
+    pub owner: u32,
 }
 
 /// Reason why `connect` failed.

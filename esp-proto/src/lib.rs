@@ -47,7 +47,7 @@
 //! let mut server = Endpoint::new(config, b, 1500, [2; 32], 1);
 //! let now = Instant::from_nanos(0) + Duration::from_secs(1);
 //!
-//! server.listen(5000, ListenOptions { backlog: 8, key: vec![] }).unwrap();
+//! server.listen(5000, ListenOptions { backlog: 8, ..ListenOptions::default() }).unwrap();
 //! let buffers = Buffers { rx: 65536, tx: 65536 };
 //! let conn = client
 //!     .connect(now, 40000, b.into(), 5000, ConnOptions { buffers, key: vec![] })

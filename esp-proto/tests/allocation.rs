@@ -44,7 +44,7 @@ impl Rig {
             7,
             ListenOptions {
                 backlog: 1,
-                key: vec![],
+                ..ListenOptions::default()
             },
         )
         .unwrap();

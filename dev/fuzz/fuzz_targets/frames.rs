@@ -164,7 +164,7 @@ fn endpoint(mac: MacAddr, seed: u8, ecn: bool) -> Endpoint {
             1000,
             ListenOptions {
                 backlog: 4,
-                key: Vec::new(),
+                ..ListenOptions::default()
             },
         )
         .expect("a free port");

@@ -199,7 +199,7 @@ impl Stack for Esp {
         let mut endpoint = Endpoint::new(config.endpoint.clone(), addr, mtu, rng.seed32(), 1);
         let options = ListenOptions {
             backlog: 1024,
-            key: Vec::new(),
+            ..ListenOptions::default()
         };
         let listening = endpoint.listen(LISTENER, options);
         debug_assert_eq!(listening, Ok(()));

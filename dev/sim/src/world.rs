@@ -457,6 +457,7 @@ impl World {
         let options = ListenOptions {
             backlog,
             key: key.to_vec(),
+            ..ListenOptions::default()
         };
         self.nodes[node].listeners.insert(port, options.clone());
         if let Err(error) = self.nodes[node].endpoint.listen(port, options) {

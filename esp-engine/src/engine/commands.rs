@@ -78,7 +78,12 @@ impl Engine {
                 key,
                 reply,
             } => {
-                let options = ListenOptions { backlog, key };
+                let owner = self.clients.index(client).map(|at| self.clients.user(at));
+                let options = ListenOptions {
+                    backlog,
+                    key,
+                    owner: owner.unwrap_or_default(),
+                };
                 reply(self.listen(now, client, listener, link, port, &options));
             }
             Command::CloseListener { listener } => self.close_listener(now, listener),

@@ -78,9 +78,14 @@ impl Endpoint {
     /// does not delay those of others by all of them. Numbers should be dense; 0 is that of
     /// connections without one.
     pub fn set_owner(&mut self, conn: ConnId, owner: u32) {
-        if let Some(conn) = self.table.get_mut(conn) {
-            conn.owner = owner;
+        let Some(conn) = self.table.get_mut(conn) else {
+            return;
+        };
+        if !conn.attached {
+            self.unattached.remove(conn.owner);
+            self.unattached.add(owner);
         }
+        conn.owner = owner;
     }
 
     /// Records that the program's stream has `total` bytes so far. A total that is not larger than

@@ -21,6 +21,7 @@ const HALF_OPEN_GRACE: Duration = Duration::from_millis(50);
 pub(super) struct Listener {
     pub(super) key: Vec<u8>,
     pub(super) info: ListenerInfo,
+    pub(super) owner: u32,
     /// Half-open connections, oldest first. Entries of connections that have advanced are skipped.
     queue: VecDeque<ConnId>,
 }
@@ -64,6 +65,7 @@ impl Endpoint {
                 half_open: 0,
                 waiting: 0,
             },
+            owner: options.owner,
             queue: VecDeque::new(),
         };
         self.listeners.insert(port, listener);
@@ -104,8 +106,9 @@ impl Endpoint {
             self.abort(now, conn, ResetReason::Resources);
             return false;
         }
-        let port = found.key.local_port;
+        let (port, owner) = (found.key.local_port, found.owner);
         self.with(conn.slot, |c, _| c.attach(buffers));
+        self.unattached.remove(owner);
         if let Some(listener) = self.listeners.get_mut(&port) {
             listener.info.waiting = listener.info.waiting.saturating_sub(1);
         }
@@ -179,6 +182,9 @@ impl Endpoint {
 
     /// Removes a connection that has ended from its listener's queues.
     pub(super) fn leave_listener(&mut self, conn: &Connection) {
+        if !conn.attached {
+            self.unattached.remove(conn.owner);
+        }
         let Some(listener) = self.listeners.get_mut(&conn.key.local_port) else {
             return;
         };

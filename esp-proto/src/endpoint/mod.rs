@@ -11,6 +11,7 @@ mod receive;
 mod resume;
 mod table;
 mod transmit;
+mod unattached;
 
 use crate::addr::{NodeAddr, Port};
 use crate::api::{
@@ -39,6 +40,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use table::Table;
 use transmit::{Control, ControlBody, Spent};
+use unattached::Unattached;
 
 /// Connections whose deadlines one call of `handle_timeout` processes; the remaining ones stay due.
 const TIMEOUT_BATCH: usize = 1024;
@@ -89,6 +91,8 @@ pub struct Endpoint {
     /// Ports served by another engine of this node.
     held: BTreeSet<Port>,
     edp_sequence: u16,
+    /// Connections that no program has accepted.
+    unattached: Unattached,
     /// Frames that belong to no connection.
     control: VecDeque<Control>,
     /// Connections with a frame that must not wait for data.
@@ -153,6 +157,7 @@ impl Endpoint {
             incarnation,
             rng,
             table: Table::new(config.max_connections, hasher.clone()),
+            unattached: Unattached::new(config.max_connections),
             moved_keys: HashMap::with_hasher(hasher.clone()),
             answers: AnswerLimits::new(hasher.clone()),
             cookies: Cookies::new(seed),

@@ -198,7 +198,9 @@ impl Endpoint {
         let (nonce, now) = (block.nonce, self.cx.now);
         let proven =
             half_open >= backlog && (self.cookies).is_valid(block.peer_nonce, &key, nonce, now);
-        let full = half_open >= if proven { 2 * backlog } else { backlog };
+        let owner = listener.owner;
+        let full = half_open >= if proven { 2 * backlog } else { backlog }
+            || self.unattached.is_full(owner);
         if full || self.table.is_full() {
             let made_room = self.evict_half_open(key.local_port);
             if full && !made_room {
@@ -221,6 +223,8 @@ impl Endpoint {
         let secrets: (u64, Seq) = self.secrets();
         let mut conn = Connection::passive(&self.cx, id, key, secrets, frame, block);
         conn.proven = proven; // W-150: not evicted
+        conn.owner = owner;
+        self.unattached.add(owner);
         self.table.insert(Box::new(conn));
         self.moved_keys.remove(&key);
         self.join_listener(key.local_port, id);

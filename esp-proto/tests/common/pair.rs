@@ -71,7 +71,7 @@ impl Pair {
                 port,
                 ListenOptions {
                     backlog,
-                    key: vec![],
+                    ..ListenOptions::default()
                 },
             )
             .unwrap();

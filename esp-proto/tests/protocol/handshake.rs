@@ -107,6 +107,7 @@ fn job_keys_separate_jobs() {
                 ListenOptions {
                     backlog: 4,
                     key: listen.to_vec(),
+                    ..ListenOptions::default()
                 },
             )
             .unwrap();
@@ -362,7 +363,7 @@ fn invalid_arguments_are_refused() {
             0,
             ListenOptions {
                 backlog: 1,
-                key: vec![]
+                ..ListenOptions::default()
             }
         ),
         Err(ListenError::BadPort)
@@ -372,7 +373,8 @@ fn invalid_arguments_are_refused() {
             1,
             ListenOptions {
                 backlog: 1,
-                key: vec![0; 33]
+                key: vec![0; 33],
+                ..ListenOptions::default()
             }
         ),
         Err(ListenError::BadKey)
@@ -382,7 +384,7 @@ fn invalid_arguments_are_refused() {
             1,
             ListenOptions {
                 backlog: 1,
-                key: vec![]
+                ..ListenOptions::default()
             }
         ),
         Ok(())
@@ -392,7 +394,7 @@ fn invalid_arguments_are_refused() {
             1,
             ListenOptions {
                 backlog: 1,
-                key: vec![]
+                ..ListenOptions::default()
             }
         ),
         Err(ListenError::InUse)

@@ -111,6 +111,50 @@ fn connections_of_one_burst_do_not_evict_each_other() {
     assert!(pair.b.ep.counters().rx_drop_backlog > 0);
 }
 
+/// W-24: an owner with long backlogs and slow programs leaves the table to others.
+#[test]
+fn connections_not_accepted_are_bounded_for_each_owner() {
+    let config = EndpointConfig {
+        max_connections: 16,
+        ..EndpointConfig::default()
+    };
+    let mut pair = Pair::new();
+    pair.b = Node::new(MAC_B, 1500, 2, config);
+    pair.b.attach = None;
+    for (port, owner) in [(1000, 1), (1001, 1), (1002, 2)] {
+        let options = ListenOptions {
+            backlog: 100,
+            owner,
+            ..ListenOptions::default()
+        };
+        pair.b.ep.listen(port, options).unwrap();
+    }
+    let mut clients = 5000..;
+    let mut connect = |pair: &mut Pair, port, count| {
+        for client in clients.by_ref().take(count) {
+            pair.connect(client, port);
+        }
+        pair.run(Duration::from_millis(100));
+        pair.b.ep.connections().count()
+    };
+    assert_eq!(connect(&mut pair, 1000, 10), 4);
+    assert_eq!(connect(&mut pair, 1001, 10), 4, "another port");
+    assert!(pair.b.ep.counters().rx_drop_backlog > 0);
+    assert_eq!(connect(&mut pair, 1002, 3), 7, "another owner");
+    let buffers = Buffers { rx: ROOM, tx: ROOM };
+    let waiting = pair.b.ep.connections().map(|(conn, _)| conn);
+    for conn in waiting.collect::<Vec<_>>() {
+        pair.b.ep.set_owner(conn, 3);
+        assert!(pair.b.ep.attach(pair.now, conn, buffers));
+    }
+    pair.run(Duration::from_secs(1));
+    assert_eq!(pair.b.ep.connections().count(), 7 + 4, "those accepted");
+    pair.b.ep.unlisten(pair.now, 1000);
+    pair.b.ep.unlisten(pair.now, 1001);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(connect(&mut pair, 1002, 10), 7 + 4, "those that ended");
+}
+
 #[test]
 fn a_full_accept_queue_makes_the_next_ones_wait() {
     let mut pair = Pair::new();

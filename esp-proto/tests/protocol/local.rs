@@ -37,7 +37,7 @@ fn two_ports_of_one_node_connect() {
             1000,
             ListenOptions {
                 backlog: 4,
-                key: vec![],
+                ..ListenOptions::default()
             },
         )
         .unwrap();

@@ -13,6 +13,7 @@ fn session() -> Vec<OnWire> {
             ListenOptions {
                 backlog: 4,
                 key: b"key".to_vec(),
+                ..ListenOptions::default()
             },
         )
         .unwrap();

@@ -52,7 +52,7 @@ impl Routed {
         let mut ends = [end(A, 1), end(B, 2)];
         let options = ListenOptions {
             backlog: 16,
-            key: vec![],
+            ..ListenOptions::default()
         };
         ends[1].listen(1000, options).unwrap();
         Routed {

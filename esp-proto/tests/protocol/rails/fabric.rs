@@ -140,7 +140,7 @@ impl Fabric {
                     1000,
                     ListenOptions {
                         backlog: 8,
-                        key: vec![],
+                        ..ListenOptions::default()
                     },
                 )
                 .unwrap();

@@ -1,0 +1,68 @@
+//! Bound of the connections that peers have opened and no program has accepted (W-24).
+
+use alloc::vec::Vec;
+
+/// Numbers of connections that wait for `attach`, half-open ones included.
+#[derive(Debug)]
+pub(super) struct Unattached {
+    /// By owner.
+    of: Vec<usize>,
+    /// Those of all owners but 0.
+    sum: usize,
+    /// Size of the table.
+    table: usize,
+}
+
+impl Unattached {
+    /// Creates the counters for a table of this size.
+    pub(super) fn new(table: usize) -> Self {
+        let of = Vec::new();
+        Unattached { of, sum: 0, table }
+    }
+
+    /// Returns true if an owner may get no more. Others keep room in the table by that.
+    pub(super) fn is_full(&self, owner: u32) -> bool {
+        let of = self.of.get(owner as usize).copied().unwrap_or(0);
+        owner != 0 && (of >= self.table / 4 || self.sum >= self.table / 2)
+    }
+
+    /// Counts a new connection.
+    pub(super) fn add(&mut self, owner: u32) {
+        let index = owner as usize;
+        if self.of.len() <= index {
+            self.of.resize(index + 1, 0);
+        }
+        if let Some(of) = self.of.get_mut(index).filter(|_| owner != 0) {
+            *of += 1;
+            self.sum += 1;
+        }
+    }
+
+    /// Removes one that was attached, or has ended.
+    pub(super) fn remove(&mut self, owner: u32) {
+        if let Some(of) = self.of.get_mut(owner as usize).filter(|of| **of > 0) {
+            *of -= 1;
+            self.sum -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_have_a_quarter_and_all_have_half() {
+        let mut counts = Unattached::new(8);
+        for owner in [1, 1, 2] {
+            assert!(!counts.is_full(owner));
+            counts.add(owner);
+        }
+        assert!(counts.is_full(1) && !counts.is_full(2) && !counts.is_full(3));
+        counts.add(3);
+        assert!(counts.is_full(2) && counts.is_full(9) && !counts.is_full(0));
+        counts.remove(1);
+        counts.remove(7);
+        assert!(!counts.is_full(1) && !counts.is_full(9));
+    }
+}
