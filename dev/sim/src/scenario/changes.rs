@@ -14,7 +14,7 @@ use esp_proto::{Duration, MacAddr};
 /// Address of no node.
 const NOBODY: MacAddr = MacAddr([2, 0, 0, 0, 0xff, 0xff]);
 /// Time to connect where packets are protected. A peer that has lost its sessions is noticed after
-/// a second, and each second HELLO and ACCEPT may be lost (W-145).
+/// a second, and each second HELLO and ACCEPT may be lost (W-145). Or where interfaces fail.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Reason of forged resets: aborted.
 const ABORTED: u8 = 4;
@@ -104,6 +104,8 @@ impl Scenario {
     fn add_rails(&mut self, rng: &mut Rng) {
         let count = self.nodes.len();
         for node in 0..count {
+            // A cut may take most of the default.
+            self.nodes[node].config.endpoint.connect_timeout = PATIENCE;
             let mut plan = self.nodes[node].clone();
             let (links, make) = *rng.pick(PRESETS);
             let corruption = plan.config.port.up.corruption;
