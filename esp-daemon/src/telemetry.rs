@@ -22,7 +22,10 @@ const GAUGES: [(&str, &str); 10] = [
     ("esp_edp_ports", "bound datagram ports"),
     ("esp_programs", "connected programs"),
     ("esp_users", "users with charges"),
-    ("esp_ring_bytes", "bytes of all rings"),
+    (
+        "esp_ring_bytes",
+        "bytes of all rings, and of data that waits for lost packets",
+    ),
     (
         "esp_start_time_seconds",
         "start of the daemon, since the Unix epoch",

@@ -229,7 +229,7 @@ fn a_peer_of_a_program_at_its_limit_gets_an_error() {
 #[test]
 fn memory_for_rings_is_limited() {
     let config =
-        "[limits]\nring_bytes = \"1MiB\"\n[rings]\nmax = \"256KiB\"\ndefault = \"256KiB\"\n";
+        "[limits]\nring_bytes = \"1536KiB\"\n[rings]\nmax = \"256KiB\"\ndefault = \"256KiB\"\n";
     let Some(lab) = configured_lab("memory_for_rings_is_limited", 2, config) else {
         return;
     };

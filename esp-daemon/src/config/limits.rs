@@ -88,7 +88,7 @@ limits! {
     edp_sockets, EdpSockets, "datagram sockets", u32 = 1024;
     /// Leases.
     leases, Leases, "leases", u32 = 256;
-    /// Bytes of all rings together.
+    /// Bytes of all rings together, and of data that waits for lost packets.
     ring_bytes, RingBytes, "bytes of rings", Memory = Memory::percent(25);
     /// Requests per second of all programs together; further ones wait.
     requests_per_second, Requests, "requests per second", u32 = 20_000;

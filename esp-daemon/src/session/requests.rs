@@ -396,7 +396,8 @@ impl Session {
         })
     }
 
-    /// Charges the user for a socket and its rings.
+    /// Charges the user for a socket and its rings. The receive ring of a stream counts twice: data
+    /// after a gap waits in the engine's memory, as much as there is room in the ring.
     pub(super) fn charge_socket(
         &self,
         kind: SlotUse,
@@ -407,7 +408,14 @@ impl Session {
             SlotUse::Stream => Resource::Streams,
             SlotUse::Edp => Resource::EdpSockets,
         };
-        let bytes = u64::from(sizes.tx) + u64::from(sizes.rx);
+        let after_a_gap = match kind {
+            SlotUse::Stream => sizes.rx,
+            SlotUse::Edp => 0,
+        };
+        let bytes = [sizes.tx, sizes.rx, after_a_gap]
+            .map(u64::from)
+            .iter()
+            .sum();
         Ok(vec![
             accounts.charge(uid, what, 1)?,
             accounts.charge(uid, Resource::RingBytes, bytes)?,

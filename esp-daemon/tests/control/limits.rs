@@ -64,7 +64,7 @@ fn slot_is_not_reused_before_the_engine_has_released_it() {
 #[test]
 fn limits_hold_for_all_programs_of_a_user_together() {
     let rig = Rig::new(
-        "[limits]\nprograms = 2\nstreams = 3\nlisteners = 1\nedp_sockets = 1\nring_bytes = \"64KiB\"\n\
+        "[limits]\nprograms = 2\nstreams = 3\nlisteners = 1\nedp_sockets = 1\nring_bytes = \"96KiB\"\n\
          [limits.uid.9]\nstreams = 4\n",
     );
     let mut one = rig.program_of(1);

@@ -169,7 +169,7 @@ fn metrics_show_every_counter() {
         "esp_turns_total 3",
         "esp_control_connections_total 1",
         "esp_programs 1",
-        "esp_ring_bytes 8192",
+        "esp_ring_bytes 12288",
         "esp_connections{interface=\"net0\"} 1",
         "esp_link_up{interface=\"net1\"} 1",
     ] {
