@@ -14,7 +14,9 @@ use std::thread;
 use std::time::Duration;
 
 use esp_client::control::{Reply, Request};
-use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, Path, aio};
+use esp_client::{
+    Client, Connecting, EdpSocket, EspAddr, EspError, EspListener, EspStream, Path, aio,
+};
 use esp_engine::shm::{Region, RingSizes, StreamState};
 use esp_proto::{CloseReason, ConnImage, MacAddr, NodeAddr, ResetReason};
 use netns::TwoNodes;
@@ -328,6 +330,39 @@ fn is_repeated_by_the_next<S: Send + 'static>(
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
     says_hello((blocking(&left), &right));
     says_hello((&right, blocking(&left)));
+}
+
+/// A stream that was not connected yet is closed, and another begun, before the next daemon comes.
+#[test]
+fn a_stream_given_up_without_a_daemon_does_not_end_the_next_one() {
+    let Some(mut cluster) = Cluster::new_or_skip("a_stream_given_up") else {
+        return;
+    };
+    cluster.end(1, Signal::KILL);
+    let (client, address) = (cluster.client(0), cluster.address(1, 7000));
+    let builder = EspStream::builder().path(Path::Daemon);
+    let granted = |mut begun: Connecting| {
+        let mut stream = None;
+        eventually("the daemon's reply", || {
+            stream = begun.poll();
+            stream.is_some()
+        });
+        stream.expect("a reply").expect("a stream")
+    };
+    let first = granted(builder.begin_at(&client, &address).unwrap());
+    cluster.end(0, Signal::KILL);
+    eventually("the client waits", || client.check().is_err());
+    drop(first);
+    let second = builder.begin_at(&client, &address).unwrap();
+    cluster.start(1);
+    let listener = EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&cluster.client(1), 7000)
+        .expect("listen");
+    cluster.start(0);
+    let left = granted(second);
+    let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
+    says_hello((&left, &right));
 }
 
 #[test]

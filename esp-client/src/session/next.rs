@@ -186,8 +186,8 @@ impl Session {
         Ok(())
     }
 
-    /// Uses the connection from now on: repeats requests, and rings for what programs wrote
-    /// meanwhile.
+    /// Uses the connection from now on: sends what programs closed meanwhile, repeats requests,
+    /// and rings for what programs wrote.
     fn switch(&self, daemon: &Arc<Daemon>) {
         {
             let current = self.daemon.write();
@@ -195,6 +195,12 @@ impl Session {
         }
         let mut calls = lock(&self.calls);
         self.waiting.store(false, Ordering::Relaxed);
+        // First: a repeated request may get the slot of a socket that the daemon refused and the
+        // program has closed.
+        for request in std::mem::take(&mut *lock(&self.posts)) {
+            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+            let _ = self.send(daemon, id, &request);
+        }
         let repeated: Vec<_> = calls
             .iter()
             .map(|(id, (request, _))| (*id, self.translate(request)))
@@ -213,8 +219,6 @@ impl Session {
         for (cell, why) in failed {
             cell.finish(Err(why));
         }
-        let posts = std::mem::take(&mut *lock(&self.posts));
-        posts.iter().for_each(|request| self.post(request));
         let owners: Vec<_> = lock(&self.slots)
             .iter()
             .map(|(slot, held)| (*slot, Arc::clone(&held.socket)))
