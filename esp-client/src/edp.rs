@@ -331,10 +331,9 @@ impl Drop for EdpSocket {
         match &self.socket.engine {
             SocketEngine::Embedded(lease) => lease.close_datagrams(),
             SocketEngine::Daemon(slot) => {
-                let session = self.socket.client.session();
-                if session.unregister(*slot, &self.socket.waiting) {
-                    session.post(&Request::CloseEdp { slot: *slot });
-                }
+                let (session, slot) = (self.socket.client.session(), *slot);
+                let close = vec![Request::CloseEdp { slot }];
+                session.post_of(slot, &self.socket.waiting, close, true);
             }
         }
     }

@@ -184,8 +184,9 @@ impl EspStream {
         match &self.socket.engine {
             SocketEngine::Embedded(lease) => lease.abort(),
             SocketEngine::Daemon(slot) => {
-                let request = Request::Abort { slot: *slot };
-                self.socket.client.session().ask(&request)?;
+                let (session, slot) = (self.socket.client.session(), *slot);
+                let abort = vec![Request::Abort { slot }];
+                session.post_of(slot, &self.socket.waiting, abort, false);
             }
         }
         Ok(())
@@ -255,13 +256,17 @@ impl Drop for EspStream {
             }
             SocketEngine::Daemon(slot) => {
                 let (session, slot) = (self.socket.client.session(), *slot);
-                if session.unregister(slot, &self.socket.waiting) {
-                    if unused() {
-                        session.post(&Request::Abort { slot });
-                    }
-                    self.finish_writing();
-                    session.post(&Request::Close { slot });
+                if session.is_forked() {
+                    return;
                 }
+                let mut requests = Vec::with_capacity(2);
+                if unused() {
+                    requests.push(Request::Abort { slot });
+                } else {
+                    self.finish_writing();
+                }
+                requests.push(Request::Close { slot });
+                session.post_of(slot, &self.socket.waiting, requests, true);
             }
         }
     }

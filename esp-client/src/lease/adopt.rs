@@ -169,7 +169,7 @@ impl Leases {
         };
         let ([esp, edp], spares) = sockets(descriptors, ring).map_err(NotAdopted::Retry)?;
         if (interface.addr, first, given) != (ports.interface.addr, port, count) {
-            session.post(&Request::EndLease { lease });
+            session.post(Request::EndLease { lease });
             return Err(NotAdopted::Refused(EspError::denied(
                 ErrorKind::NotFound,
                 "the interface of a lease has another address now",

@@ -193,7 +193,7 @@ impl Leases {
             ))
         };
         let (link, spares) =
-            add().inspect_err(|_: &EspError| session.post(&Request::EndLease { lease }))?;
+            add().inspect_err(|_: &EspError| session.post(Request::EndLease { lease }))?;
         let ports = LeasedPorts::new((lease, kind), link, interface, ports, Some(spares));
         lock(&self.table).push(Arc::clone(&ports));
         Ok(ports)

@@ -266,7 +266,7 @@ impl Leases {
             }
             if !ports.is_lost() {
                 let lease = ports.id.load(Ordering::Relaxed);
-                keeper.post(&Request::EndLease { lease });
+                keeper.post(Request::EndLease { lease });
             }
             false
         });

@@ -27,7 +27,7 @@ pub(super) struct LeaseConnection {
 impl LeaseConnection {
     /// Reports the connection, or with `None` its end.
     fn report(&self, keeper: &Session, nonce: Option<u64>) {
-        keeper.post(&Request::LeaseConnection {
+        keeper.post(Request::LeaseConnection {
             lease: self.lease.load(Ordering::Relaxed),
             local_port: self.local_port,
             peer: self.peer.addr,

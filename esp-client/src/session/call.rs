@@ -157,7 +157,7 @@ impl Drop for Call {
             ReplyState::Done(Ok(answer)) => self.session.give_back(&answer),
             ReplyState::Pending if self.accept => {
                 let accept = self.id;
-                self.session.post(&Request::CancelAccept { accept });
+                self.session.post(Request::CancelAccept { accept });
             }
             ReplyState::Done(Err(_)) | ReplyState::Pending | ReplyState::Over => {}
         }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
@@ -46,7 +46,7 @@ pub(crate) struct Session {
     fork: ForkMark,
     pub(super) next_id: AtomicU64,
     sending: Mutex<()>,
-    pub(super) calls: Mutex<HashMap<u64, (Request, Arc<ReplyCell>)>>,
+    pub(super) calls: Mutex<Calls>,
     pub(super) slots: Mutex<HashMap<u16, HeldSlot>>,
     /// Listeners by a number of this session; those of daemons change.
     pub(super) listeners: Mutex<HashMap<u64, HeldListener>>,
@@ -60,6 +60,9 @@ pub(crate) struct Session {
     /// of the thread.
     pub(crate) notice: Option<ReplyNotice>,
 }
+
+/// Requests that wait for their replies, by id.
+pub(super) type Calls = HashMap<u64, (Request, Arc<ReplyCell>)>;
 
 /// Events of a daemon for a [`Poller`](crate::Poller).
 pub(crate) struct PolledEvents {
@@ -159,6 +162,18 @@ impl Daemon {
 /// Returns true for the reply of a daemon that is stopping.
 pub(super) fn is_stopping(reply: &Reply) -> bool {
     matches!(reply, Reply::Error(error) if error.kind == ErrorKind::Unavailable)
+}
+
+/// Returns true for requests about leases, which fail or have no object at the next daemon.
+pub(super) fn is_of_lease(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Lease { .. }
+            | Request::Standby { .. }
+            | Request::Adopt { .. }
+            | Request::LeaseConnection { .. }
+            | Request::EndLease { .. }
+    )
 }
 
 /// Returns the error of a request without a daemon.
@@ -373,27 +388,6 @@ impl Session {
         }
     }
 
-    /// Unregisters the owner of a slot; call it before the request that releases the slot. Returns
-    /// false if it does not own the slot and must not release it; also in a forked child, which
-    /// shares its parent's memory.
-    pub(crate) fn unregister(&self, slot: u16, owner: &Arc<Waiting>) -> bool {
-        if self.is_forked() {
-            return false;
-        }
-        let mut slots = lock(&self.slots);
-        let held = slots.get_mut(&slot);
-        let Some(held) = held.filter(|held| Arc::ptr_eq(&held.socket.waiting, owner)) else {
-            return false;
-        };
-        if self.waiting.load(Ordering::Relaxed) {
-            // The next daemon delivers what was written.
-            held.closing = true;
-        } else {
-            slots.remove(&slot);
-        }
-        true
-    }
-
     /// Sends a request for a [`ReplyCell`]; returns its id, too.
     pub(super) fn begin_call(&self, request: &Request) -> Result<(u64, Arc<ReplyCell>), EspError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -407,10 +401,14 @@ impl Session {
             }
             self.daemon()
         };
-        let sent = self.translate(request).and_then(|request| match daemon {
-            Some(daemon) => self.send(&daemon, id, &request),
-            None => Err(no_daemon()),
-        });
+        let sent = match (self.translate(request), daemon) {
+            (Ok(request), Some(daemon)) => self.send(&daemon, id, &request),
+            (Ok(_), None) => Err(no_daemon()),
+            (Err(why), _) => {
+                lock(&self.calls).remove(&id);
+                return Err(why);
+            }
+        };
         match sent {
             // The thread notices the end of the connection, and repeats the request.
             Err(EspError::DaemonGone { .. }) if self.lasting && self.check().is_ok() => {}
@@ -424,19 +422,65 @@ impl Session {
     }
 
     /// Sends a request whose reply is ignored.
-    pub(crate) fn post(&self, request: &Request) {
-        {
-            let _unchanged = lock(&self.calls);
-            if self.waiting.load(Ordering::Relaxed) {
-                return lock(&self.posts).push(request.clone());
-            }
+    pub(crate) fn post(&self, request: Request) {
+        let calls = lock(&self.calls);
+        self.post_with(calls, vec![request]);
+    }
+
+    /// Sends a request about what a connection of this session granted, unless it has ended: at the
+    /// next daemon the number may be that of another object. The reply is ignored.
+    pub(super) fn post_to(&self, connection: u64, request: Request) {
+        let calls = lock(&self.calls);
+        if self.lost.load(Ordering::Relaxed) == connection {
+            self.post_with(calls, vec![request]);
         }
-        if self.check().is_ok()
-            && let Some(daemon) = self.daemon()
-        {
+    }
+
+    /// Sends requests about a slot, if this owner has it still; not in a forked child, which shares
+    /// its parent's memory. The replies are ignored. The last of them releases the slot if
+    /// `releases`.
+    pub(crate) fn post_of(
+        &self,
+        slot: u16,
+        owner: &Arc<Waiting>,
+        requests: Vec<Request>,
+        releases: bool,
+    ) {
+        if self.is_forked() {
+            return;
+        }
+        let calls = lock(&self.calls);
+        let mut slots = lock(&self.slots);
+        let held = slots.get_mut(&slot);
+        let Some(held) = held.filter(|held| Arc::ptr_eq(&held.socket.waiting, owner)) else {
+            return;
+        };
+        if releases && self.waiting.load(Ordering::Relaxed) {
+            // The next daemon delivers what was written.
+            held.closing = true;
+        } else if releases {
+            slots.remove(&slot);
+        }
+        drop(slots);
+        self.post_with(calls, requests);
+    }
+
+    /// Sends requests to the daemon that serves while `calls` is locked, or to the next.
+    pub(super) fn post_with(&self, calls: MutexGuard<'_, Calls>, requests: Vec<Request>) {
+        if self.waiting.load(Ordering::Relaxed) {
+            // Leases are not those of the next daemon.
+            let outlast = requests.into_iter().filter(|request| !is_of_lease(request));
+            return lock(&self.posts).extend(outlast);
+        }
+        let daemon = self.daemon();
+        drop(calls);
+        let Some(daemon) = daemon.filter(|_| self.check().is_ok()) else {
+            return;
+        };
+        for request in requests {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             // Fails only if the daemon is gone, and the object of the request with it.
-            let _ = self.send(&daemon, id, request);
+            let _ = self.send(&daemon, id, &request);
         }
     }
 
@@ -497,14 +541,15 @@ impl Session {
 
     /// Gives back to the daemon what an unwanted reply grants.
     pub(crate) fn give_back(&self, answer: &Answer) {
+        let post = |request| self.post_to(answer.connection, request);
         match answer.reply {
             Reply::Stream { slot, .. } => {
-                self.post(&Request::Abort { slot });
-                self.post(&Request::Close { slot });
+                post(Request::Abort { slot });
+                post(Request::Close { slot });
             }
-            Reply::Edp { slot, .. } => self.post(&Request::CloseEdp { slot }),
-            Reply::Lease { lease, .. } => self.post(&Request::EndLease { lease }),
-            Reply::Listening { listener, .. } => self.post(&Request::CloseListener { listener }),
+            Reply::Edp { slot, .. } => post(Request::CloseEdp { slot }),
+            Reply::Lease { lease, .. } => post(Request::EndLease { lease }),
+            Reply::Listening { listener, .. } => post(Request::CloseListener { listener }),
             _ => {}
         }
     }

@@ -13,6 +13,8 @@ pub(super) struct HeldListener {
     pub(super) request: Option<Request>,
     /// Its number at the daemon, or the reason why there is none.
     pub(super) at: Result<u64, EspError>,
+    /// The program closed it while there was no daemon.
+    pub(super) closing: bool,
 }
 
 /// First number of a listener in a session. Those of daemons are smaller.
@@ -25,11 +27,12 @@ impl Session {
         let held = HeldListener {
             request: Some(request),
             at: Ok(at),
+            closing: false,
         };
         let mut listeners = lock(&self.listeners);
         let held = listeners.entry(own).insert_entry(held);
-        if self.lost.load(Ordering::Relaxed) != connection && !self.waiting.load(Ordering::Relaxed)
-        {
+        if self.lost.load(Ordering::Relaxed) != connection {
+            // The next daemon opens it, unless it has the others already.
             held.into_mut().at = Err(self.lost(CLOSED));
         }
         own
@@ -44,12 +47,16 @@ impl Session {
 
     /// Closes a listener.
     pub(crate) fn close_listener(&self, own: u64) {
-        let held = lock(&self.listeners).remove(&own);
-        // Without a daemon the next one does not learn of it.
-        if let Some(Ok(listener)) = held.map(|held| held.at)
-            && self.check_present().is_ok()
-        {
-            self.post(&Request::CloseListener { listener });
+        let calls = lock(&self.calls);
+        let mut listeners = lock(&self.listeners);
+        if self.waiting.load(Ordering::Relaxed) {
+            // The next daemon may have it already.
+            if let Some(held) = listeners.get_mut(&own) {
+                held.closing = true;
+            }
+        } else if let Some(Ok(listener)) = listeners.remove(&own).map(|held| held.at) {
+            drop(listeners);
+            self.post_with(calls, vec![Request::CloseListener { listener }]);
         }
     }
 

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use esp_engine::shm::{Events, StreamState};
 
-use super::connection::{Daemon, Held, Session, Socket, is_stopping};
+use super::connection::{Daemon, Held, Session, Socket, is_of_lease, is_stopping};
 use super::handshake::{DAEMON_TIMEOUT, connect_socket, receive_reply, say_hello, send_with};
+use super::listeners::HeldListener;
 use crate::control::codec::{Decoder, encode};
 use crate::control::{Envelope, Reply, Request};
 use crate::error::EspError;
@@ -93,15 +94,9 @@ impl Session {
             // Sockets that are registered later are not brought.
             let _slots = lock(&self.slots);
             self.lost.fetch_add(1, Ordering::Relaxed);
+            self.waiting.store(true, Ordering::Relaxed);
         }
-        self.waiting.store(true, Ordering::Relaxed);
-        let fails = |request: &Request| {
-            matches!(
-                request,
-                Request::Lease { .. } | Request::Standby { .. } | Request::Adopt { .. }
-            )
-        };
-        let failed = calls.extract_if(|_, (request, _)| fails(request));
+        let failed = calls.extract_if(|_, (request, _)| is_of_lease(request));
         let failed: Vec<_> = failed.collect();
         drop(calls);
         for (_, (_, cell)) in failed {
@@ -124,10 +119,11 @@ impl Session {
         };
         self.bring_sockets(&mut opening)?;
         self.bring_listeners(&mut opening)?;
+        let posted = self.bring_posts(&mut opening)?;
         let Opening {
             daemon, decoder, ..
         } = opening;
-        self.switch(&Arc::new(daemon));
+        self.switch(&Arc::new(daemon), posted);
         Ok((decoder, events))
     }
 
@@ -161,10 +157,13 @@ impl Session {
 
     /// Opens the listeners again. One that the daemon refuses is lost.
     fn bring_listeners(&self, opening: &mut Opening<'_>) -> Result<(), EspError> {
-        let all: Vec<(u64, Option<Request>)> = lock(&self.listeners)
-            .iter()
-            .map(|(own, held)| (*own, held.request.clone()))
-            .collect();
+        let all: Vec<(u64, Option<Request>)> = {
+            let mut listeners = lock(&self.listeners);
+            listeners.retain(|_, held| !held.closing);
+            let each = listeners.iter();
+            each.map(|(own, held)| (*own, held.request.clone()))
+                .collect()
+        };
         for (own, request) in all {
             let opened = match request {
                 Some(request) => match opening.ask(request, None)? {
@@ -186,9 +185,20 @@ impl Session {
         Ok(())
     }
 
-    /// Uses the connection from now on: sends what programs closed meanwhile, repeats requests,
-    /// and rings for what programs wrote.
-    fn switch(&self, daemon: &Arc<Daemon>) {
+    /// Sends the requests without a reply so far, and returns their number. Their effects end with
+    /// the connection, so they stay queued until it is in use.
+    fn bring_posts(&self, opening: &mut Opening<'_>) -> Result<usize, EspError> {
+        let posts = lock(&self.posts).clone();
+        let count = posts.len();
+        for request in posts {
+            let _ = opening.ask(request, None)?;
+        }
+        Ok(count)
+    }
+
+    /// Uses the connection from now on: sends what programs closed meanwhile but for the first
+    /// `posted` requests, repeats requests, and rings for what programs wrote.
+    fn switch(&self, daemon: &Arc<Daemon>, posted: usize) {
         {
             let current = self.daemon.write();
             *current.unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(daemon));
@@ -197,7 +207,14 @@ impl Session {
         self.waiting.store(false, Ordering::Relaxed);
         // First: a repeated request may get the slot of a socket that the daemon refused and the
         // program has closed.
-        for request in std::mem::take(&mut *lock(&self.posts)) {
+        let mut late = std::mem::take(&mut *lock(&self.posts)).split_off(posted);
+        let closed = |(_, held): (u64, HeldListener)| {
+            let listener = held.at.ok()?;
+            Some(Request::CloseListener { listener })
+        };
+        let closing = |_: &u64, held: &mut HeldListener| held.closing;
+        late.extend(lock(&self.listeners).extract_if(closing).filter_map(closed));
+        for request in late {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             let _ = self.send(daemon, id, &request);
         }
@@ -227,6 +244,10 @@ impl Session {
         for (slot, socket) in owners {
             self.ring(slot);
             socket.waiting.poke();
+        }
+        if self.gone.get().is_some() {
+            // The session was closed meanwhile, and knew of no connection to end.
+            let _ = rustix::net::shutdown(&daemon.socket, rustix::net::Shutdown::Both);
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Daemons that end while their programs transfer: a killed, stopped or replaced daemon is a pause
 //! for streams, listeners and datagram sockets, and every byte arrives once and in order.
 
+mod begun;
+mod numbers;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::io::{Read, Write};
@@ -14,9 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use esp_client::control::{Reply, Request};
-use esp_client::{
-    Client, Connecting, EdpSocket, EspAddr, EspError, EspListener, EspStream, Path, aio,
-};
+use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, Path};
 use esp_engine::shm::{Region, RingSizes, StreamState};
 use esp_proto::{CloseReason, ConnImage, MacAddr, NodeAddr, ResetReason};
 use netns::TwoNodes;
@@ -284,85 +285,6 @@ fn listeners_and_datagram_sockets_are_found_again() {
         let (accepted, _) = any.accept_timeout(PATIENCE).unwrap();
         says_hello((&out, &accepted));
     }
-}
-
-#[test]
-fn a_connect_that_the_daemon_began_is_repeated_by_the_next() {
-    let connect = |client: Client, address| {
-        let builder = EspStream::builder().path(Path::Daemon).timeout(PATIENCE);
-        builder.connect_at(&client, address)
-    };
-    is_repeated_by_the_next("a_connect_is_repeated", connect, |stream| stream);
-}
-
-#[test]
-fn an_asynchronous_connect_is_repeated_by_the_next() {
-    let connect = |client: Client, address: EspAddr| {
-        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let builder = EspStream::builder();
-        runtime.block_on(builder.connect_async_at(&client, address))
-    };
-    is_repeated_by_the_next("an_asynchronous_connect", connect, aio::EspStream::get_ref);
-}
-
-/// Checks that this call connects although the daemon ends after its first SYN.
-fn is_repeated_by_the_next<S: Send + 'static>(
-    test: &str,
-    connect: impl FnOnce(Client, EspAddr) -> std::io::Result<S> + Send + 'static,
-    blocking: impl Fn(&S) -> &EspStream,
-) {
-    let Some(mut cluster) = Cluster::new_or_skip(test) else {
-        return;
-    };
-    // Without a daemon, the peer's node answers no SYN.
-    cluster.end(1, Signal::KILL);
-    let (client, address) = (cluster.client(0), cluster.address(1, 7000));
-    let connect = thread::spawn(move || connect(client, address));
-    eventually("a SYN is sent", || cluster.counter(0, "tx_syns") > 0);
-    cluster.end(0, Signal::KILL);
-    cluster.start(1);
-    let listener = EspListener::builder()
-        .path(Path::Daemon)
-        .bind_at(&cluster.client(1), 7000)
-        .expect("listen");
-    cluster.start(0);
-    let left = connect.join().expect("no panic").expect("connect");
-    let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
-    says_hello((blocking(&left), &right));
-    says_hello((&right, blocking(&left)));
-}
-
-/// A stream that was not connected yet is closed, and another begun, before the next daemon comes.
-#[test]
-fn a_stream_given_up_without_a_daemon_does_not_end_the_next_one() {
-    let Some(mut cluster) = Cluster::new_or_skip("a_stream_given_up") else {
-        return;
-    };
-    cluster.end(1, Signal::KILL);
-    let (client, address) = (cluster.client(0), cluster.address(1, 7000));
-    let builder = EspStream::builder().path(Path::Daemon);
-    let granted = |mut begun: Connecting| {
-        let mut stream = None;
-        eventually("the daemon's reply", || {
-            stream = begun.poll();
-            stream.is_some()
-        });
-        stream.expect("a reply").expect("a stream")
-    };
-    let first = granted(builder.begin_at(&client, &address).unwrap());
-    cluster.end(0, Signal::KILL);
-    eventually("the client waits", || client.check().is_err());
-    drop(first);
-    let second = builder.begin_at(&client, &address).unwrap();
-    cluster.start(1);
-    let listener = EspListener::builder()
-        .path(Path::Daemon)
-        .bind_at(&cluster.client(1), 7000)
-        .expect("listen");
-    cluster.start(0);
-    let left = granted(second);
-    let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
-    says_hello((&left, &right));
 }
 
 #[test]

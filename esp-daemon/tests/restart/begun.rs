@@ -1,0 +1,55 @@
+//! Connects that the daemon has begun when it ends.
+
+use std::thread;
+
+use esp_client::{Client, EspAddr, EspListener, EspStream, Path, aio};
+use rustix::process::Signal;
+
+use super::support::{PATIENCE, eventually};
+use super::{Cluster, says_hello};
+
+#[test]
+fn a_connect_that_the_daemon_began_is_repeated_by_the_next() {
+    let connect = |client: Client, address| {
+        let builder = EspStream::builder().path(Path::Daemon).timeout(PATIENCE);
+        builder.connect_at(&client, address)
+    };
+    is_repeated_by_the_next("a_connect_is_repeated", connect, |stream| stream);
+}
+
+#[test]
+fn an_asynchronous_connect_is_repeated_by_the_next() {
+    let connect = |client: Client, address: EspAddr| {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let builder = EspStream::builder();
+        runtime.block_on(builder.connect_async_at(&client, address))
+    };
+    is_repeated_by_the_next("an_asynchronous_connect", connect, aio::EspStream::get_ref);
+}
+
+/// Checks that this call connects although the daemon ends after its first SYN.
+fn is_repeated_by_the_next<S: Send + 'static>(
+    test: &str,
+    connect: impl FnOnce(Client, EspAddr) -> std::io::Result<S> + Send + 'static,
+    blocking: impl Fn(&S) -> &EspStream,
+) {
+    let Some(mut cluster) = Cluster::new_or_skip(test) else {
+        return;
+    };
+    // Without a daemon, the peer's node answers no SYN.
+    cluster.end(1, Signal::KILL);
+    let (client, address) = (cluster.client(0), cluster.address(1, 7000));
+    let connect = thread::spawn(move || connect(client, address));
+    eventually("a SYN is sent", || cluster.counter(0, "tx_syns") > 0);
+    cluster.end(0, Signal::KILL);
+    cluster.start(1);
+    let listener = EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&cluster.client(1), 7000)
+        .expect("listen");
+    cluster.start(0);
+    let left = connect.join().expect("no panic").expect("connect");
+    let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
+    says_hello((blocking(&left), &right));
+    says_hello((&right, blocking(&left)));
+}
