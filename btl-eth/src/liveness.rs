@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use btl::Rank;
+use btl::{PeerError, Rank};
 use esp_client::{Connecting, EspAddr, EspError, EspStream, Interest, StreamBuilder};
 
 use crate::channel::SetupError;
@@ -127,13 +127,18 @@ impl EthBtl {
             Err(error) => Some(error),
         };
         self.set_owner(stream.slot(), SlotOwner::None);
-        if let Some(error) = error
-            && let Some(EspError::Refused { .. } | EspError::ConnectTimedOut { .. }) =
-                EspError::of(&error)
-            && let Some(Connection::Idle { .. }) =
-                self.peer(probe.rank).map(|peer| &peer.connection)
-        {
-            self.fail(probe.rank, SetupError::new(&error).error);
+        let idle = (self.peer(probe.rank))
+            .is_some_and(|peer| matches!(peer.connection, Connection::Idle { .. }));
+        let Some(error) = error.filter(|_| idle) else {
+            return false;
+        };
+        match EspError::of(&error) {
+            // Nothing was under way, so this is no failure if the peer left in order.
+            Some(EspError::Refused { .. }) => self.fail(probe.rank, PeerError::Gone),
+            Some(EspError::ConnectTimedOut { .. }) => {
+                self.fail(probe.rank, SetupError::new(&error).error);
+            }
+            _ => {}
         }
         false
     }

@@ -53,8 +53,9 @@
 //! 4. Keep every event for [`progress`](Btl::progress), and report a bounded number there. Remove
 //!    an event from its queue before calling the handler, which may send and so re-enter the queue.
 //! 5. Report a peer's end last: first its messages, then the completions of its operations, then
-//!    [`failed`](Events::failed), once. A peer that announces its end has [`PeerError::Left`]; a
-//!    closed socket or silence is `Died`, or `Lost` with the reason.
+//!    [`failed`](Events::failed), once. A peer that announces its end has [`PeerError::Left`], one
+//!    that is found to have ended without a connection `Gone`; a closed socket or silence is
+//!    `Died`, or `Lost` with the reason.
 //! 6. [`flush`](Btl::flush) returns true when the process may exit. The announcement of the end
 //!    must still find room then.
 //! 7. To sleep without losing a wake-up, [`arm`](Btl::arm) publishes the request, then looks for

@@ -58,6 +58,10 @@ pub enum PeerError {
     /// It closed its transport in order. What is still sent to it fails.
     #[error("it left the job")]
     Left,
+    /// It is not there any more, and there was no connection to it, so how it ended is not known:
+    /// it may have left the job in order.
+    #[error("it is not there any more: its process ended or left the job")]
+    Gone,
     /// The connection is lost: link down, daemon ended, timeout, or dropped by either side.
     #[error("lost: {0}")]
     Lost(String),

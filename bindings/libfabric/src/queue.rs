@@ -272,7 +272,7 @@ pub(crate) fn errno(error: &Error) -> c_int {
     match error {
         Error::Cancelled | Error::Closed => ECANCELED,
         Error::PeerFailed { error, .. } => match error {
-            p2p::PeerError::Left | p2p::PeerError::Lost(_) => ENOTCONN,
+            p2p::PeerError::Left | p2p::PeerError::Gone | p2p::PeerError::Lost(_) => ENOTCONN,
             p2p::PeerError::Died | p2p::PeerError::Violation(_) => EIO,
         },
         Error::Refused(Refusal::UnknownKey | Refusal::NotAllowed) => EACCES,

@@ -303,8 +303,7 @@ impl Runtime {
         if self.stopping.load(Ordering::SeqCst) {
             return;
         }
-        // A peer that leaves in order is not an error, unless something was still meant for it.
-        let is_error = *error != PeerError::Left || !queued.is_empty() || !operations.is_empty();
+        let idle = queued.is_empty() && operations.is_empty();
         for item in queued {
             if let Queued::Descriptor { descriptor, .. } = item {
                 ffi::sent(descriptor, false);
@@ -313,7 +312,7 @@ impl Runtime {
         for completion in operations {
             ffi::complete(completion, false);
         }
-        if is_error {
+        if !idle || is_failure(error) {
             let directory = self.directory();
             let local = directory.describe_rail(endpoint.rail);
             let peer = directory.describe(endpoint.remote.process());
@@ -356,10 +355,23 @@ impl Runtime {
     }
 }
 
+/// Returns true if the loss of a peer for which nothing was meant is a failure of the job. A peer
+/// that leaves in order is none: processes leave `MPI_Finalize` one after the other. If one died
+/// instead, `mpirun` notices.
+fn is_failure(error: &PeerError) -> bool {
+    !matches!(error, PeerError::Left | PeerError::Gone)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::endpoint::RemoteRail;
+
+    #[test]
+    fn peers_that_leave_before_this_process_are_no_failure() {
+        assert!(!is_failure(&PeerError::Left) && !is_failure(&PeerError::Gone));
+        assert!(is_failure(&PeerError::Died) && is_failure(&PeerError::Lost("link".into())));
+    }
 
     #[test]
     fn messages_of_one_frame_are_short() {

@@ -143,10 +143,11 @@ impl Events for Handler<'_> {
         };
         // A peer that leaves does so on every rail, after its last message there.
         rail.left |= error == PeerError::Left;
+        rail.gone |= matches!(error, PeerError::Left | PeerError::Gone);
         let some_left = rails.iter().any(|rail| rail.left);
         let error = match error {
-            PeerError::Left if !rails.iter().all(|rail| rail.left) => return,
-            PeerError::Died | PeerError::Lost(_) if some_left => PeerError::Left,
+            PeerError::Left | PeerError::Gone if !rails.iter().all(|rail| rail.gone) => return,
+            PeerError::Gone | PeerError::Died | PeerError::Lost(_) if some_left => PeerError::Left,
             error => error,
         };
         self.protocol.fail(peer, error, None);

@@ -26,6 +26,8 @@ pub(crate) struct Rail {
     pub(crate) info: PeerInfo,
     /// The transport reported that the peer left in order.
     pub(crate) left: bool,
+    /// The transport reported that the peer left, or is not there any more.
+    pub(crate) gone: bool,
     /// Bytes of bodies sent and received. Counted only for peers with several rails.
     pub(crate) sent: u64,
     pub(crate) received: u64,
@@ -37,6 +39,7 @@ impl Rail {
             transport,
             info,
             left: false,
+            gone: false,
             sent: 0,
             received: 0,
         }

@@ -130,6 +130,24 @@ fn a_link_that_stays_down_loses_the_peer() {
     ip(&lab, 0, "link show eth0");
 }
 
+/// As ranks do that leave `MPI_Finalize` before others.
+#[test]
+fn a_peer_that_left_without_a_connection_is_gone_and_not_lost() {
+    let Some(lab) = lab_or_skip("a_peer_that_left", &LabOptions::new(2)) else {
+        return;
+    };
+    let mut members: Vec<_> = (0..2)
+        .map(|rank| Member::at(&lab, rank as usize, rank, 2))
+        .collect();
+    join(&mut members);
+    let [a, b] = &mut members[..] else {
+        unreachable!()
+    };
+    b.btl.close();
+    let error = until_failed("the peer that left", a, 1);
+    assert_eq!(error, PeerError::Gone);
+}
+
 #[test]
 fn closing_a_transport_releases_everything_at_the_daemon() {
     let Some(lab) = lab_or_skip("leaves_nothing", &LabOptions::new(2)) else {
