@@ -89,6 +89,14 @@ fn dead(error: &PeerError) -> Result<(), Failure> {
     )
 }
 
+/// Like [`dead`], for a rank to which there may have been no connection.
+fn dead_or_gone(error: &PeerError) -> Result<(), Failure> {
+    match error {
+        PeerError::Gone => Ok(()),
+        error => dead(error),
+    }
+}
+
 /// Makes progress until this rank is killed.
 fn victim(
     run: &mut Run,
@@ -138,7 +146,7 @@ fn die_and_go_on(run: &mut Run) -> Result<(), Failure> {
     if run.rank == 0 {
         run.kill(2)?;
     }
-    dead(&run.until_failed(2)?)?;
+    dead_or_gone(&run.until_failed(2)?)?;
     refuses(run, 2)?;
     go_on(run, 200)
 }
@@ -383,7 +391,7 @@ fn many(run: &mut Run) -> Result<(), Failure> {
         if run.rank == 0 {
             run.kill(victim)?;
         }
-        dead(&run.until_failed(victim)?)?;
+        dead_or_gone(&run.until_failed(victim)?)?;
         refuses(run, victim)?;
     }
     demand(run.log.failed.len() == 4, || {
