@@ -9,14 +9,14 @@ use crate::workspace::Workspace;
 use crate::{check, suite};
 
 /// Tests, one of which is the demo, and gates. A failed gate does not keep the tests from running.
-/// Beside the gates, some of which compile, runs the soak.
+/// Beside the models and the gates, some of which compile, runs the soak.
 pub(crate) fn run() -> Result<ExitCode, Failure> {
     let mut steps = Steps::new("ci");
     // Tests first: gates that compile find the dependencies' metadata already built.
     let workspace = Workspace::load()?;
     let mut counts = suite::tests(&mut steps, &workspace, true);
-    suite::models_and_docs(&mut steps, &workspace, true, &mut counts);
     let soak = Soak::start(&workspace);
+    suite::models_and_docs(&mut steps, &workspace, true, &mut counts);
     check::all(&mut steps, &workspace);
     steps.step("soak", || soak.and_then(Soak::finish));
     let code = steps.finish();

@@ -21,7 +21,7 @@ const REQUIRE: &str = "ESP_TEST_REQUIRE_PRIVILEGE";
 const HELPERS: &[&str] = &["the_other_process"];
 
 /// Number of tests that run at once for each core. Many tests wait for timers, links and processes.
-const TESTS_PER_CORE: usize = 2;
+const TESTS_PER_CORE: usize = 3;
 
 /// Results of tests. A test that skipped itself is in `skipped` only.
 #[derive(Debug, Default, PartialEq, Eq)]
