@@ -139,8 +139,8 @@ impl Checker {
         verdict.map(|()| mark)
     }
 
-    /// Handles a MOVE. GO and DONE end what is known of positions, and a half-open connection of the
-    /// sender's that a late SYN began (W-136); the others change nothing.
+    /// Handles a MOVE. GO and DONE end what is known of positions, and a half-open connection of
+    /// the sender that a late SYN began (W-136); the others change nothing.
     fn moves(&mut self, key: Key, view: &View<'_>) {
         let Some((GO | DONE, nonces)) = view.move_step() else {
             return;
