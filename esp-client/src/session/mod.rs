@@ -2,14 +2,15 @@
 //! the thread that reads replies and events.
 //!
 //! `connection` has the session, `handshake` opens a connection, `call` waits for replies, `reader`
-//! is the thread, `listeners` keeps the program's listeners, and `next` brings everything to the
-//! next daemon.
+//! is the thread, `listeners` keeps the program's listeners, `posts` sends requests without a
+//! reply, and `next` brings everything to the next daemon.
 
 mod call;
 mod connection;
 mod handshake;
 mod listeners;
 mod next;
+mod posts;
 mod reader;
 
 pub(crate) use call::{Answer, Call, ReplyCell};

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use esp_engine::shm::{Events, StreamState};
 
-use super::connection::{Daemon, Held, Session, Socket, is_of_lease, is_stopping};
+use super::connection::{Daemon, Held, Session, Socket, is_stopping};
 use super::handshake::{DAEMON_TIMEOUT, connect_socket, receive_reply, say_hello, send_with};
 use super::listeners::HeldListener;
+use super::posts::is_of_lease;
 use crate::control::codec::{Decoder, encode};
 use crate::control::{Envelope, Reply, Request};
 use crate::error::EspError;
