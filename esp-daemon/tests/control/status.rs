@@ -97,7 +97,7 @@ fn a_user_has_one_unread_status_at_a_time() {
     deaf.post(Request::Status);
     eventually("it is asked", || rig.count("status_omitted") > 0);
     let omitted = rig.count("status_omitted");
-    let mut others: Vec<_> = (0..8).map(|_| rig.program_of(1)).collect();
+    let mut others: Vec<_> = (0..3).map(|_| rig.program_of(1)).collect();
     for program in &mut others {
         program.post(Request::Status);
     }
