@@ -333,7 +333,7 @@ impl Drop for EdpSocket {
             SocketEngine::Daemon(slot) => {
                 let (session, slot) = (self.socket.client.session(), *slot);
                 let close = vec![Request::CloseEdp { slot }];
-                session.post_of(slot, &self.socket.waiting, close, true);
+                session.release(slot, &self.socket.waiting, close);
             }
         }
     }

@@ -47,6 +47,8 @@ pub struct EspStream {
     read_shut: AtomicBool,
     /// Bytes of writes with "more follows" that the engine was not notified of.
     held: AtomicUsize,
+    /// Dropping it resets the connection.
+    aborted: bool,
 }
 
 socket_settings!(EspStream);
@@ -59,6 +61,7 @@ impl EspStream {
             arrived: RxView::new(region),
             read_shut: AtomicBool::new(false),
             held: AtomicUsize::new(0),
+            aborted: false,
         }
     }
 
@@ -180,16 +183,8 @@ impl EspStream {
     }
 
     /// Resets the connection: undelivered bytes are discarded, and the peer gets an error.
-    pub fn abort(self) -> io::Result<()> {
-        match &self.socket.engine {
-            SocketEngine::Embedded(lease) => lease.abort(),
-            SocketEngine::Daemon(slot) => {
-                let (session, slot) = (self.socket.client.session(), *slot);
-                let abort = vec![Request::Abort { slot }];
-                session.post_of(slot, &self.socket.waiting, abort, false);
-            }
-        }
-        Ok(())
+    pub fn abort(mut self) {
+        self.aborted = true;
     }
 
     /// Waits until the connection is established.
@@ -245,10 +240,11 @@ impl Drop for EspStream {
     fn drop(&mut self) {
         // Takes no lock in a forked child, where another thread may have held it.
         let unused = || self.state() == StreamState::Connecting && self.unacknowledged() == 0;
+        let aborts = || self.aborted || unused();
         match &self.socket.engine {
             SocketEngine::Embedded(lease) if lease.leases.engine.is_forked() => {}
             SocketEngine::Embedded(lease) => {
-                if unused() {
+                if aborts() {
                     lease.abort();
                 }
                 self.finish_writing();
@@ -260,13 +256,14 @@ impl Drop for EspStream {
                     return;
                 }
                 let mut requests = Vec::with_capacity(2);
-                if unused() {
+                // Without an end of writing, which the engine could see before the request.
+                if aborts() {
                     requests.push(Request::Abort { slot });
                 } else {
                     self.finish_writing();
                 }
                 requests.push(Request::Close { slot });
-                session.post_of(slot, &self.socket.waiting, requests, true);
+                session.release(slot, &self.socket.waiting, requests);
             }
         }
     }

@@ -39,16 +39,9 @@ impl Session {
         }
     }
 
-    /// Sends requests about a slot, if this owner has it still; not in a forked child, which shares
-    /// its parent's memory. The replies are ignored. The last of them releases the slot if
-    /// `releases`.
-    pub(crate) fn post_of(
-        &self,
-        slot: u16,
-        owner: &Arc<Waiting>,
-        requests: Vec<Request>,
-        releases: bool,
-    ) {
+    /// Sends the requests that release a slot, if this owner has it still; not in a forked child,
+    /// which shares its parent's memory. The replies are ignored.
+    pub(crate) fn release(&self, slot: u16, owner: &Arc<Waiting>, requests: Vec<Request>) {
         if self.is_forked() {
             return;
         }
@@ -58,10 +51,10 @@ impl Session {
         let Some(held) = held.filter(|held| Arc::ptr_eq(&held.socket.waiting, owner)) else {
             return;
         };
-        if releases && self.waiting.load(Ordering::Relaxed) {
+        if self.waiting.load(Ordering::Relaxed) {
             // The next daemon delivers what was written.
             held.closing = true;
-        } else if releases {
+        } else {
             slots.remove(&slot);
         }
         drop(slots);

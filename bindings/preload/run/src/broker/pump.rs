@@ -55,7 +55,7 @@ pub(super) fn pump(local: &UnixStream, stream: EspStream, failed: impl FnOnce(&i
     if (by_program(&received) || sent.as_ref().is_ok_and(by_program))
         && let Some(stream) = Arc::into_inner(stream)
     {
-        let _ = stream.abort();
+        stream.abort();
     }
 }
 

@@ -140,7 +140,7 @@ impl Conn {
     pub(super) fn end(self) {
         let is_by_program = |direction| direction == Direction::EndedByProgram;
         if is_by_program(self.to_stream) || is_by_program(self.to_program) {
-            let _ = self.stream.abort();
+            self.stream.abort();
         }
     }
 
