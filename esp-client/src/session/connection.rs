@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use super::call::ReplyCell;
 use super::handshake::{Welcome, connect_socket, say_hello, send_all};
 use super::listeners::HeldListener;
-use super::next::PATIENCE;
+use super::next::{FIRST_PATIENCE, PATIENCE, PAUSE, is_between_daemons};
 use crate::control::codec::{DecodeError, Decoder, encode};
 use crate::control::{Envelope, ErrorKind, Reply, Request, Rings};
 use crate::error::EspError;
@@ -212,8 +212,23 @@ impl Session {
 
     /// Connects, introduces the program and starts the thread. With `polled` the session has a
     /// notice, and its poller takes the events. With `lasting` it waits for the next daemon when
-    /// one ends.
+    /// one ends, also if none is there yet.
     pub(crate) fn open(path: &Path, polled: bool, lasting: bool) -> Result<Arc<Session>, EspError> {
+        let begin = Instant::now();
+        loop {
+            let opened = Self::try_open(path, polled, lasting);
+            let error = match &opened {
+                Err(error) if lasting && begin.elapsed() < FIRST_PATIENCE => error,
+                _ => return opened,
+            };
+            if !is_between_daemons(path, error) {
+                return opened;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn try_open(path: &Path, polled: bool, lasting: bool) -> Result<Arc<Session>, EspError> {
         let socket = connect_socket(path).map_err(|error| EspError::Unreachable {
             socket: path.to_owned(),
             kind: error.kind(),

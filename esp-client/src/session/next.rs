@@ -8,6 +8,7 @@
 //! error is [`EspError::DaemonGone`].
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,18 +20,35 @@ use super::handshake::{DAEMON_TIMEOUT, connect_socket, receive_reply, say_hello,
 use super::listeners::HeldListener;
 use super::posts::is_of_lease;
 use crate::control::codec::{Decoder, encode};
-use crate::control::{Envelope, Reply, Request};
+use crate::control::{Envelope, ErrorKind, Reply, Request};
 use crate::error::EspError;
 use crate::sync::lock;
 
 /// Default time for which a program waits for the next daemon: longer than its peers keep the
 /// connections by default (10 s after the last answer).
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+/// Time for which a program that starts waits for the next daemon: a restart takes some 0.1 s.
+pub(super) const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 /// A connection to the next daemon, with what its thread reads.
 type Next = (Decoder<Reply>, Events);
+
+/// Returns true if this error of opening a connection is that of a daemon that has ended, or is
+/// stopping, and left its work to the next one: it keeps its lock file then.
+pub(super) fn is_between_daemons(socket: &Path, error: &EspError) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    let is_absent = match error {
+        EspError::Unreachable { kind, .. } => matches!(kind, NotFound | ConnectionRefused),
+        EspError::Denied { kind, .. } => *kind == ErrorKind::Unavailable,
+        EspError::DaemonGone { .. } => true,
+        _ => false,
+    };
+    let mut lock = socket.as_os_str().to_owned();
+    lock.push(".lock");
+    is_absent && std::fs::symlink_metadata(lock).is_ok()
+}
 
 /// A connection that is not in use yet.
 struct Opening<'a> {

@@ -1,6 +1,8 @@
-//! Connects that the daemon has begun when it ends.
+//! Connects that the daemon has begun when it ends, and programs that start before the next one.
 
+use std::os::unix::net::UnixStream;
 use std::thread;
+use std::time::Duration;
 
 use esp_client::{Client, EspAddr, EspListener, EspStream, Path, aio};
 use rustix::process::Signal;
@@ -52,4 +54,23 @@ fn is_repeated_by_the_next<S: Send + 'static>(
     let (right, _) = listener.accept_timeout(PATIENCE).expect("accept");
     says_hello((blocking(&left), &right));
     says_hello((&right, blocking(&left)));
+}
+
+#[test]
+fn a_program_that_starts_between_two_daemons_waits_for_the_next() {
+    let Some(mut cluster) = Cluster::new_or_skip("a_start_between_daemons") else {
+        return;
+    };
+    for signal in [Signal::KILL, Signal::TERM] {
+        cluster.end(0, signal);
+        let socket = cluster.socket(0);
+        assert!(UnixStream::connect(&socket).is_err(), "a daemon is left");
+        let client = thread::spawn(move || Client::connect(socket));
+        // The program asks at least once before.
+        thread::sleep(Duration::from_millis(100));
+        assert!(!client.is_finished(), "it does not wait");
+        cluster.start(0);
+        let client = client.join().expect("no panic").expect("the next daemon");
+        client.status().expect("a status");
+    }
 }
