@@ -112,7 +112,8 @@ impl Daemon {
         let socket = self.dir.join(SOCKET);
         let end = Instant::now() + READY;
         loop {
-            if UnixStream::connect(&socket).is_ok() {
+            // Not the last daemon's, which the kernel may still be closing.
+            if UnixStream::connect(&socket).is_ok_and(|stream| self.serves(&stream)) {
                 return Ok(());
             }
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -126,6 +127,12 @@ impl Daemon {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Returns true if this process listens on the other end's socket.
+    fn serves(&self, stream: &UnixStream) -> bool {
+        let listener = rustix::net::sockopt::socket_peercred(stream);
+        listener.is_ok_and(|it| it.pid.as_raw_nonzero().get() == self.process.pid)
     }
 
     fn failure(&self, how: String) -> LabError {

@@ -33,7 +33,7 @@ impl ProcessRef {
         ProcessRef::of(getpid().as_raw_nonzero().get())
     }
 
-    /// Returns true while the process runs; a zombie does not.
+    /// Returns true while one of the process's threads runs; a zombie does not.
     pub fn is_alive(self) -> bool {
         stat(self.pid).is_ok_and(|found| found.start == self.start && found.runs())
     }
@@ -59,13 +59,15 @@ impl fmt::Display for ProcessRef {
 struct Stat {
     state: char,
     parent: i32,
+    threads: u32,
     start: u64,
 }
 
 impl Stat {
-    /// Returns false for a zombie.
+    /// Returns false for a zombie. The state is that of the first thread, which may have ended
+    /// before others: a killed process closes its descriptors in the last one.
     fn runs(self) -> bool {
-        !matches!(self.state, 'Z' | 'X')
+        !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }
 }
 
@@ -87,7 +89,8 @@ fn parse_stat(text: &str) -> Option<Stat> {
     Some(Stat {
         state: fields.next()?.chars().next()?,
         parent: fields.next()?.parse().ok()?,
-        start: fields.nth(17)?.parse().ok()?,
+        threads: fields.nth(15)?.parse().ok()?,
+        start: fields.nth(1)?.parse().ok()?,
     })
 }
 
@@ -183,8 +186,8 @@ pub(crate) fn stop_all(processes: &[ProcessRef]) {
 }
 
 /// Ends the processes: SIGTERM, then SIGKILL after `grace`, or SIGKILL at once if it is zero.
-/// Returns when all have ended, or after five seconds.
-pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) {
+/// Returns true when all have ended, or false after five seconds.
+pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) -> bool {
     let mut open: Vec<OwnedFd> = processes.iter().filter_map(|p| p.open()).collect();
     if !grace.is_zero() {
         for fd in &open {
@@ -197,6 +200,7 @@ pub(crate) fn end_all(processes: &[ProcessRef], grace: Duration) {
         let _ = pidfd_send_signal(fd, Signal::KILL);
     }
     wait_all(&mut open, Duration::from_secs(5));
+    open.is_empty()
 }
 
 /// Waits until all have ended or the time is over. Retains those that still run.
@@ -248,12 +252,25 @@ mod tests {
         let expected = Stat {
             state: 'R',
             parent: 1,
+            threads: 1,
             start: 987_654,
         };
         assert_eq!(parse_stat(line), Some(expected));
+        assert!(expected.runs());
         for bad in ["", "42", "42 (x)", "42 (x) S 1 2 3"] {
             assert_eq!(parse_stat(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_process_runs_until_its_last_thread_has_ended() {
+        let of = |threads| Stat {
+            state: 'Z',
+            parent: 1,
+            threads,
+            start: 1,
+        };
+        assert!(of(2).runs() && !of(1).runs() && !of(0).runs());
     }
 
     #[test]

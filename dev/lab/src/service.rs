@@ -14,6 +14,9 @@ use crate::tools::Programs;
 /// Time limit for a daemon to end by SIGTERM.
 const STOPS: Duration = Duration::from_secs(10);
 
+/// Time limit for a killed daemon to be gone.
+const GONE: Duration = Duration::from_secs(60);
+
 /// Action on the daemon of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DaemonAction {
@@ -55,15 +58,31 @@ pub fn daemon(name: &str, node: usize, action: DaemonAction) -> Result<(), LabEr
                 Node(node)
             )));
         }
-        (DaemonAction::Kill, Some(daemon)) => process::end_all(&[daemon], Duration::ZERO),
-        (DaemonAction::Stop | DaemonAction::Upgrade, Some(daemon)) => {
-            process::end_all(&[daemon], STOPS);
-        }
+        (DaemonAction::Kill, Some(daemon)) => end(daemon, Duration::ZERO, node)?,
+        (DaemonAction::Stop | DaemonAction::Upgrade, Some(daemon)) => end(daemon, STOPS, node)?,
     }
     if matches!(action, DaemonAction::Start | DaemonAction::Upgrade) {
         start(&state, &dir, node)?;
     }
     Ok(())
+}
+
+/// Ends the daemon, and waits until the kernel has closed its packet sockets.
+fn end(daemon: ProcessRef, grace: Duration, node: usize) -> Result<(), LabError> {
+    let tries = GONE.as_secs() / 5;
+    if process::end_all(&[daemon], grace)
+        || (1..tries).any(|_| process::end_all(&[daemon], Duration::ZERO))
+    {
+        return Ok(());
+    }
+    Err(LabError::BadOption(format!(
+        "the daemon of {} (process {}) has not ended {} s after SIGKILL: see what the kernel waits \
+         for in /proc/{}/stack",
+        Node(node),
+        daemon.pid,
+        GONE.as_secs(),
+        daemon.pid
+    )))
 }
 
 fn running(state: &State, node: usize) -> Option<ProcessRef> {
