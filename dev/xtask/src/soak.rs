@@ -10,6 +10,8 @@ use crate::workspace::{Workspace, root};
 
 /// Minutes of load in CI.
 const MINUTES: &str = "5";
+/// Seconds between two programs of each kind of load, so that the gates beside it have processors.
+const REST: &str = "3";
 /// Programs that the soak starts, and the component for its MPI jobs, if it was built.
 const PROGRAMS: [&str; 4] = ["esplab", "esp-daemon", "esping", "espstat"];
 const COMPONENT: [&str; 2] = ["mca_btl_esp.so", "help-mpi-btl-esp.txt"];
@@ -27,7 +29,7 @@ impl Soak {
         copy_programs(&workspace.target.join("debug"), &dir)
             .or_else(|e| cannot_run(format!("copying programs to {}: {e}", dir.display())))?;
         let mut soak = Command::new(root().join("tests/soak"));
-        soak.arg(MINUTES).env("PROGRAMS", &dir);
+        soak.arg(MINUTES).env("PROGRAMS", &dir).env("REST", REST);
         Soak::run(soak, &dir.join("report"))
     }
 
