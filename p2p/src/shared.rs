@@ -26,6 +26,9 @@ use crate::group::Group;
 use crate::ids::{PeerId, TransportId};
 use crate::types::{PathReport, Status};
 
+/// Polls between two looks at the clock while there are events.
+const POLLS_PER_CLOCK: u32 = 64;
+
 #[derive(Debug)]
 struct Inner {
     engine: Engine,
@@ -185,7 +188,9 @@ impl Shared {
             return Some(result);
         }
         let mut idle = Idle::new(self.spin);
+        let mut polls = 0u32;
         loop {
+            polls = polls.wrapping_add(1);
             if lock.poll(hint) != 0 {
                 idle = Idle::new(self.spin);
             } else {
@@ -203,7 +208,9 @@ impl Shared {
             if let Some(result) = ready(&mut lock) {
                 return Some(result);
             }
-            if idle.step != Step::Spin && deadline.is_some_and(|at| at <= Instant::now()) {
+            // The clock costs as much as a poll. Events of others may go on for any time.
+            let looks = idle.step != Step::Spin || polls.is_multiple_of(POLLS_PER_CLOCK);
+            if looks && deadline.is_some_and(|at| at <= Instant::now()) {
                 return None;
             }
             if self.contended.load(Ordering::Relaxed) != 0 {

@@ -144,7 +144,8 @@ impl Core {
         let mut operation = Operation::new(multi.context, FI_RECV | FI_MSG, multi.wanted);
         (operation.buffer, operation.room) = (multi.start + used, room);
         let good = completion.result.is_ok() && completion.length <= room;
-        let goes_on = good && left >= self.minimum.load(Ordering::Relaxed).max(1);
+        let has_room = left >= self.minimum.load(Ordering::Relaxed).max(1);
+        let goes_on = good && has_room && !multi.cancelled.load(Ordering::SeqCst);
         if !goes_on {
             operation.flags |= FI_MULTI_RECV;
             operation.wanted = true;
@@ -163,6 +164,10 @@ impl Core {
         self.finish(&operation, completion);
         if let Ok(Some(refused)) = posted {
             self.finish(&refused.0, &refused.1);
+        }
+        // Cancelled before the rest was posted: the canceller has not found it.
+        if goes_on && multi.cancelled.load(Ordering::SeqCst) {
+            self.cancel_rest(multi);
         }
         self.wake_readers(true);
     }

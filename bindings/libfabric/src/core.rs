@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
 use job::endpoint::OpenEndpoint;
@@ -15,7 +15,7 @@ use p2p::{Completion, Endpoint, Rank, RequestId};
 use crate::completions::REMOTE;
 use crate::ffi::*;
 use crate::memory::Regions;
-use crate::operations::{Kind, Operation, Operations};
+use crate::operations::{Kind, Multi, Operation, Operations};
 use crate::peers::Map;
 use crate::queue::{Counter, Queue};
 use crate::vector::{Name, padded};
@@ -50,6 +50,8 @@ pub(crate) struct Core {
     /// Held by the thread that does what was deferred, so that parts of a multi-receive buffer are
     /// reported in order. Never taken with the layer's lock held.
     pub(crate) deferring: Mutex<()>,
+    /// Multi-receive buffers, to be cancelled also between two messages.
+    pub(crate) multis: Mutex<Vec<Weak<Multi>>>,
     pub(crate) claims: Mutex<HashMap<usize, u64>>,
     pub(crate) minimum: AtomicUsize,
     pub(crate) directed: bool,
@@ -81,6 +83,7 @@ impl Core {
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
             deferring: Mutex::default(),
+            multis: Mutex::default(),
             claims: Mutex::default(),
             minimum: AtomicUsize::new(64),
             directed,
@@ -140,15 +143,43 @@ impl Core {
         }
     }
 
+    /// Cancels a receive. Of a multi-receive buffer that a message is filling, that message is the
+    /// last one.
     pub(crate) fn cancel(&self, context: usize) -> Result<(), c_int> {
-        let layer = self.layer()?;
+        self.layer()?;
         let request = lock(&self.operations).find(context);
         if let Some(request) = request {
+            self.cancel_request(request);
+        } else if let Some(multi) = self.multi_with(context) {
+            multi.cancelled.store(true, Ordering::SeqCst);
+            self.cancel_rest(&multi);
+        } else {
+            return Ok(());
+        }
+        self.progress();
+        Ok(())
+    }
+
+    /// Returns a multi-receive buffer with this context that was not cancelled.
+    fn multi_with(&self, context: usize) -> Option<Arc<Multi>> {
+        let multis = lock(&self.multis);
+        let mut all = multis.iter().filter_map(Weak::upgrade);
+        all.find(|one| one.context == context && !one.cancelled.load(Ordering::SeqCst))
+    }
+
+    /// Cancels the receive into the rest of a buffer, if it is posted.
+    pub(crate) fn cancel_rest(&self, multi: &Arc<Multi>) {
+        let request = lock(&self.operations).find_rest(multi);
+        if let Some(request) = request {
+            self.cancel_request(request);
+        }
+    }
+
+    fn cancel_request(&self, request: RequestId) {
+        if let Ok(layer) = self.layer() {
             // One that is over is reported as such.
             let _ = layer.cancel(request);
-            self.progress();
         }
-        Ok(())
     }
 
     /// Makes progress for the program, and reports what is over.

@@ -100,7 +100,12 @@ impl Regions {
     /// Adds an endpoint of the domain.
     pub(crate) fn join(&self, core: &Arc<Core>) {
         self.endpoints.add(core);
-        for (counter, _) in lock(&self.keys).counters.values().flatten() {
+        let all: Vec<Arc<Counter>> = {
+            let keys = lock(&self.keys);
+            let all = keys.counters.values().flatten();
+            all.map(|(counter, _)| Arc::clone(counter)).collect()
+        };
+        for counter in all {
             counter.sources.add(core);
         }
     }
@@ -112,11 +117,13 @@ impl Regions {
 
     /// Counts accesses to a registration from now on.
     fn count_by(&self, key: u64, counter: &Arc<Counter>, flags: u64) {
-        if let Some(counters) = lock(&self.keys).counters.get_mut(&key) {
-            counters.push((Arc::clone(counter), flags));
-            self.endpoints.each(|core| counter.sources.add(core));
-            self.exposed.report(key);
+        match lock(&self.keys).counters.get_mut(&key) {
+            Some(counters) => counters.push((Arc::clone(counter), flags)),
+            None => return,
         }
+        // An endpoint that joins meanwhile finds the counter.
+        self.endpoints.each(|core| counter.sources.add(core));
+        self.exposed.report(key);
     }
 
     /// Counts an access of a kind.

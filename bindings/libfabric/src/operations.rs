@@ -1,7 +1,7 @@
 //! Operations under way.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use p2p::{Rank, RequestId};
 
@@ -28,6 +28,8 @@ pub(crate) struct Multi {
     pub(crate) pattern: p2p::Pattern,
     pub(crate) context: usize,
     pub(crate) wanted: bool,
+    /// The program has cancelled it: the rest is not posted again.
+    pub(crate) cancelled: AtomicBool,
 }
 
 /// An operation under way.
@@ -117,10 +119,22 @@ impl Operations {
         all.any(|one| one.target == Some(peer))
     }
 
-    /// Returns the request of a receive with this context.
+    /// Returns the request of a receive with this context into a buffer for one message.
     pub(crate) fn find(&self, context: usize) -> Option<RequestId> {
         let all = self.places.iter().filter_map(|place| place.1.as_ref());
-        let mut receives = all.filter(|one| one.flags & FI_RECV != 0 && one.context == context);
+        let mut receives = all.filter(|one| {
+            let is_plain = matches!(one.kind, Kind::Plain);
+            is_plain && one.flags & FI_RECV != 0 && one.context == context
+        });
         receives.find_map(|one| one.request)
+    }
+
+    /// Returns the request of the receive into the rest of this buffer.
+    pub(crate) fn find_rest(&self, of: &Arc<Multi>) -> Option<RequestId> {
+        let mut all = self.places.iter().filter_map(|place| place.1.as_ref());
+        all.find_map(|one| match &one.kind {
+            Kind::Multi(multi) if Arc::ptr_eq(multi, of) => one.request,
+            _ => None,
+        })
     }
 }

@@ -16,6 +16,11 @@ type Refused = (Operation, Completion);
 impl Core {
     /// Posts a multi-receive buffer.
     pub(crate) fn post_multi(&self, multi: &Arc<Multi>) -> Result<(), c_int> {
+        {
+            let mut multis = lock(&self.multis);
+            multis.retain(|one| one.strong_count() != 0);
+            multis.push(Arc::downgrade(multi));
+        }
         let refused = self.post_rest(multi)?;
         self.finish_refused(refused);
         Ok(())

@@ -58,23 +58,43 @@ impl Entry {
 
 /// The endpoints that report to a queue or counter.
 #[derive(Debug, Default)]
-pub(crate) struct Sources(RwLock<Vec<Weak<Core>>>);
+pub(crate) struct Sources {
+    all: RwLock<Vec<Weak<Core>>>,
+    /// Number of endpoints that were added.
+    added: AtomicU64,
+}
 
 impl Sources {
+    /// Adds an endpoint. Threads that wait then make its progress, too.
     pub(crate) fn add(&self, core: &Arc<Core>) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|one| one.strong_count() != 0);
-        if !all.iter().any(|one| one.as_ptr() == Arc::as_ptr(core)) {
-            all.push(Arc::downgrade(core));
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        if all.iter().any(|one| one.as_ptr() == Arc::as_ptr(core)) {
+            return;
         }
+        let new = Arc::downgrade(core);
+        // The places of the others stay, see `each`.
+        match all.iter_mut().find(|one| one.strong_count() == 0) {
+            Some(free) => *free = new,
+            None => all.push(new),
+        }
+        drop(all);
+        self.added.fetch_add(1, Ordering::SeqCst);
+        self.wake();
     }
 
-    /// Calls `f` for all endpoints that are open.
-    pub(crate) fn each(&self, f: impl Fn(&Arc<Core>)) {
-        for one in &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
-            if let Some(core) = one.upgrade() {
+    /// Calls `f` for all endpoints that are open, without a lock.
+    pub(crate) fn each(&self, mut f: impl FnMut(&Arc<Core>)) {
+        let mut at = 0;
+        loop {
+            let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+            let Some(one) = all.get(at).map(Weak::upgrade) else {
+                return;
+            };
+            drop(all);
+            if let Some(core) = one {
                 f(&core);
             }
+            at += 1;
         }
     }
 
@@ -91,6 +111,7 @@ impl Sources {
     /// `over` said last.
     fn wait(&self, deadline: Option<Instant>, over: &dyn Fn() -> bool) -> bool {
         loop {
+            let added = self.added.load(Ordering::SeqCst);
             self.progress();
             let now = Instant::now();
             if over() {
@@ -99,13 +120,16 @@ impl Sources {
             if deadline.is_some_and(|at| at <= now) {
                 return false;
             }
-            let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+            let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
             let mut alive = all.iter().filter_map(Weak::upgrade);
             let (first, second) = (alive.next(), alive.next());
             drop(alive);
             drop(all);
             match first {
-                Some(core) if second.is_none() => core.wait(deadline, over),
+                Some(core) if second.is_none() => {
+                    let is_alone = || self.added.load(Ordering::SeqCst) == added;
+                    core.wait(deadline, &|| over() || !is_alone());
+                }
                 Some(_) => std::thread::sleep(NAP),
                 None => {
                     let left = deadline.map_or(LONG_NAP, |at| at.saturating_duration_since(now));
@@ -160,13 +184,13 @@ impl Queue {
             return false;
         };
         self.sources.progress();
-        let cores = std::cell::RefCell::new(Vec::new());
+        let mut cores = Vec::new();
         self.sources.each(|core| {
             core.add_wakeups(wakeups);
-            cores.borrow_mut().push(Arc::clone(core));
+            cores.push(Arc::clone(core));
         });
         let nothing = || self.is_empty() && !self.signalled.swap(false, Ordering::SeqCst);
-        nothing() && wakeups.prepare(&cores.into_inner(), None, nothing)
+        nothing() && wakeups.prepare(&cores, None, nothing)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -251,6 +251,69 @@ fn dead_endpoints_do_not_count_as_sources() {
     core.layer().unwrap().close().unwrap();
 }
 
+#[test]
+fn a_cancelled_buffer_takes_at_most_the_message_that_has_it() {
+    let queue = Arc::new(Queue::default());
+    let core = alone(Bound {
+        rx: Some(Arc::clone(&queue)),
+        ..Bound::default()
+    });
+    queue.sources.add(&core);
+    let mut read = Vec::new();
+    let flags = FI_RECV | FI_MSG | FI_MULTI_RECV;
+    let mut room = [0; 4096];
+    // Nothing has arrived.
+    receive_into(&core, &mut room, FI_MULTI_RECV);
+    core.cancel(3).unwrap();
+    assert!(queue.wait(deadline(10_000)));
+    let error = queue.read_error().expect("it is cancelled");
+    assert_eq!(
+        (error.error, error.flags, error.length),
+        (ECANCELED, flags, 0)
+    );
+    // A message has the buffer, and is not reported yet.
+    receive_into(&core, &mut room, FI_MULTI_RECV);
+    send_to_itself(&core, b"body");
+    core.cancel(3).unwrap();
+    assert!(queue.wait(deadline(10_000)));
+    queue.read(9, |_, entry| read.push((entry.flags, entry.length)));
+    assert_eq!(read, [(flags, 4)]);
+    // It does not take the next one.
+    send_to_itself(&core, b"next");
+    assert!(!queue.wait(deadline(20)));
+    // No receive has this context any more.
+    core.cancel(3).unwrap();
+    core.layer().unwrap().close().unwrap();
+}
+
+#[test]
+fn a_thread_that_waits_makes_the_progress_of_a_new_endpoint() {
+    let queue = Arc::new(Queue::default());
+    let bound = || Bound {
+        rx: Some(Arc::clone(&queue)),
+        ..Bound::default()
+    };
+    let (first, second) = (alone(bound()), alone(bound()));
+    queue.sources.add(&first);
+    let waiting = Arc::clone(&queue);
+    let waits = std::thread::spawn(move || waiting.wait(deadline(60_000)));
+    // It sleeps by now, or will find the second one at once.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let mut room = [0; 8];
+    receive_into(&second, &mut room, 0);
+    send_to_itself(&second, b"body");
+    queue.sources.add(&second);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while queue.is_empty() && std::time::Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert!(!queue.is_empty(), "the thread polls the first one only");
+    assert!(waits.join().unwrap());
+    for core in [first, second] {
+        core.layer().unwrap().close().unwrap();
+    }
+}
+
 /// A name of the endpoint that [`alone`] makes.
 fn own_name() -> vector::Name {
     let mut name = vec![2];

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use p2p::{Context, Pattern, Sent, Target};
 
@@ -216,6 +216,7 @@ impl Core {
                 pattern,
                 context: receive.context,
                 wanted,
+                cancelled: AtomicBool::new(false),
             });
             return self.post_multi(&multi).map(|()| 0);
         }

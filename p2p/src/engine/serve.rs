@@ -209,7 +209,8 @@ impl Protocol {
         let (writes, atomic) = match operation {
             Operation::Read => (false, false),
             Operation::Write => (true, false),
-            Operation::Atomic { op, .. } => (op != AtomicOp::Read, true),
+            // One that returns the old value is a read, as libfabric counts them.
+            Operation::Atomic { fetch, .. } => (!fetch, true),
         };
         open.served.push_back(Served {
             peer,
