@@ -135,8 +135,8 @@ impl Job {
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         // Others may still read this process's memory. If one has died and does not arrive, the
-        // launcher reports it or ends the job.
-        let met = boot.fence();
+        // launcher reports it or ends the job. Some may work for long before they arrive.
+        let met = boot.fence_at_end();
         let left = boot.finalize();
         sent?;
         met.and(left)?;

@@ -179,7 +179,9 @@ impl Comm {
         // SAFETY: borrowed during this call, which returns when the request is complete.
         let memory = unsafe { Memory::to_read(buffer.as_ptr(), buffer.len()) };
         let mut engine = shared.lock();
-        let key = engine.submit(to, Request::send(memory, to, sync))?;
+        let mut request = Request::send(memory, to, sync);
+        request.lent = true;
+        let key = engine.submit(to, request)?;
         shared.finish(engine, key).map(|_| ())
     }
 
@@ -202,7 +204,7 @@ impl Comm {
         if engine.protocol.receive_direct(memory, selector)? {
             return shared.wait_direct(engine, selector.source);
         }
-        let key = engine.receive(Request::receive(memory, &selector, false))?;
+        let key = engine.receive(Request::receive(memory, &selector, true))?;
         shared.finish(engine, key)
     }
 
@@ -224,7 +226,7 @@ impl Comm {
         let shared = &self.layer().shared;
         // SAFETY: borrowed during this call, which returns when the request is complete.
         let memory = unsafe { Memory::to_write(buffer.as_mut_ptr(), buffer.len()) };
-        let request = Request::receive(memory, &selector, false);
+        let request = Request::receive(memory, &selector, true);
         let receive = shared.lock().receive(request)?;
         let sent = self.send(out, dst, send_tag);
         if sent.is_err() {

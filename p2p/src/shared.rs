@@ -39,8 +39,8 @@ struct Inner {
     others: bool,
     /// Number of ended requests when a thread last fell asleep or was woken.
     ended_seen: u64,
-    /// The engine was polled since then.
-    touched: bool,
+    /// Number of the engine's polls then.
+    polls_seen: u32,
     /// Copies of the transports' descriptors; `None` until they are needed.
     descriptors: Option<Arc<Vec<OwnedFd>>>,
 }
@@ -80,7 +80,7 @@ impl Shared {
             followers: 0,
             others: false,
             ended_seen: 0,
-            touched: false,
+            polls_seen: 0,
             descriptors: None,
         };
         Ok(Shared {

@@ -30,6 +30,7 @@ mod pmix;
 mod sys;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 pub use detect::{Environment, detect, detect_in};
 pub use error::BootError;
@@ -56,11 +57,16 @@ pub struct Bootstrap {
     client: Box<dyn Client>,
 }
 
+/// Time limit of the last fence: a year.
+const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Connection to a launcher. [`Bootstrap`] has checked the arguments, and makes no call after
 /// `finalize` except `abort`.
 trait Client: Send {
     fn put(&mut self, key: &str, value: &[u8]) -> Result<(), BootError>;
     fn fence(&mut self) -> Result<(), BootError>;
+    /// Replaces the time limit of all calls, and returns the present one.
+    fn set_limit(&mut self, limit: Duration) -> Duration;
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError>;
     fn abort(&mut self, code: i32, why: &str) -> Result<(), BootError>;
     fn finalize(&mut self) -> Result<(), BootError>;
@@ -132,6 +138,18 @@ impl Bootstrap {
     pub fn fence(&mut self) -> Result<(), BootError> {
         self.check_open()?;
         self.client.fence()
+    }
+
+    /// Waits as [`fence`](Bootstrap::fence) does, for as long as the other processes work.
+    ///
+    /// # Errors
+    /// If the launcher is gone, or a process has ended without calling it.
+    pub fn fence_at_end(&mut self) -> Result<(), BootError> {
+        self.check_open()?;
+        let usual = self.client.set_limit(UNLIMITED);
+        let met = self.client.fence();
+        self.client.set_limit(usual);
+        met
     }
 
     /// Returns the value that a process published before the last fence, or `None`.
@@ -222,6 +240,10 @@ impl Client for Single {
     fn fence(&mut self) -> Result<(), BootError> {
         self.seen.append(&mut self.put);
         Ok(())
+    }
+
+    fn set_limit(&mut self, limit: Duration) -> Duration {
+        limit
     }
 
     fn get(&mut self, _: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {

@@ -94,6 +94,10 @@ impl Client for Pmix {
         self.pmix.fence(self.seconds())
     }
 
+    fn set_limit(&mut self, limit: Duration) -> Duration {
+        std::mem::replace(&mut self.timeout, limit)
+    }
+
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
         let seconds = self.seconds();
         let what = match self.pmix.get(rank, &full(key), seconds, MAX_VALUE + 1)? {

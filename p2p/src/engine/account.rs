@@ -77,6 +77,8 @@ pub(crate) struct Account {
     pub(crate) waiting: usize,
     /// The peer was asked to send RTS only.
     pub(super) pressed: bool,
+    /// It is counted among the peers that are held back.
+    counted: bool,
 }
 
 impl Account {
@@ -125,11 +127,10 @@ impl Account {
         true
     }
 
-    /// Ends the account of a failed peer. Returns true if it was held back.
+    /// Ends the account of a failed peer. Returns true if it was counted as held back.
     pub(crate) fn close(&mut self) -> bool {
-        let back = self.is_held_back();
         (self.pressed, self.owed) = (false, 0);
-        back
+        std::mem::take(&mut self.counted)
     }
 
     /// Returns true if the peer waits for an answer or may send only RTS.
@@ -160,7 +161,8 @@ impl Protocol {
 
     /// Reverses [`charge`](Protocol::charge) when the message was received or discarded.
     pub(crate) fn release(&mut self, peer: PeerId, cost: usize) {
-        self.stats.unexpected_bytes = self.stats.unexpected_bytes.saturating_sub(cost);
+        let before = self.stats.unexpected_bytes;
+        self.stats.unexpected_bytes = before.saturating_sub(cost);
         let account = &mut self.peers[peer].account;
         account.held = account.held.saturating_sub(cost);
         account.waiting = account.waiting.saturating_sub(1);
@@ -171,8 +173,10 @@ impl Protocol {
         if last && self.open.is_some() {
             self.forget_stranger(peer);
         }
-        // Another peer may wait for the room. Checked only while one is held back: it visits all.
-        if self.held_back != 0 && self.stats.unexpected_bytes < self.limit / 8 {
+        // Other peers may wait for the room; all are visited where a limit of `settle` is passed.
+        let now = self.stats.unexpected_bytes;
+        let passes = |mark| before > mark && now <= mark;
+        if self.held_back != 0 && (passes(self.limit / 4) || passes(self.limit / 16)) {
             self.settle_all();
         }
     }
@@ -198,7 +202,6 @@ impl Protocol {
             return;
         }
         let account = &mut state.account;
-        let was_back = account.is_held_back();
         let press = if account.pressed {
             total > limit / 16 && account.held > share / 2
         } else {
@@ -220,7 +223,8 @@ impl Protocol {
             });
             account.pressed = false;
         }
-        match (was_back, account.is_held_back()) {
+        let back = account.is_held_back();
+        match (std::mem::replace(&mut account.counted, back), back) {
             (false, true) => self.held_back += 1,
             (true, false) => self.held_back = self.held_back.saturating_sub(1),
             _ => {}

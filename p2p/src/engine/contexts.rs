@@ -37,6 +37,12 @@ impl Contexts {
         context <= self.common
     }
 
+    /// Returns true if the communicator was freed, or never existed.
+    #[inline]
+    pub(crate) fn is_freed(&self, context: u32) -> bool {
+        !self.is_common(context) && self.group(context).is_none()
+    }
+
     fn find(&self, context: u32) -> Result<usize, usize> {
         self.entries
             .binary_search_by_key(&(context & !1), |entry| entry.0)

@@ -93,7 +93,7 @@ impl Protocol {
     #[cold]
     pub(crate) fn post_direct(&mut self) {
         if let Some(direct) = self.direct.take_if(|direct| direct.over.is_none()) {
-            let request = Request::receive(direct.memory, &direct.selector, false);
+            let request = Request::receive(direct.memory, &direct.selector, true);
             let key = self.requests.insert(request);
             self.posted.post(place_of(key), &direct.selector);
             self.private += 1;

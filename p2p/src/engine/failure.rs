@@ -25,7 +25,8 @@ impl Engine {
         state.streams.clear();
         state.accesses = None;
         state.refresh();
-        let left = state.failed == Some(PeerError::Left);
+        // One that is gone has left, as far as is known; the launcher ends a job of which one died.
+        let left = matches!(state.failed, Some(PeerError::Left | PeerError::Gone));
         if state.account.close() {
             protocol.held_back = protocol.held_back.saturating_sub(1);
         }

@@ -107,7 +107,8 @@ impl Events for Handler<'_> {
         // The envelope is written by the peer, hence untrusted.
         let tag = u64::try_from(envelope.tag);
         let fits = tag.is_ok_and(|tag| selector.matches(envelope.context, peer, tag))
-            && protocol.contexts.is_member(envelope.context, peer);
+            && (protocol.contexts.is_member(envelope.context, peer)
+                || protocol.contexts.is_freed(envelope.context));
         request.post = None;
         request.peer = Some(peer);
         request.tag = tag.unwrap_or_default();
@@ -248,8 +249,10 @@ impl Protocol {
         if !self.contexts.was_used(context) {
             return Err(format!("context {context}, which does not exist"));
         }
-        let gone = !self.contexts.is_common(context) && self.contexts.group(context).is_none();
-        if !gone && !self.contexts.is_member(context, from.peer) {
+        let is_freed = self.contexts.is_freed(context);
+        // Receives that were pending when their communicator was freed still take messages.
+        let gone = is_freed && self.posted.find(context, from.peer, label.tag).is_none();
+        if !is_freed && !self.contexts.is_member(context, from.peer) {
             return Err(format!("context {context}, which it is not a member of"));
         }
         let eager = matches!(header, Header::Eager(..));

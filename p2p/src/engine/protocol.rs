@@ -322,6 +322,12 @@ impl Protocol {
 
     /// Clears all queues after closing.
     pub(super) fn clear_queues(&mut self) {
+        for peer in self.peers.ids() {
+            let state = &mut self.peers[peer];
+            state.control.clear();
+            state.queue.clear();
+            state.streams.clear();
+        }
         self.work.clear();
         self.again.clear();
         self.released.clear();
@@ -332,7 +338,7 @@ impl Protocol {
 
     /// Frees a communicator and discards the messages that wait for it.
     pub(crate) fn forget_context(&mut self, context: u32) {
-        if self.contexts.is_common(context) {
+        if self.contexts.is_common(context) || self.closed {
             return;
         }
         self.contexts.remove(context);

@@ -173,6 +173,9 @@ impl Protocol {
 
     /// Discards a message as if it had been received.
     pub(crate) fn discard(&mut self, entry: u64) {
+        if self.closed {
+            return;
+        }
         let Some(arrived) = self.unexpected.remove(entry) else {
             return;
         };
@@ -225,10 +228,15 @@ impl Protocol {
 
     /// Returns true if a failed peer might have sent the message of this any-source receive.
     pub(super) fn may_have_meant(&self, request: &Request, peer: PeerId, left: bool) -> bool {
+        if request.peer.is_some() || self.open.is_some() {
+            return false;
+        }
+        if self.contexts.is_freed(request.context) {
+            // Its members are not known any more.
+            return !left;
+        }
         // A peer that left in order matters only if no other is alive.
-        request.peer.is_none()
-            && self.open.is_none()
-            && self.contexts.is_member(request.context, peer)
+        self.contexts.is_member(request.context, peer)
             && (!left || self.check_any_alive(request.context).is_err())
     }
 }

@@ -91,7 +91,7 @@ impl IndexMut<TransportId> for Transports {
 pub(crate) struct Engine {
     pub(crate) protocol: Protocol,
     pub(crate) transports: Transports,
-    pub(super) polls: u32,
+    pub(crate) polls: u32,
 }
 
 impl Engine {

@@ -69,7 +69,6 @@ impl<'a> Lock<'a> {
     /// Polls the engine, see [`Engine::poll`].
     #[inline]
     pub(crate) fn poll(&mut self, hint: Option<TransportId>) -> usize {
-        self.inner.touched = true;
         self.inner.engine.poll(hint)
     }
 
@@ -98,10 +97,12 @@ impl<'a> Lock<'a> {
         let protocol = &inner.engine.protocol;
         let ended = protocol.ended != inner.ended_seen;
         inner.ended_seen = protocol.ended;
-        if inner.sleeper && (ended || inner.touched || protocol.must_poll()) {
+        // A poll cancels the wake-ups that the sleeper has armed.
+        let touched = inner.engine.polls != inner.polls_seen;
+        if inner.sleeper && (ended || touched || protocol.must_poll()) {
             // If the counter is full, the descriptor is readable as well.
             let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
-            inner.touched = false;
+            inner.polls_seen = inner.engine.polls;
         }
         if ended && inner.followers != 0 {
             self.shared.call_followers();

@@ -39,7 +39,8 @@ impl Shared {
         if let Some(deadline) = deadline {
             limit = limit.min(deadline.saturating_duration_since(Instant::now()));
         }
-        (inner.sleeper, inner.others, inner.touched) = (true, true, false);
+        (inner.sleeper, inner.others) = (true, true);
+        inner.polls_seen = inner.engine.polls;
         inner.ended_seen = inner.engine.protocol.ended;
         drop(lock);
         poll(&descriptors, &self.bell, limit);

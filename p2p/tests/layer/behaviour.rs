@@ -98,6 +98,81 @@ fn one_flooding_peer_does_not_starve_another() {
 }
 
 #[test]
+fn a_peer_that_is_held_back_goes_on_when_others_make_room() {
+    let config = Config {
+        unexpected_bytes: 64 << 10,
+        ..config(3)
+    };
+    let layers = start(loopbacks(3, Limits::default()).0, &config);
+    let comms: Vec<_> = layers.iter().map(P2p::world).collect();
+    // The memory of rank 2 is full of messages to itself.
+    let own: Vec<_> = (0..100)
+        .map(|_| comms[2].isend_owned(vec![1; 60 << 10], 2, 3).unwrap())
+        .collect();
+    let mut flood: Vec<_> = (0..1000)
+        .map(|_| comms[0].isend_owned(vec![1; 3000], 2, 1).unwrap())
+        .collect();
+    flood.push(comms[0].isend_owned(vec![2; 10], 2, 2).unwrap());
+    let poll = || layers.iter().map(P2p::progress).sum::<usize>();
+    (0..20_000).for_each(|_| {
+        poll();
+    });
+    assert!(!flood[1000].is_over().unwrap(), "it is not held back");
+    // Rank 2 receives what it sent itself, and then nothing of rank 0 but its last message.
+    let mut room = vec![0; 60 << 10];
+    for _ in 0..100 {
+        comms[2].recv(&mut room, 2, 3).unwrap();
+    }
+    let last = comms[2].irecv_owned(vec![0; 10], 0, 2).unwrap();
+    let start = Instant::now();
+    while !last.is_over().unwrap() {
+        poll();
+        assert!(start.elapsed() < HANG, "it waits for credit");
+    }
+    drop((own, flood));
+}
+
+#[test]
+fn a_receive_outlives_its_communicator() {
+    let layers = start(loopbacks(2, Limits::default()).0, &config(2));
+    each(layers, "a freed communicator", |_, comm| {
+        let other = comm.dup().unwrap();
+        for length in [100, 1 << 20] {
+            let other = other.dup().unwrap();
+            if comm.rank() == 0 {
+                let receive = other.irecv_owned(vec![0; length], 1, 7).unwrap();
+                let any = other.irecv_owned(vec![0; length], Source::Any, 8).unwrap();
+                drop(other);
+                comm.barrier().unwrap();
+                for (receive, n) in [(receive, 1), (any, 2)] {
+                    let (result, buffer) = receive.wait();
+                    result.unwrap();
+                    assert!(buffer == pattern(length, n), "message {n}");
+                }
+            } else {
+                comm.barrier().unwrap();
+                other.send(&pattern(length, 1), 0, 7).unwrap();
+                other.send(&pattern(length, 2), 0, 8).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn messages_and_communicators_may_be_dropped_after_the_end() {
+    let layers = start(loopbacks(1, Limits::default()).0, &config(1));
+    let comm = layers[0].world();
+    let other = comm.dup().unwrap();
+    let sends = [&comm, &other].map(|comm| comm.isend_owned(vec![1; 100_000], 0, 7).unwrap());
+    let message = comm.mprobe(Source::Any, 7).unwrap();
+    let _ = layers[0].clone().finalize();
+    for send in sends {
+        assert!(matches!(send.wait().0, Err(Error::Closed)));
+    }
+    drop((message, other));
+}
+
+#[test]
 fn a_late_receiver_reports_lateness_and_its_end() {
     let config = Config {
         tuning: Tuning {

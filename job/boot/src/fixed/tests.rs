@@ -123,6 +123,24 @@ fn a_missing_process_is_named() {
 }
 
 #[test]
+fn the_last_fence_waits_for_as_long_as_others_work() {
+    let folder = Temp::new();
+    let mut jobs = [0, 1].map(|rank| folder.join_within(rank, 2, "0.2").unwrap());
+    let [first, second] = &mut jobs;
+    std::thread::scope(|scope| {
+        let met = scope.spawn(|| first.fence_at_end());
+        // Longer than the limit of other fences.
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        assert!(!met.is_finished(), "it did not wait");
+        second.fence_at_end().unwrap();
+        met.join().unwrap().unwrap();
+    });
+    // Later calls have the limit again.
+    let [first, _] = &mut jobs;
+    assert!(matches!(first.fence(), Err(BootError::Timeout { .. })));
+}
+
+#[test]
 fn a_process_that_died_is_named_at_once() {
     let folder = Temp::new();
     let mut gone = std::process::Command::new("true").spawn().unwrap();

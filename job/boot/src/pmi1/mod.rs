@@ -214,6 +214,10 @@ impl Client for Pmi1 {
         }
     }
 
+    fn set_limit(&mut self, limit: Duration) -> Duration {
+        std::mem::replace(&mut self.wire.timeout, limit)
+    }
+
     fn get(&mut self, rank: u32, key: &str) -> Result<Option<Vec<u8>>, BootError> {
         let broken = || wrong(format!("the value `{key}` of rank {rank} is malformed"));
         let Some(first) = self.read(&full(rank, key, 0))? else {

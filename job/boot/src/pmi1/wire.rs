@@ -18,7 +18,7 @@ pub(super) struct Wire {
     fd: OwnedFd,
     /// Bytes received after the last line taken.
     input: Vec<u8>,
-    timeout: Duration,
+    pub(super) timeout: Duration,
 }
 
 impl Wire {
