@@ -264,7 +264,8 @@ pub struct ListenOptions {
 pub enum ConnectError {
     #[error("a connection between these two ports exists already")]
     InUse,
-    /// The peer is a group address, the port is 0, or both address and port are the endpoint's own.
+    /// The peer is a group address, or of another kind than the endpoint's own address, the port is
+    /// 0, or both address and port are the endpoint's own.
     #[error("that address or port cannot be connected to")]
     BadAddress,
     #[error("the receive buffer is smaller than 64 bytes")]

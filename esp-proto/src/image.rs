@@ -73,7 +73,7 @@ impl ConnImage {
         self.local_port != 0
             && self.peer_port != 0
             && !self.peer.is_group()
-            && self.peer.is_udp() == own.is_udp()
+            && self.peer.is_kind_of(&own)
             && (self.peer != own || self.local_port != self.peer_port)
             && self.nonce != 0
             && self.peer_nonce != 0

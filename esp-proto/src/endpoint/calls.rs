@@ -31,6 +31,7 @@ impl Endpoint {
         if local_port == 0
             || peer_port == 0
             || peer.is_group()
+            || !peer.is_kind_of(&self.cx.own)
             || (peer == self.cx.own && local_port == peer_port)
         {
             return Err(ConnectError::BadAddress);

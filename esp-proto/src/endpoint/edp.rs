@@ -141,8 +141,8 @@ impl Endpoint {
     /// comes back in the reply (W-70).
     ///
     /// Returns `None` when the datagram cannot be sent: longer than the MTU allows, a reply (made
-    /// by the node itself), data to port 0, or data to a group address. A request may go to
-    /// broadcast (W-72), an echo request with at most 64 bytes (W-78), but to no other group.
+    /// by the node itself), data to port 0, to an address of another kind than the own, or data to a
+    /// group address. A request may go to broadcast (W-72), an echo request with at most 64 bytes (W-78), but to no other group.
     pub fn edp_header(
         &mut self,
         head: &mut Head,
@@ -159,9 +159,11 @@ impl Endpoint {
             _ => request,
         };
         let short = kind != EdpKind::EchoRequest || len <= MAX_BROADCAST_ECHO;
+        // Such a packet cannot be sent, and the kernel's error would concern those behind it.
+        let foreign = !dst.is_kind_of(&self.cx.own);
         let group = dst.is_group() && !(request && short && dst == NodeAddr::BROADCAST);
         let total = len.checked_add(usize::from(request))?;
-        if !sendable || group || total > usize::from(self.cx.max_payload) {
+        if !sendable || foreign || group || total > usize::from(self.cx.max_payload) {
             return None;
         }
         let sequence = if request {

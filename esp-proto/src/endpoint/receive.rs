@@ -196,11 +196,11 @@ impl Endpoint {
             half_open, backlog, ..
         } = listener.info;
         let (nonce, now) = (block.nonce, self.cx.now);
-        let proven =
-            half_open >= backlog && (self.cookies).is_valid(block.peer_nonce, &key, nonce, now);
         let owner = listener.owner;
+        let proven = (half_open >= backlog || self.unattached.is_full(owner, false))
+            && (self.cookies).is_valid(block.peer_nonce, &key, nonce, now);
         let full = half_open >= if proven { 2 * backlog } else { backlog }
-            || self.unattached.is_full(owner);
+            || self.unattached.is_full(owner, proven);
         if full || self.table.is_full() {
             let made_room = self.evict_half_open(key.local_port);
             if full && !made_room {

@@ -20,10 +20,12 @@ impl Unattached {
         Unattached { of, sum: 0, table }
     }
 
-    /// Returns true if an owner may get no more. Others keep room in the table by that.
-    pub(super) fn is_full(&self, owner: u32) -> bool {
+    /// Returns true if an owner may get no more. Others keep room in the table by that. Half of the
+    /// room is kept for peers that have proven their address (W-150), in a flood of forged SYNs.
+    pub(super) fn is_full(&self, owner: u32, proven: bool) -> bool {
         let of = self.of.get(owner as usize).copied().unwrap_or(0);
-        owner != 0 && (of >= self.table / 4 || self.sum >= self.table / 2)
+        let room = if proven { self.table } else { self.table / 2 };
+        owner != 0 && (of >= room / 4 || self.sum >= room / 2)
     }
 
     /// Counts a new connection.
@@ -53,16 +55,33 @@ mod tests {
 
     #[test]
     fn owners_have_a_quarter_and_all_have_half() {
-        let mut counts = Unattached::new(8);
-        for owner in [1, 1, 2] {
-            assert!(!counts.is_full(owner));
-            counts.add(owner);
-        }
-        assert!(counts.is_full(1) && !counts.is_full(2) && !counts.is_full(3));
-        counts.add(3);
-        assert!(counts.is_full(2) && counts.is_full(9) && !counts.is_full(0));
+        let mut counts = Unattached::new(16);
+        let full = |counts: &Unattached, owner| [false, true].map(|it| counts.is_full(owner, it));
+        let add = |counts: &mut Unattached, owner, times| {
+            (0..times).for_each(|_| counts.add(owner));
+        };
+        add(&mut counts, 1, 1);
+        assert_eq!(full(&counts, 1), [false, false]);
+        add(&mut counts, 1, 1);
+        assert_eq!(
+            (full(&counts, 1), full(&counts, 2)),
+            ([true, false], [false; 2])
+        );
+        add(&mut counts, 1, 2);
+        assert_eq!(
+            (full(&counts, 1), full(&counts, 2)),
+            ([true; 2], [true, false])
+        );
+        add(&mut counts, 2, 4);
+        assert_eq!(
+            (full(&counts, 9), full(&counts, 0)),
+            ([true; 2], [false; 2])
+        );
         counts.remove(1);
         counts.remove(7);
-        assert!(!counts.is_full(1) && !counts.is_full(9));
+        assert_eq!(
+            (full(&counts, 1), full(&counts, 2)),
+            ([true, false], [true; 2])
+        );
     }
 }

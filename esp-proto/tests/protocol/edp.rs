@@ -255,4 +255,6 @@ fn unsendable_datagrams_are_refused() {
     assert!(!header(MAC_B.into(), 0, EdpKind::InfoRequest, 1));
     assert!(!header(MAC_B.into(), 7, EdpKind::EchoReply, 1));
     assert!(!header(MAC_B.into(), 7, EdpKind::InfoReply, 1));
+    let by_ip = "10.1.0.2".parse().unwrap();
+    assert!(!header(by_ip, 7, EdpKind::Data, 1));
 }

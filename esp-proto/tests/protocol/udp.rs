@@ -286,6 +286,23 @@ fn data_from_another_udp_port_belongs_to_no_connection() {
     }
 }
 
+/// A packet to another kind of address cannot be sent by the carrier, whose error would concern the
+/// packets behind it, too.
+#[test]
+fn addresses_of_another_kind_are_refused() {
+    let mut net = Routed::new(1500, &EndpointConfig::default());
+    for other in ["02:00:00:00:00:07", "ff:ff:ff:ff:ff:ff", "[fd00::1]"] {
+        let refused = net.connect(other).map(drop);
+        assert_eq!(refused, Err(ConnectError::BadAddress), "{other}");
+        let to = (other.parse().unwrap(), 7);
+        for kind in [EdpKind::Data, EdpKind::EchoRequest] {
+            let mut head: Head = [0; HEAD_LEN];
+            let header = net.ends[0].edp_header(&mut head, 1, to, kind, 0, 8);
+            assert!(header.is_none(), "{other} {kind:?}");
+        }
+    }
+}
+
 /// W-121: the header of IP and UDP, and 13 bytes without the packet type of Ethernet.
 #[test]
 fn the_largest_payload_is_what_ip_and_udp_leave() {
