@@ -402,7 +402,8 @@ impl Leases {
 
 fn cannot_open(error: impl fmt::Display) -> Refusal {
     let what = format!("esp-daemon cannot open sockets for a lease: {error}");
-    Refusal::new(ErrorKind::Unavailable, what)
+    // Not `Unavailable`, which says that the daemon is stopping.
+    Refusal::new(ErrorKind::Limit, what)
 }
 
 #[cfg(test)]

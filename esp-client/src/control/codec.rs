@@ -179,6 +179,19 @@ impl<T: Message> Decoder<T> {
         }
         self.bytes.extend_from_slice(bytes);
         self.descriptors.extend(descriptors);
+        // More than a message and the next one may have. They would wait until all messages before
+        // them are decoded, which may take long.
+        let got = self.descriptors.len();
+        if got > 2 * MAX_DESCRIPTORS {
+            self.fail(&DecodeError::UnexpectedDescriptors { got });
+        }
+    }
+
+    /// Ends the stream by a fatal error.
+    fn fail(&mut self, error: &DecodeError) {
+        self.failed = Some(error.clone());
+        self.bytes = BytesMut::new();
+        self.descriptors.clear();
     }
 
     /// Returns the next complete message with its descriptors; `None` if more bytes are needed.
@@ -194,9 +207,7 @@ impl<T: Message> Decoder<T> {
         if let Err(error) = &result
             && error.is_fatal()
         {
-            self.failed = Some(error.clone());
-            self.bytes = BytesMut::new();
-            self.descriptors.clear();
+            self.fail(error);
         }
         result
     }

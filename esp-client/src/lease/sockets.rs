@@ -298,8 +298,9 @@ impl LeasedSlot {
         let (engine, slot) = (&self.leases.engine, self.slot);
         if !engine.is_forked() {
             engine.send(Command::Close { client: SELF, slot });
+            // The slot is free once the engine has reported its end.
+            lock(&engine.log).release(slot);
             engine.poll();
-            lock(&engine.log).slots.remove(&slot);
         }
     }
 }

@@ -16,6 +16,7 @@ use super::call::ReplyCell;
 use super::handshake::{Welcome, connect_socket, say_hello, send_all};
 use super::listeners::HeldListener;
 use super::next::{FIRST_PATIENCE, PATIENCE, PAUSE, is_between_daemons};
+use super::posts::is_of_lease;
 use crate::control::codec::{DecodeError, Decoder, encode};
 use crate::control::{Envelope, ErrorKind, Reply, Request, Rings};
 use crate::error::EspError;
@@ -398,6 +399,10 @@ impl Session {
         let daemon = {
             let mut calls = lock(&self.calls);
             self.check()?;
+            // A lease is kept at the daemon that granted the others.
+            if self.waiting.load(Ordering::Relaxed) && is_of_lease(request) {
+                return Err(self.lost(CLOSED));
+            }
             calls.insert(id, (request.clone(), Arc::clone(&cell)));
             if self.waiting.load(Ordering::Relaxed) {
                 return Ok((id, cell)); // sent to the next daemon

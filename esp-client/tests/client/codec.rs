@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use esp_client::control::codec::{DecodeError, Decoder, EncodeError, encode, receive, send};
+use esp_client::control::codec::{
+    DecodeError, Decoder, EncodeError, MAX_DESCRIPTORS, encode, receive, send,
+};
 use esp_client::control::{Envelope, ErrorKind, ErrorReply, MAX_REQUEST, Reply, Request, Rings};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -186,6 +188,16 @@ fn descriptors_are_counted() {
     assert_eq!(
         decoder.next().unwrap_err(),
         DecodeError::UnexpectedDescriptors { got: 5 }
+    );
+
+    // They are refused before the messages in front of them.
+    let mut decoder = Decoder::<Request>::new();
+    let many = std::iter::repeat_with(descriptor).take(2 * MAX_DESCRIPTORS + 1);
+    let body = Request::Status;
+    decoder.push(&encode(&Envelope { id: 1, body }).unwrap(), many);
+    assert_eq!(
+        decoder.next().unwrap_err(),
+        DecodeError::UnexpectedDescriptors { got: 9 }
     );
 }
 
