@@ -265,7 +265,9 @@ impl Link {
         now: Instant,
         options: &netif::SocketOptions,
     ) -> Result<bool, EngineError> {
-        let Ok(interface) = Interface::by_name(&self.interface.name) else {
+        // Links of UDP are named after their interface: `eth0/udp`.
+        let name = self.interface.name.split('/').next().unwrap_or_default();
+        let Ok(interface) = Interface::by_name(name) else {
             return Ok(false);
         };
         if self.carrier.packet_sockets().is_some() {
