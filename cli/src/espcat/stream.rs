@@ -68,7 +68,14 @@ fn copy(flags: &Flags, stream: EspStream) -> Result<Verdict, Failure> {
         let _ = ended.send(Ok(()));
     } else {
         let (stream, traffic) = (Arc::clone(&stream), Arc::clone(&traffic));
-        let run = move || drop(ended.send(send(&stream, &traffic)));
+        let run = move || {
+            let sent = send(&stream, &traffic);
+            if sent.is_err() {
+                // Else the other direction would wait for a peer that waits for this one.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            let _ = ended.send(sent);
+        };
         let name = thread::Builder::new().name("stdin".into());
         name.spawn(run).doing("starting a thread")?;
     }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use esp_client::{Client, EspListener, EspStream, Path};
@@ -16,6 +17,8 @@ use super::{Node, SLEEP};
 
 /// Longest wait for a connection between two looks whether the program still listens.
 const LOOK: Duration = Duration::from_millis(200);
+/// Pause after an error.
+const PAUSE: Duration = Duration::from_millis(10);
 /// Most connections that wait, as ESP limits it.
 const MAX_BACKLOG: u16 = 1024;
 
@@ -45,12 +48,17 @@ fn accept(node: &Arc<Node>, name: &str, entry: &Entry, listener: &EspListener) {
         let stream = match listener.accept_timeout(LOOK) {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == io::ErrorKind::TimedOut => continue,
-            // The daemon is gone.
-            Err(_) => return,
+            // A limit: that peer is refused. If the daemon is gone for good, the listener is kept
+            // for a program that may wait in `accept`.
+            Err(_) => {
+                thread::sleep(PAUSE);
+                continue;
+            }
         };
-        // A program that does not accept holds up the connections of this listener alone.
+        // A program that does not accept holds up the connections of this listener alone. An error
+        // is that of this connection, or the program has closed its socket, which `entry` learns.
         if hand_over(node, name, stream).is_err() {
-            return;
+            thread::sleep(PAUSE);
         }
     }
 }

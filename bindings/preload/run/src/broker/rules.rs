@@ -93,8 +93,12 @@ fn network(text: &str) -> Result<(IpAddr, u8), String> {
 impl Rules {
     /// Returns true if connections to this address may go over ESP.
     pub(crate) fn allow(&self, peer: SocketAddr) -> bool {
-        self.allow_port(peer.port())
-            && (self.hosts.is_empty() || self.hosts.iter().any(|net| is_in(peer.ip(), *net)))
+        self.allow_port(peer.port()) && self.allow_host(peer.ip())
+    }
+
+    /// Returns true if connections of this node may come over ESP.
+    pub(crate) fn allow_host(&self, peer: IpAddr) -> bool {
+        self.hosts.is_empty() || self.hosts.iter().any(|net| is_in(peer, *net))
     }
 
     /// Returns true if listeners on this port may be reached over ESP.

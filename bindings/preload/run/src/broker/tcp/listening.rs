@@ -129,7 +129,10 @@ impl Port {
     fn accept(&mut self) {
         // An error: there is none, or no room for one more at present.
         while let Some(Ok((stream, _))) = self.listener.as_ref().map(EspListener::accept) {
-            // The end of the stream tells the peer that the program does not listen.
+            // The end of the stream tells the peer that the program does not listen; it takes TCP.
+            if !self.node.tcp.rules.allow_host(ip(stream.peer_addr().addr)) {
+                continue;
+            }
             let conn = join(&self.node, self.place.0, stream);
             let _ = conn.and_then(|conn| self.copier.add(conn));
         }
