@@ -141,8 +141,9 @@ impl Endpoint {
     /// comes back in the reply (W-70).
     ///
     /// Returns `None` when the datagram cannot be sent: longer than the MTU allows, a reply (made
-    /// by the node itself), data to port 0, to an address of another kind than the own, or data to a
-    /// group address. A request may go to broadcast (W-72), an echo request with at most 64 bytes (W-78), but to no other group.
+    /// by the node itself), data to port 0, to an address of another kind than the own, or data to
+    /// a group address. A request may go to broadcast (W-72), an echo request with at most 64 bytes
+    /// (W-78), but to no other group.
     pub fn edp_header(
         &mut self,
         head: &mut Head,
