@@ -57,6 +57,45 @@ fn a_fast_syn_flood_lets_others_in_by_cookies() {
     }
 }
 
+/// Forged SYNs to one listener use up the share of its owner; another listener of that owner still
+/// accepts peers that return its cookie (W-24, W-150).
+#[test]
+fn a_flood_of_one_listener_leaves_room_for_another_of_its_owner() {
+    let config = EndpointConfig {
+        max_connections: 64,
+        ..EndpointConfig::default()
+    };
+    let mut pair = Pair::new();
+    pair.b = Node::new(MAC_B, 1500, 2, config);
+    for port in [1000, 1001] {
+        let options = ListenOptions {
+            backlog: 100,
+            owner: 1,
+            ..ListenOptions::default()
+        };
+        pair.b.ep.listen(port, options).unwrap();
+    }
+    let flood = |pair: &mut Pair, numbers: core::ops::Range<u32>| {
+        for n in numbers {
+            let [_, b, c, d] = n.to_be_bytes();
+            let syn = Forge::syn(u64::from(n) + 1, Seq(7)).ports(1000, 10_000);
+            pair.inject(MacAddr([2, 0, 9, b, c, d]), MAC_B, syn.build());
+            pair.run(Duration::from_micros(100));
+        }
+    };
+    flood(&mut pair, 0..500);
+    assert!(
+        pair.b.ep.counters().rx_drop_backlog > 0,
+        "the share is used up"
+    );
+    let conns: Vec<_> = (0..4).map(|n| pair.connect(5000 + n, 1001)).collect();
+    flood(&mut pair, 500..1500);
+    for conn in conns {
+        assert_eq!(pair.a.state(conn), State::Established);
+    }
+    assert!(pair.b.ep.connections().count() <= 16);
+}
+
 /// A peer answers every SYN by a cookie.
 #[test]
 fn cookies_do_not_make_syns_more_frequent() {
