@@ -234,10 +234,14 @@ fn lock(path: &Path) -> Result<(File, PathBuf), StartError> {
             .write(true)
             .create(true)
             .truncate(false)
-            .mode(0o644)
+            .mode(0o600)
             .custom_flags((OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed())
             .open(&lock_path)
             .map_err(socket_error("open the lock", &lock_path))?;
+        // Who may read a file may lock it, and so keep the next daemon from starting. Earlier
+        // versions left it readable.
+        file.set_permissions(fs::Permissions::from_mode(0o600))
+            .map_err(socket_error("set the mode of", &lock_path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {

@@ -2,11 +2,14 @@
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use esp_client::control::{ErrorKind, Status};
 use esp_client::{Client, EspError, EspListener, PATH_VARIABLE, socket_path};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 
 use super::files::{Files, cores};
 use crate::esp::doctor::facts::{Counters, Daemon, Lease, Process, State, Unreached};
@@ -85,13 +88,11 @@ fn unreached(error: EspError) -> Unreached {
     }
 }
 
-/// Returns the process that has locked the socket.
+/// Returns the process that serves the socket.
 fn serving(files: &Files, socket: &Path) -> Option<Process> {
-    let mut lock = socket.as_os_str().to_owned();
-    lock.push(".lock");
-    // The lock lies where the socket does, which is not below the root of tests.
-    let pid = std::fs::read_to_string(PathBuf::from(lock)).ok()?;
-    process(files, pid.trim().parse().ok()?)
+    let stream = UnixStream::connect(socket).ok()?;
+    let listener = getsockopt(&stream, PeerCredentials).ok()?;
+    process(files, u32::try_from(listener.pid()).ok()?)
 }
 
 fn process(files: &Files, pid: u32) -> Option<Process> {
