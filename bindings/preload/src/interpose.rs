@@ -90,10 +90,16 @@ pub extern "C" fn accept4(
     if Own::of(fd).is_some_and(|own| own.is_stream) {
         return descriptor(streams::accept(fd, addr, len, flags));
     }
-    let room = Room::of(len);
-    let accepted = kernel::accept4(fd, addr, len, flags);
-    if accepted >= 0 && !addr.is_null() {
-        room.again(|| tcp::rename_peer(accepted, addr, len));
+    if addr.is_null() || len.is_null() {
+        return kernel::accept4(fd, addr, len, flags);
+    }
+    let mut accepted = -1;
+    let peer = Addr::get(|peer, room| {
+        accepted = kernel::accept4(fd, peer, room, flags);
+        accepted
+    });
+    if let Some(peer) = peer {
+        let _ = tcp::true_peer(accepted, peer).write(addr, len);
     }
     accepted
 }

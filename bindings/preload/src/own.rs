@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,7 +10,7 @@ use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
 use preload_wire::{Answer, Broker, Request, State, VARIABLE};
 
 use crate::kernel::{self, Errno};
-use crate::memory::{Addr, option};
+use crate::memory::{Addr, option, peer_user};
 
 /// A socket of `AF_ENET`.
 pub(crate) struct Own {
@@ -34,7 +35,7 @@ pub(crate) fn broker() -> Option<&'static Broker> {
 /// The number of the error that the broker answers; ENETDOWN: it has ended.
 pub(crate) fn ask(request: Request) -> Result<Answer, Errno> {
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
-    match broker.ask(request) {
+    match broker.ask(request, |stream| peer_user(stream.as_raw_fd())) {
         Ok(Answer::Failed { errno, text }) => {
             explain(&text);
             Err(errno)

@@ -86,25 +86,34 @@ pub(crate) fn detour(fd: c_int, addr: &Addr) -> Option<Addr> {
     Some(Addr::of_inet(via, family))
 }
 
+/// Returns the true address of the peer of an accepted connection. `peer` is what `accept`
+/// returned: a connection that was reset meanwhile has no address any more.
+pub(crate) fn true_peer(fd: c_int, peer: Addr) -> Addr {
+    match names(fd, &peer) {
+        Some((family, names)) => Addr::of_inet(names.1, family),
+        None => peer,
+    }
+}
+
 /// Writes the true address of the peer of a connection that looks local.
 pub(crate) fn rename_peer(fd: c_int, to: *mut sockaddr, room: *mut socklen_t) {
-    if let Some((family, names)) = names(fd) {
+    if let Some((family, names)) = Addr::peer(fd).and_then(|peer| names(fd, &peer)) {
         let _ = Addr::of_inet(names.1, family).write(to, room);
     }
 }
 
 /// Writes the true local address of a connection that looks local.
 pub(crate) fn rename_local(fd: c_int, to: *mut sockaddr, room: *mut socklen_t) {
-    if let Some((family, names)) = names(fd) {
+    if let Some((family, names)) = Addr::peer(fd).and_then(|peer| names(fd, &peer)) {
         let _ = Addr::of_inet(names.0, family).write(to, room);
     }
 }
 
-/// Returns the true local and peer address, if the broker is the other end.
-fn names(fd: c_int) -> Option<(c_int, (SocketAddr, SocketAddr))> {
+/// Returns the true local and peer address, if the broker is the other end, at `peer`.
+fn names(fd: c_int, peer: &Addr) -> Option<(c_int, (SocketAddr, SocketAddr))> {
     broker().filter(|broker| broker.tcp)?;
     let local = plain(Addr::local(fd)?.inet()?);
-    let peer = plain(Addr::peer(fd)?.inet()?);
+    let peer = plain(peer.inet()?);
     if local.ip() != peer.ip() {
         return None;
     }

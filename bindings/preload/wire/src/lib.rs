@@ -107,17 +107,25 @@ impl Broker {
         self.prefix() + "streams"
     }
 
-    /// Sends a request and waits for the answer.
+    /// Sends a request and waits for the answer. `user` returns the user of a socket's other end:
+    /// once the broker has ended, other users may take its name.
     ///
     /// # Errors
-    /// The broker has ended or does not answer.
-    pub fn ask(&self, request: Request) -> io::Result<Answer> {
+    /// The broker has ended or does not answer, or another user does.
+    pub fn ask(
+        &self,
+        request: Request,
+        user: impl Fn(&UnixStream) -> Option<u32>,
+    ) -> io::Result<Answer> {
         let patience = match &request {
             Request::Connect { wait: true, .. } => CONNECT_PATIENCE,
             Request::TcpListen { .. } => LISTEN_PATIENCE,
             _ => PATIENCE,
         };
         let stream = UnixStream::connect_addr(&abstract_addr(&self.control())?)?;
+        if user(&stream) != Some(self.uid) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         stream.set_read_timeout(Some(patience))?;
         let sealed = Sealed {
             secret: self.secret.clone(),
@@ -275,7 +283,8 @@ pub fn write_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Resu
 
 /// Returns the ids of the brokers of this node, in a network namespace of its own if it has one.
 pub fn brokers() -> Vec<String> {
-    let text = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let bytes = fs::read("/proc/net/unix").unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
     let mut ids: Vec<_> = text.lines().filter_map(broker_of).collect();
     ids.sort();
     ids.dedup();

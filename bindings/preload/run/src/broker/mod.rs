@@ -165,8 +165,14 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
             let mut waits = [PollFd::new(program, PollFlags::IN)];
             has_ended = poll(&mut waits, Some(&pause)).is_ok_and(|ready| ready > 0);
         }
-        let names = system::names();
-        node.table.sweep(&names);
+        // Before the names: a socket that is made meanwhile has none among them.
+        let all = node.table.names();
+        let Ok(names) = system::names() else {
+            // Out of descriptors: nothing is known of the programs' sockets now.
+            thread::sleep(LOOK);
+            continue;
+        };
+        node.table.sweep(&all, &names);
         node.tcp.sweep();
         let prefix = node.broker.prefix();
         let holds = || {
@@ -185,8 +191,12 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
             continue;
         }
         let since = *last.get_or_insert_with(Instant::now);
-        let is_busy = node.busy.load(Ordering::SeqCst) > 0 || node.tcp.is_busy();
-        if !is_busy || since.elapsed() > LAST_BYTES {
+        // Connections of TCP end by themselves. A program that is not known may have one, whose
+        // early end would look to it like that of the peer's bytes.
+        if node.tcp.is_busy() {
+            continue;
+        }
+        if node.busy.load(Ordering::SeqCst) == 0 || since.elapsed() > LAST_BYTES {
             return;
         }
     }

@@ -12,11 +12,13 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::process::geteuid;
 
-/// Returns the names of all Unix sockets in the abstract namespace.
-pub(super) fn names() -> HashSet<String> {
-    let text = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+/// Returns the names of all Unix sockets in the abstract namespace. Other users choose theirs
+/// freely, also such as are no UTF-8.
+pub(super) fn names() -> io::Result<HashSet<String>> {
+    let bytes = fs::read("/proc/net/unix")?;
+    let text = String::from_utf8_lossy(&bytes);
     let name = |line: &str| Some(line.rsplit_once(" @")?.1.to_owned());
-    text.lines().filter_map(name).collect()
+    Ok(text.lines().filter_map(name).collect())
 }
 
 /// Returns the inodes of the sockets of TCP that listen on a port.

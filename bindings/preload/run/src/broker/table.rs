@@ -109,9 +109,13 @@ impl Table {
         }
     }
 
-    /// Ends the sockets of programs whose names are gone.
-    pub(super) fn sweep(&self, names: &HashSet<String>) {
-        let all: Vec<String> = lock(&self.entries).keys().cloned().collect();
+    /// Returns the names of all sockets.
+    pub(super) fn names(&self) -> Vec<String> {
+        lock(&self.entries).keys().cloned().collect()
+    }
+
+    /// Ends those of these sockets of programs whose names are gone.
+    pub(super) fn sweep(&self, all: &[String], names: &HashSet<String>) {
         // An accepted stream has a name of the broker, and ends by itself.
         for name in all.iter().filter(|name| !names.contains(*name)) {
             self.remove(name);

@@ -93,6 +93,11 @@ impl Conn {
         &self.socket
     }
 
+    /// Returns true if it waits for its peer to acknowledge the last bytes, for a limited time.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ended.is_some()
+    }
+
     /// Notes what an event of the socket says.
     pub(super) fn note(&mut self, flags: EventFlags) {
         let over = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
@@ -152,6 +157,11 @@ impl Conn {
                 let unsent = std::mem::take(&mut self.unsent);
                 self.put(&unsent);
                 if !self.unsent.is_empty() {
+                    // A peer that does not read would keep the connection for ever; the kernel
+                    // discards these bytes, too.
+                    if self.to_program == Direction::EndedByProgram {
+                        self.to_stream = Direction::EndedByProgram;
+                    }
                     return false;
                 }
                 continue;

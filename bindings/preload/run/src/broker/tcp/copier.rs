@@ -7,12 +7,13 @@
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use esp_client::Poller;
 use rustix::event::{Timespec, epoll};
 
+use super::LOOK;
 use super::conn::{Conn, Next};
 
 /// Token of the poller's descriptor. Those of connections follow [`FIRST_CONN`]; between them are
@@ -46,6 +47,8 @@ pub(super) struct Copier {
     queue: Vec<u64>,
     next: u64,
     block: Vec<u8>,
+    /// Time of the last look at connections that are ending.
+    looked: Instant,
 }
 
 impl Copier {
@@ -60,6 +63,7 @@ impl Copier {
             queue: Vec::new(),
             next: FIRST_CONN,
             block: vec![0; BLOCK],
+            looked: Instant::now(),
         };
         let data = epoll::EventData::new_u64(POLLER);
         epoll::add(&copier.set, copier.poller.fd(), data, epoll::EventFlags::IN)?;
@@ -94,6 +98,12 @@ impl Copier {
     /// Copies what is there, then waits for more, at most for `wait`.
     pub(super) fn turn(&mut self, wait: Duration) -> News {
         let mut news = News::default();
+        if self.looked.elapsed() >= LOOK {
+            // The limit of their time is no event.
+            self.looked = Instant::now();
+            let ending = self.conns.iter().filter(|(_, conn)| conn.is_ending());
+            self.queue.extend(ending.map(|(token, _)| *token));
+        }
         self.poll(&mut news);
         if self.serve() {
             // Sends what all of them have written.
