@@ -2,8 +2,9 @@
 //! another node has; and what esping says about them.
 
 use std::io::Read;
+use std::net::SocketAddr;
 
-use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr};
+use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr, NodeAddr};
 use esp_tests::process::{
     Daemon, Finished, TempFile, bare_lab, ip, ip_in_switch, output, programs,
 };
@@ -87,6 +88,40 @@ fn an_interface_that_is_removed_and_made_again_is_used_again() {
     );
     assert_eq!(second.code, Some(1), "{second:?}");
     assert!(second.err.contains("serves eth0"), "{second:?}");
+}
+
+#[test]
+fn a_link_of_udp_is_used_again_when_its_interface_is_made_again() {
+    let Some(lab) = bare_lab("made_again_udp", 2) else {
+        return;
+    };
+    let daemon = Daemon::start(&lab, 0, "udp = [\"10.99.0.0/24\"]\n");
+    let here = daemon.client();
+    let is_up = || {
+        let status = here.status().expect("status");
+        let mut links = status.interfaces.iter();
+        links.any(|link| link.name == "eth0/udp" && link.up)
+    };
+    let (listener, far) = (
+        EspListener::builder().bind_at(&here, 7001).unwrap(),
+        lab.run_in(1, || Client::udp_at(0).expect("a UDP client"))
+            .expect("the node"),
+    );
+    let own = Node(0).ip();
+    let at = NodeAddr::Udp(SocketAddr::from((own, 2805)));
+    let works_by_udp = || {
+        let there = EspStream::builder()
+            .connect_at(&far, EspAddr::new(at, 7001))
+            .unwrap();
+        works(&there, &listener.accept_timeout(PATIENCE).unwrap().0);
+    };
+    works_by_udp();
+    ip_in_switch(&lab, "link del dev port0");
+    wait_until("the daemon notices the removal", || !is_up());
+    make_again(&lab, MacAddr(Node(0).mac()));
+    ip(&lab, 0, &format!("addr add {own}/24 dev eth0"));
+    wait_until("the daemon uses it again", is_up);
+    works_by_udp();
 }
 
 #[test]
