@@ -254,7 +254,8 @@ pub struct ListenOptions {
     pub key: Vec<u8>,
     /// [Owner](crate::Endpoint::set_owner) of the listener, and of its connections until another is
     /// set. Connections that wait for `attach`, half-open ones included, take at most a quarter of
-    /// the table for one owner, and half of it for all; the default 0 is not limited.
+    /// the table for one owner, and half of it for all; half of that is kept for peers that have
+    /// proven their address by a cookie. The default 0 is not limited.
     pub owner: u32,
 }
 

@@ -25,22 +25,24 @@ fn a_syn_flood_stays_within_the_backlog_and_lets_others_in() {
     assert_eq!(pair.b.ep.listeners().next().unwrap().1.half_open, 0);
 }
 
-/// Ten SYNs in a millisecond, so that those evicted are too young (W-150).
+/// Injects a SYN of each of these stations to port 1000 of B: ten in a millisecond, so that those
+/// evicted are too young (W-150).
+fn flood(pair: &mut Pair, numbers: core::ops::Range<u32>, features: u32) {
+    for n in numbers {
+        let [_, b, c, d] = n.to_be_bytes();
+        let block = wire::SetUp {
+            features,
+            ..set_up(u64::from(n) + 1, 0)
+        };
+        let syn = Forge::syn(1, Seq(7)).set_up(wire::FLAG_SYN, &block);
+        let from = MacAddr([2, 0, 9, b, c, d]);
+        pair.inject(from, MAC_B, syn.ports(1000, 10_000).build());
+        pair.run(Duration::from_micros(100));
+    }
+}
+
 #[test]
 fn a_fast_syn_flood_lets_others_in_by_cookies() {
-    let flood = |pair: &mut Pair, numbers: core::ops::Range<u32>, features| {
-        for n in numbers {
-            let [_, b, c, d] = n.to_be_bytes();
-            let block = wire::SetUp {
-                features,
-                ..set_up(u64::from(n) + 1, 0)
-            };
-            let syn = Forge::syn(1, Seq(7)).set_up(wire::FLAG_SYN, &block);
-            let from = MacAddr([2, 0, 9, b, c, d]);
-            pair.inject(from, MAC_B, syn.ports(1000, 10_000).build());
-            pair.run(Duration::from_micros(100));
-        }
-    };
     for features in [0, wire::FEATURE_COOKIES] {
         let mut pair = Pair::new();
         pair.listen(1000, 16);
@@ -75,21 +77,13 @@ fn a_flood_of_one_listener_leaves_room_for_another_of_its_owner() {
         };
         pair.b.ep.listen(port, options).unwrap();
     }
-    let flood = |pair: &mut Pair, numbers: core::ops::Range<u32>| {
-        for n in numbers {
-            let [_, b, c, d] = n.to_be_bytes();
-            let syn = Forge::syn(u64::from(n) + 1, Seq(7)).ports(1000, 10_000);
-            pair.inject(MacAddr([2, 0, 9, b, c, d]), MAC_B, syn.build());
-            pair.run(Duration::from_micros(100));
-        }
-    };
-    flood(&mut pair, 0..500);
+    flood(&mut pair, 0..500, 0);
     assert!(
         pair.b.ep.counters().rx_drop_backlog > 0,
         "the share is used up"
     );
     let conns: Vec<_> = (0..4).map(|n| pair.connect(5000 + n, 1001)).collect();
-    flood(&mut pair, 500..1500);
+    flood(&mut pair, 500..1500, 0);
     for conn in conns {
         assert_eq!(pair.a.state(conn), State::Established);
     }
