@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::daemon::{self, Daemon};
 use crate::error::LabError;
@@ -58,8 +58,10 @@ pub fn daemon(name: &str, node: usize, action: DaemonAction) -> Result<(), LabEr
                 Node(node)
             )));
         }
-        (DaemonAction::Kill, Some(daemon)) => end(daemon, Duration::ZERO, node)?,
-        (DaemonAction::Stop | DaemonAction::Upgrade, Some(daemon)) => end(daemon, STOPS, node)?,
+        (DaemonAction::Kill, Some(daemon)) => end(daemon, Duration::ZERO, &dir, node)?,
+        (DaemonAction::Stop | DaemonAction::Upgrade, Some(daemon)) => {
+            end(daemon, STOPS, &dir, node)?;
+        }
     }
     if matches!(action, DaemonAction::Start | DaemonAction::Upgrade) {
         start(&state, &dir, node)?;
@@ -68,21 +70,26 @@ pub fn daemon(name: &str, node: usize, action: DaemonAction) -> Result<(), LabEr
 }
 
 /// Ends the daemon, and waits until the kernel has closed its packet sockets.
-fn end(daemon: ProcessRef, grace: Duration, node: usize) -> Result<(), LabError> {
-    let tries = GONE.as_secs() / 5;
-    if process::end_all(&[daemon], grace)
-        || (1..tries).any(|_| process::end_all(&[daemon], Duration::ZERO))
-    {
-        return Ok(());
+fn end(daemon: ProcessRef, grace: Duration, dir: &Path, node: usize) -> Result<(), LabError> {
+    let end = Instant::now() + grace + GONE;
+    let mut grace = grace;
+    while !process::end_all(&[daemon], grace) {
+        if Instant::now() >= end {
+            let (pid, waited) = (daemon.pid, GONE.as_secs());
+            let how = format!(
+                "(process {pid}) has not ended {waited} s after SIGKILL: see /proc/{pid}/stack for \
+                 what the kernel waits for"
+            );
+            return Err(LabError::Daemon {
+                node,
+                how,
+                log: daemon::tail(&daemon::node_dir(dir, node).join("daemon.log"))
+                    .unwrap_or_default(),
+            });
+        }
+        grace = Duration::ZERO;
     }
-    Err(LabError::BadOption(format!(
-        "the daemon of {} (process {}) has not ended {} s after SIGKILL: see what the kernel waits \
-         for in /proc/{}/stack",
-        Node(node),
-        daemon.pid,
-        GONE.as_secs(),
-        daemon.pid
-    )))
+    Ok(())
 }
 
 fn running(state: &State, node: usize) -> Option<ProcessRef> {
