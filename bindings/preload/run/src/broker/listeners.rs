@@ -18,7 +18,7 @@ use super::{Node, SLEEP};
 /// Longest wait for a connection between two looks whether the program still listens.
 const LOOK: Duration = Duration::from_millis(200);
 /// Pause after an error.
-const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(100);
 /// Most connections that wait, as ESP limits it.
 const MAX_BACKLOG: u16 = 1024;
 
