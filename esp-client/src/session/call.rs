@@ -42,6 +42,11 @@ enum ReplyState {
 }
 
 impl ReplyCell {
+    /// Returns true while the reply has not arrived, and a [`Call`] waits for it.
+    pub(super) fn is_wanted(&self) -> bool {
+        matches!(*lock(&self.state), ReplyState::Pending)
+    }
+
     /// Stores the reply and wakes all that wait. Returns it if it is no longer wanted.
     pub(super) fn finish(&self, result: CallResult) -> Option<CallResult> {
         let mut state = lock(&self.state);

@@ -6,21 +6,21 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::{ClientPage, Doorbell, EngineView, Events, ForkMark};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
 use super::call::ReplyCell;
-use super::handshake::{Welcome, connect_socket, say_hello, send_all};
+use super::handshake::{Welcome, connect_socket, is_ready, say_hello, send_all};
 use super::listeners::HeldListener;
 use super::next::{FIRST_PATIENCE, PATIENCE, PAUSE, is_between_daemons};
 use super::posts::is_of_lease;
 use crate::control::codec::{DecodeError, Decoder, encode};
 use crate::control::{Envelope, ErrorKind, Reply, Request, Rings};
 use crate::error::EspError;
-use crate::sync::{Waiting, lock};
+use crate::sync::{Waiting, lock, try_lock};
 
 /// Cause of a lost connection.
 pub(super) const CLOSED: &str = "the daemon closed the control socket";
@@ -347,10 +347,7 @@ impl Session {
             return self.check().is_ok();
         };
         let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        let mut fds = [PollFd::new(&daemon.socket, ends)];
-        let now = rustix::event::Timespec::default();
-        let hung_up =
-            rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(ends);
+        let hung_up = is_ready(&daemon.socket, ends).unwrap_or(false);
         !hung_up && self.check_present().is_ok()
     }
 
@@ -435,16 +432,46 @@ impl Session {
     }
 
     pub(super) fn send(&self, daemon: &Daemon, id: u64, request: &Request) -> Result<(), EspError> {
+        let bytes = self.encode(id, request)?;
+        let turn = lock(&self.sending);
+        self.send_bytes(daemon, &bytes, &turn)
+    }
+
+    /// Sends a request without waiting; false if the socket is full, or another thread sends.
+    pub(super) fn try_send(
+        &self,
+        daemon: &Daemon,
+        id: u64,
+        request: &Request,
+    ) -> Result<bool, EspError> {
+        let bytes = self.encode(id, request)?;
+        let Some(turn) = try_lock(&self.sending) else {
+            return Ok(false);
+        };
+        // A writable socket has room for more than one request, and no other thread sends now.
+        match is_ready(&daemon.socket, PollFlags::OUT) {
+            Ok(false) => Ok(false),
+            Ok(true) => self.send_bytes(daemon, &bytes, &turn).map(|()| true),
+            Err(_) => Err(self.lost(CLOSED)),
+        }
+    }
+
+    fn encode(&self, id: u64, request: &Request) -> Result<Vec<u8>, EspError> {
         if self.is_forked() {
             return Err(EspError::Forked);
         }
-        let bytes = encode(&Envelope {
-            id,
-            body: request.clone(),
-        })
-        .map_err(|_| EspError::BadArgument("a name or key of the request is too long".into()))?;
-        let _turn = lock(&self.sending);
-        send_all(&daemon.socket, &bytes).map_err(|error| {
+        let body = request.clone();
+        encode(&Envelope { id, body })
+            .map_err(|_| EspError::BadArgument("a name or key of the request is too long".into()))
+    }
+
+    fn send_bytes(
+        &self,
+        daemon: &Daemon,
+        bytes: &[u8],
+        _turn: &MutexGuard<'_, ()>,
+    ) -> Result<(), EspError> {
+        send_all(&daemon.socket, bytes).map_err(|error| {
             let error = match error.kind() {
                 io::ErrorKind::TimedOut => self.silent("it does not read its control socket"),
                 _ => self.lost(CLOSED),

@@ -184,6 +184,13 @@ pub(super) fn send_with(
     Ok(())
 }
 
+/// Returns true if the socket is ready now.
+pub(super) fn is_ready(socket: &OwnedFd, flags: PollFlags) -> io::Result<bool> {
+    let now = rustix::event::Timespec::default();
+    let mut fds = [PollFd::new(socket, flags)];
+    Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+}
+
 /// Waits until the socket is ready; false at the deadline.
 fn wait_for(socket: &OwnedFd, flags: PollFlags, deadline: Instant) -> io::Result<bool> {
     loop {

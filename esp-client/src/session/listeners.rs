@@ -60,6 +60,17 @@ impl Session {
         }
     }
 
+    /// Forgets the listeners that the program closed while there was no daemon; returns the requests
+    /// that close those which the next one has opened.
+    pub(super) fn take_closing_listeners(&self) -> Vec<Request> {
+        let mut listeners = lock(&self.listeners);
+        let closing = listeners.extract_if(|_, held| held.closing);
+        let opened = closing.filter_map(|(_, held)| held.at.ok());
+        opened
+            .map(|listener| Request::CloseListener { listener })
+            .collect()
+    }
+
     /// Returns the request with the present number of its listener.
     pub(super) fn translate(&self, request: &Request) -> Result<Request, EspError> {
         let mut request = request.clone();

@@ -7,17 +7,17 @@
 //! meanwhile, as for a slow peer. If there is no daemon in time, or if it refuses a socket, the
 //! error is [`EspError::DaemonGone`].
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::{Events, StreamState};
 
-use super::connection::{Daemon, Held, Session, Socket, is_stopping};
+use super::connection::{Calls, Daemon, Held, Session, Socket, is_stopping};
 use super::handshake::{DAEMON_TIMEOUT, connect_socket, receive_reply, say_hello, send_with};
-use super::listeners::HeldListener;
 use super::posts::is_of_lease;
 use crate::control::codec::{Decoder, encode};
 use crate::control::{Envelope, ErrorKind, Reply, Request};
@@ -32,8 +32,17 @@ pub(super) const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-/// A connection to the next daemon, with what its thread reads.
-type Next = (Decoder<Reply>, Events);
+/// Number of requests that are sent to a daemon while no reply is read: few enough for the buffer
+/// of a socket.
+const UNREAD: usize = 64;
+
+/// What the session's thread does at the next daemon.
+pub(super) struct Next {
+    pub(super) decoder: Decoder<Reply>,
+    pub(super) events: Events,
+    /// Ids of the requests to repeat.
+    pub(super) unsent: VecDeque<u64>,
+}
 
 /// Returns true if this error of opening a connection is that of a daemon that has ended, or is
 /// stopping, and left its work to the next one: it keeps its lock file then.
@@ -138,12 +147,16 @@ impl Session {
         };
         self.bring_sockets(&mut opening)?;
         self.bring_listeners(&mut opening)?;
-        let posted = self.bring_posts(&mut opening)?;
+        let (calls, late) = self.bring_posts(&mut opening)?;
         let Opening {
             daemon, decoder, ..
         } = opening;
-        self.switch(&Arc::new(daemon), posted);
-        Ok((decoder, events))
+        let unsent = self.switch(calls, late, &Arc::new(daemon));
+        Ok(Next {
+            decoder,
+            events,
+            unsent,
+        })
     }
 
     /// Brings each socket to the daemon. One that it refuses is lost.
@@ -204,57 +217,54 @@ impl Session {
         Ok(())
     }
 
-    /// Sends the requests without a reply so far, and returns their number. Their effects end with
-    /// the connection, so they stay queued until it is in use.
-    fn bring_posts(&self, opening: &mut Opening<'_>) -> Result<usize, EspError> {
-        let posts = lock(&self.posts).clone();
-        let count = posts.len();
-        for request in posts {
-            let _ = opening.ask(request, None)?;
+    /// Sends the requests whose replies are ignored until few are left; returns these, and the
+    /// calls, locked, so that none is added. The effects of those sent end with the connection, so
+    /// all stay queued until it is in use.
+    fn bring_posts(
+        &self,
+        opening: &mut Opening<'_>,
+    ) -> Result<(MutexGuard<'_, Calls>, Vec<Request>), EspError> {
+        let mut brought = 0;
+        loop {
+            let calls = lock(&self.calls);
+            let mut posts = lock(&self.posts);
+            let mut requests = posts.get(brought..).unwrap_or_default().to_vec();
+            brought += requests.len();
+            requests.extend(self.take_closing_listeners());
+            if requests.len() <= UNREAD {
+                posts.clear();
+                drop(posts);
+                return Ok((calls, requests));
+            }
+            drop(posts);
+            drop(calls);
+            for request in requests {
+                let _ = opening.ask(request, None)?;
+            }
         }
-        Ok(count)
     }
 
-    /// Uses the connection from now on: sends what programs closed meanwhile but for the first
-    /// `posted` requests, repeats requests, and rings for what programs wrote.
-    fn switch(&self, daemon: &Arc<Daemon>, posted: usize) {
+    /// Uses the connection from now on: sends what programs closed meanwhile, rings for what they
+    /// wrote, and returns the ids of the requests to repeat.
+    fn switch(
+        &self,
+        calls: MutexGuard<'_, Calls>,
+        late: Vec<Request>,
+        daemon: &Arc<Daemon>,
+    ) -> VecDeque<u64> {
         {
             let current = self.daemon.write();
             *current.unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(daemon));
         }
-        let mut calls = lock(&self.calls);
         self.waiting.store(false, Ordering::Relaxed);
         // First: a repeated request may get the slot of a socket that the daemon refused and the
         // program has closed.
-        let mut late = std::mem::take(&mut *lock(&self.posts)).split_off(posted);
-        let closed = |(_, held): (u64, HeldListener)| {
-            let listener = held.at.ok()?;
-            Some(Request::CloseListener { listener })
-        };
-        let closing = |_: &u64, held: &mut HeldListener| held.closing;
-        late.extend(lock(&self.listeners).extract_if(closing).filter_map(closed));
         for request in late {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             let _ = self.send(daemon, id, &request);
         }
-        let repeated: Vec<_> = calls
-            .iter()
-            .map(|(id, (request, _))| (*id, self.translate(request)))
-            .collect();
-        let mut failed = Vec::new();
-        for (id, request) in repeated {
-            match request {
-                // If this fails, the connection has ended, and the request is repeated again.
-                Ok(request) => {
-                    let _ = self.send(daemon, id, &request);
-                }
-                Err(why) => failed.extend(calls.remove(&id).map(|(_, cell)| (cell, why))),
-            }
-        }
+        let unsent = calls.keys().copied().collect();
         drop(calls);
-        for (cell, why) in failed {
-            cell.finish(Err(why));
-        }
         let owners: Vec<_> = lock(&self.slots)
             .iter()
             .map(|(slot, held)| (*slot, Arc::clone(&held.socket)))
@@ -267,6 +277,46 @@ impl Session {
         if self.gone.get().is_some() {
             // The session was closed meanwhile, and knew of no connection to end.
             let _ = rustix::net::shutdown(&daemon.socket, rustix::net::Shutdown::Both);
+        }
+        unsent
+    }
+
+    /// Repeats requests as far as the daemon's socket accepts them: a daemon that waits until its
+    /// replies are read reads no requests.
+    pub(super) fn repeat(&self, daemon: &Daemon, unsent: &mut VecDeque<u64>) {
+        while let Some(id) = unsent.front()
+            && self.try_repeat(daemon, *id)
+        {
+            unsent.pop_front();
+        }
+    }
+
+    /// Repeats a request, if it is wanted still; false if the socket is full.
+    fn try_repeat(&self, daemon: &Daemon, id: u64) -> bool {
+        // Locked until it is sent: the request that cancels it must follow.
+        let mut calls = lock(&self.calls);
+        let Some((request, cell)) = calls.get(&id) else {
+            return true;
+        };
+        if !cell.is_wanted() {
+            calls.remove(&id);
+            return true;
+        }
+        let sent = self
+            .translate(request)
+            .and_then(|request| self.try_send(daemon, id, &request));
+        match sent {
+            Ok(sent) => sent,
+            // The connection has ended, and the request is repeated at the next.
+            Err(EspError::DaemonGone { .. }) if self.check().is_ok() => true,
+            Err(why) => {
+                let failed = calls.remove(&id);
+                drop(calls);
+                if let Some((_, cell)) = failed {
+                    cell.finish(Err(why));
+                }
+                true
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The thread of a session: reads replies and events of one daemon after the other.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,17 +18,18 @@ use crate::sync::lock;
 impl Session {
     /// Serves one connection after the other.
     pub(super) fn run(&self, mut decoder: Decoder<Reply>, mut events: Option<Events>) {
+        let mut unsent = VecDeque::new();
         loop {
-            let error = self.read(&mut decoder, events.as_mut());
+            let error = self.read(&mut decoder, events.as_mut(), &mut unsent);
             if !self.lasting {
                 self.fail(error);
                 return;
             }
             let used = self.used_slots();
             match self.find_next(error) {
-                Some((next, of_next)) => {
-                    decoder = next;
-                    match self.pass_events(of_next, used) {
+                Some(next) => {
+                    (decoder, unsent) = (next.decoder, next.unsent);
+                    match self.pass_events(next.events, used) {
                         Ok(of_thread) => events = of_thread,
                         Err(error) => {
                             self.fail(error);
@@ -41,8 +43,14 @@ impl Session {
         }
     }
 
-    /// Reads replies and, without a poller, events, until the connection ends.
-    fn read(&self, decoder: &mut Decoder<Reply>, mut events: Option<&mut Events>) -> EspError {
+    /// Reads replies and, without a poller, events, until the connection ends; repeats these
+    /// requests meanwhile.
+    fn read(
+        &self,
+        decoder: &mut Decoder<Reply>,
+        mut events: Option<&mut Events>,
+        unsent: &mut VecDeque<u64>,
+    ) -> EspError {
         let Some(daemon) = self.daemon() else {
             return no_daemon();
         };
@@ -50,8 +58,10 @@ impl Session {
             if let Err(error) = self.deliver(decoder) {
                 break error;
             }
+            let mut of_socket = PollFlags::IN;
+            of_socket.set(PollFlags::OUT, !unsent.is_empty());
             let mut fds = [
-                PollFd::new(&daemon.socket, PollFlags::IN),
+                PollFd::new(&daemon.socket, of_socket),
                 PollFd::new(&daemon.notify_fd, PollFlags::IN),
             ];
             let waited_for = if events.is_some() { 2 } else { 1 };
@@ -65,7 +75,11 @@ impl Session {
                 let _ = rustix::io::read(&daemon.notify_fd, &mut [0u8; 64]);
                 self.drain(events);
             }
-            if fds[0].revents().is_empty() {
+            let ready = fds[0].revents();
+            if ready.contains(PollFlags::OUT) {
+                self.repeat(&daemon, unsent);
+            }
+            if ready.difference(PollFlags::OUT).is_empty() {
                 continue;
             }
             match receive(&daemon.socket, decoder) {

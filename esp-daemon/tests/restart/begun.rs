@@ -56,6 +56,32 @@ fn is_repeated_by_the_next<S: Send + 'static>(
     says_hello((&right, blocking(&left)));
 }
 
+/// More than the buffers of a control socket take: the daemon reads no request while its replies
+/// are not read.
+#[test]
+fn thousands_of_requests_begun_without_a_daemon_are_answered_by_the_next() {
+    const REQUESTS: usize = 1500;
+    let Some(mut cluster) = Cluster::new_or_skip("thousands_of_requests") else {
+        return;
+    };
+    let (left, right) = cluster.pair(0, 1, 7000);
+    let client = left.client().clone();
+    cluster.end(0, Signal::KILL);
+    eventually("the client waits", || client.check().is_err());
+    let builder = EspStream::builder().path(Path::Daemon);
+    // Nothing listens there.
+    let address = cluster.address(0, 7001);
+    let begin = |_| builder.begin_at(&client, &address).expect("begin");
+    let mut begun: Vec<_> = (0..REQUESTS).map(begin).collect();
+    cluster.start(0);
+    says_hello((&left, &right));
+    eventually("all requests are answered", || {
+        begun.retain_mut(|connecting| connecting.poll().is_none());
+        begun.is_empty()
+    });
+    says_hello((&right, &left));
+}
+
 #[test]
 fn a_program_that_starts_between_two_daemons_waits_for_the_next() {
     let Some(mut cluster) = Cluster::new_or_skip("a_start_between_daemons") else {
