@@ -12,7 +12,8 @@ use crate::config::{Limits, Resource};
 
 const RESOURCES: usize = Resource::ALL.len();
 
-/// Charges of one user. Exists while any are held.
+/// Charges of one user. Exists while any are held, and until its request rate has recovered: a
+/// program that connects again gets no new burst.
 #[derive(Debug)]
 struct Account {
     used: [u64; RESOURCES],
@@ -107,6 +108,9 @@ impl Accounts {
     ) -> Result<Charge, OverLimit> {
         let limits = self.limits();
         let limit = limits.of(uid, what);
+        if !self.users.contains_key(&uid) {
+            self.forget_idle(&limits);
+        }
         let mut account = self.users.entry(uid).or_insert_with(|| Account {
             used: [0; RESOURCES],
             requests: Bucket::full(limits.of(uid, Resource::Requests)),
@@ -122,8 +126,6 @@ impl Accounts {
             self.charge_node(&limits, what, amount).err()
         };
         if let Some(error) = refused {
-            drop(account);
-            self.users.remove_if(&uid, |_, account| account.idle());
             return Err(error);
         }
         account.used[what as usize] += amount;
@@ -133,6 +135,15 @@ impl Accounts {
             what,
             amount,
         })
+    }
+
+    /// Removes the accounts that differ in nothing from new ones.
+    fn forget_idle(&self, limits: &Limits) {
+        let now = Instant::now();
+        self.users.retain(|uid, account| {
+            let rate = limits.of(*uid, Resource::Requests) as f64;
+            !account.idle() || account.requests.tokens_at(rate, now) < Bucket::size(rate)
+        });
     }
 
     fn charge_node(&self, limits: &Limits, what: Resource, amount: u64) -> Result<(), OverLimit> {
@@ -163,7 +174,6 @@ impl Accounts {
             let used = &mut account.used[what as usize];
             *used = used.saturating_sub(amount);
         }
-        self.users.remove_if(&uid, |_, account| account.idle());
     }
 
     /// Takes one request from the user's rate, or returns the time to wait. Users without charges
@@ -193,12 +203,12 @@ impl Accounts {
 
     /// Returns the number of users with charges.
     pub fn users(&self) -> usize {
-        self.users.len()
+        self.users.iter().filter(|account| !account.idle()).count()
     }
 
     /// Returns true when nothing is charged; for tests and the last log line.
     pub fn is_empty(&self) -> bool {
-        self.users.is_empty()
+        self.users() == 0
             && Resource::ALL
                 .iter()
                 .all(|what| self.node[*what as usize].load(Ordering::Relaxed) == 0)
@@ -239,12 +249,16 @@ impl Bucket {
         (rate / 2.0).max(1.0)
     }
 
-    fn take(&mut self, rate: f64, now: Instant) -> Result<(), Duration> {
+    fn tokens_at(&self, rate: f64, now: Instant) -> f64 {
         let passed = self
             .since
             .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        (self.tokens + passed.as_secs_f64() * rate).min(Bucket::size(rate))
+    }
+
+    fn take(&mut self, rate: f64, now: Instant) -> Result<(), Duration> {
+        self.tokens = self.tokens_at(rate, now);
         self.since = Some(now);
-        self.tokens = (self.tokens + passed.as_secs_f64() * rate).min(Bucket::size(rate));
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;
             return Ok(());
@@ -341,5 +355,31 @@ mod tests {
         );
         assert_eq!(accounts.request(1, now + wait), Ok(()));
         assert!(accounts.request(1, now + wait).is_err());
+    }
+
+    #[test]
+    fn a_program_that_connects_again_gets_no_new_burst() {
+        let accounts = accounts("[limits]\nrequests_per_second = 10\n");
+        let now = Instant::now() + Duration::from_secs(60);
+        for attempt in 0..6 {
+            let _program = accounts.charge(1, Resource::Programs, 1).unwrap();
+            assert_eq!(accounts.request(1, now).is_ok(), attempt < 5, "{attempt}");
+        }
+        assert_eq!(accounts.users(), 0);
+        assert_eq!(accounts.users.len(), 1);
+    }
+
+    #[test]
+    fn accounts_that_have_recovered_are_forgotten() {
+        let accounts = accounts("[limits]\nrequests_per_second = 10\n");
+        let _program = accounts.charge(1, Resource::Programs, 1).unwrap();
+        let past = Instant::now() - Duration::from_secs(1);
+        for uid in 2..100 {
+            let program = accounts.charge(uid, Resource::Programs, 1).unwrap();
+            accounts.request(uid, past).unwrap();
+            drop(program);
+        }
+        // Its own, the held one, and the one before.
+        assert!(accounts.users.len() <= 3, "{}", accounts.users.len());
     }
 }

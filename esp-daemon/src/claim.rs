@@ -13,11 +13,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, connect, listen,
+    socket_with,
 };
 use rustix::process::Gid;
 
@@ -26,9 +29,15 @@ use crate::error::StartError;
 /// Maximum number of programs that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
+/// Time between two removals of the connections of refused daemons from a claim.
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(10);
+/// Attempts to learn the holder of a claim that does not listen yet, and the pause between two.
+const HOLDER_ATTEMPTS: u32 = 10;
+const HOLDER_PAUSE: Duration = Duration::from_millis(5);
+
 /// The exclusive right to serve an interface; released on drop.
 #[derive(Debug)]
-pub(crate) struct InterfaceClaim(#[allow(dead_code)] Option<OwnedFd>); // held, not read
+pub(crate) struct InterfaceClaim(#[allow(dead_code)] Option<Arc<OwnedFd>>); // held, not read
 
 impl InterfaceClaim {
     /// Claims the interface for one packet type. Must be called inside the runtime.
@@ -43,33 +52,64 @@ impl InterfaceClaim {
         let failed = |error: Errno| StartError::system("claim the interface")(error.into());
         let claim_name = format!("esp-daemon.{index}.{ethertype:04x}");
         let address = SocketAddrUnix::new_abstract_name(claim_name.as_bytes()).map_err(failed)?;
-        let socket = unix_socket().map_err(failed)?;
-        match bind(&socket, &address) {
-            Ok(()) => {
-                // Others connect to learn this process's id, and are never accepted.
-                listen(&socket, BACKLOG).map_err(failed)?;
-                Ok(InterfaceClaim(Some(socket)))
+        for _ in 0..HOLDER_ATTEMPTS {
+            let socket = unix_socket().map_err(failed)?;
+            match bind(&socket, &address) {
+                Ok(()) => {
+                    listen(&socket, BACKLOG).map_err(failed)?;
+                    return Ok(InterfaceClaim::hold(socket));
+                }
+                Err(Errno::ADDRINUSE) => {}
+                Err(error) => return Err(failed(error)),
             }
-            Err(Errno::ADDRINUSE) => {
-                let holder = connect(&socket, &address).ok().and_then(|()| peer(socket));
-                match holder {
-                    Some(holder) if holder.may_serve() => Err(StartError::passing(format_args!(
-                        "another esp-daemon ({holder}) serves {name} for EtherType \
-                         {ethertype:#06x}: stop that process, or name another interface"
-                    ))),
-                    other => {
-                        let holder = other.map_or("a process".into(), |holder| holder.to_string());
-                        tracing::warn!(
-                            interface = name,
-                            "{holder} has the name @{claim_name}, which is for daemons: ignored, so \
-                             a second esp-daemon for this interface would not be noticed"
-                        );
-                        Ok(InterfaceClaim(None))
+            match connect(&socket, &address) {
+                // Its process has ended, or will listen in a moment.
+                Err(Errno::CONNREFUSED) => std::thread::sleep(HOLDER_PAUSE),
+                connected => {
+                    let holder = connected.ok().and_then(|()| peer(socket));
+                    if let Some(holder) = holder.as_ref().filter(|holder| holder.may_serve()) {
+                        return Err(StartError::passing(format_args!(
+                            "another esp-daemon ({holder}) serves {name} for EtherType \
+                             {ethertype:#06x}: stop that process, or name another interface"
+                        )));
+                    }
+                    return Ok(InterfaceClaim::without(name, &claim_name, holder));
+                }
+            }
+        }
+        Ok(InterfaceClaim::without(name, &claim_name, None))
+    }
+
+    /// Holds a claim. Daemons that are refused connect to learn this process's id; their
+    /// connections are removed from time to time, or the queue would be full for the next one.
+    fn hold(socket: OwnedFd) -> InterfaceClaim {
+        let socket = Arc::new(socket);
+        let held = Arc::downgrade(&socket);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(REMOVAL_INTERVAL).await;
+                let Some(socket) = held.upgrade() else {
+                    return;
+                };
+                for _ in 0..=BACKLOG {
+                    if accept(&socket).is_err() {
+                        break;
                     }
                 }
             }
-            Err(error) => Err(failed(error)),
-        }
+        });
+        InterfaceClaim(Some(socket))
+    }
+
+    /// Logs that the name is taken by a process that is no daemon.
+    fn without(name: &str, claim_name: &str, holder: Option<Holder>) -> InterfaceClaim {
+        let holder = holder.map_or("a process".into(), |holder| holder.to_string());
+        tracing::warn!(
+            interface = name,
+            "{holder} has the name @{claim_name}, which is for daemons: ignored, so a second \
+             esp-daemon for this interface would not be noticed"
+        );
+        InterfaceClaim(None)
     }
 }
 
@@ -309,6 +349,36 @@ mod tests {
         }
         drop(held);
         InterfaceClaim::take("x0", index(0), 0x88b5).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_starts_do_not_hide_the_holder() {
+        let _held = InterfaceClaim::take("x0", index(2), 0x88b5).unwrap();
+        for attempt in 0..3 * BACKLOG {
+            assert!(
+                InterfaceClaim::take("x0", index(2), 0x88b5).is_err(),
+                "two claims after {attempt} attempts"
+            );
+            if attempt % 1000 == 0 {
+                tokio::time::sleep(REMOVAL_INTERVAL * 2).await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_holder_that_does_not_listen_yet_is_waited_for() {
+        let name = format!("esp-daemon.{}.88b5", index(3));
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let other = unix_socket().unwrap();
+        bind(&other, &address).unwrap();
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(HOLDER_PAUSE * 2);
+            listen(&other, BACKLOG).unwrap();
+            other
+        });
+        let taken = InterfaceClaim::take("x0", index(3), 0x88b5);
+        let _other = other.join().unwrap();
+        assert!(taken.is_err(), "the other has it");
     }
 
     /// Takes a claim's name as another user does; `None` without the right to be one.

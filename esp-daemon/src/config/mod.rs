@@ -250,7 +250,7 @@ fn offset_of(table: &DeTable<'_>, name: &str) -> Option<usize> {
 macro_rules! ensure {
     ($condition:expr, $key:expr, $($what:tt)*) => {
         if !$condition {
-            return Err(($key, format!($($what)*)));
+            return Err(($key.into(), format!($($what)*)));
         }
     };
 }
@@ -284,14 +284,14 @@ impl Config {
         })?;
         config.check().map_err(|(key, what)| {
             let table = DeTable::parse(text).ok();
-            let offset = table.and_then(|table| offset_of(table.get_ref(), key));
+            let offset = table.and_then(|table| offset_of(table.get_ref(), &key));
             ConfigError::at(file, text, offset, &what)
         })?;
         Ok(config)
     }
 
     /// Checks the conditions that the types do not express. An error is (key, description).
-    fn check(&self) -> Result<(), (&'static str, String)> {
+    fn check(&self) -> Result<(), (String, String)> {
         /// IPv4, ARP, VLAN tags, IPv6, LLDP: using them would cut the node off.
         const TAKEN: [u16; 6] = [0x0800, 0x0806, 0x8100, 0x88A8, 0x86DD, 0x88CC];
         ensure!(
@@ -421,6 +421,13 @@ impl Config {
             "limits.requests_per_second",
             "0 would block all programs: expected at least 1"
         );
+        for (uid, own) in &self.limits.uid {
+            ensure!(
+                own.requests_per_second != Some(0),
+                format!("limits.uid.{}.requests_per_second", uid.0),
+                "0 would block the programs of this user: expected at least 1"
+            );
+        }
         Ok(())
     }
 }

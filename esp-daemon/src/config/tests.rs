@@ -187,6 +187,12 @@ fn errors_name_line_and_key() {
             "at least 1",
         ),
         (
+            "[limits.uid.7]\nrequests_per_second = 0\n",
+            2,
+            "limits.uid.7.requests_per_second",
+            "at least 1",
+        ),
+        (
             "[limits.uid.root]\nstreams = 1\n",
             1,
             "limits.uid.root",

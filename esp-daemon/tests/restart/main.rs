@@ -32,15 +32,28 @@ const LEAST: u64 = 4 << 20;
 struct Cluster {
     nodes: TwoNodes,
     dir: TempDir,
+    /// Configuration of both daemons.
+    config: Option<PathBuf>,
     daemons: [Option<Child>; 2],
 }
 
 impl Cluster {
     fn new_or_skip(test: &str) -> Option<Cluster> {
+        Cluster::configured_or_skip(test, None)
+    }
+
+    fn configured_or_skip(test: &str, config: Option<&str>) -> Option<Cluster> {
         let nodes = TwoNodes::new_or_skip(test)?;
+        let dir = TempDir::new();
+        let config = config.map(|text| {
+            let path = dir.path().join("config.toml");
+            std::fs::write(&path, text).unwrap();
+            path
+        });
         let mut cluster = Cluster {
             nodes,
-            dir: TempDir::new(),
+            dir,
+            config,
             daemons: [None, None],
         };
         (0..2).for_each(|node| cluster.start(node));
@@ -59,6 +72,11 @@ impl Cluster {
             .env_remove("NOTIFY_SOCKET")
             .args(["--interface", at.name(), "--socket"])
             .arg(&socket)
+            .args(
+                self.config
+                    .iter()
+                    .flat_map(|path| ["--config".as_ref(), path.as_os_str()]),
+            )
             .stdin(Stdio::null());
         let daemon = at.namespace().start(&mut command).unwrap();
         self.daemons[node] = Some(daemon);
@@ -238,6 +256,21 @@ fn a_daemon_that_comes_late_finds_bytes_and_ends_written_meanwhile() {
     let (new, new_peer) = cluster.pair(0, 1, 7003);
     says_hello((&new, &new_peer));
     says_hello((&idle, &idle_peer));
+}
+
+/// An accepted stream gets a receive ring of four packets, whatever the administrator allows.
+#[test]
+fn a_ring_that_is_larger_than_allowed_is_resumed_if_the_daemon_chose_it() {
+    let config = "[rings]\ndefault = 4096\nmax = 4096\n";
+    let test = "a_ring_larger_than_allowed";
+    let Some(mut cluster) = Cluster::configured_or_skip(test, Some(config)) else {
+        return;
+    };
+    let (left, right) = cluster.pair(0, 1, 7000);
+    cluster.end(1, Signal::KILL);
+    cluster.start(1);
+    says_hello((&left, &right));
+    says_hello((&right, &left));
 }
 
 #[test]
