@@ -3,7 +3,8 @@
 //!
 //! Each own interface probes each interface of the peer's address. A pair is usable if a short echo
 //! is answered. Pairs that also answer an echo of full size are preferred, then those with the
-//! shorter round trip. Probing takes at most 0.7 s, and is done once for each node.
+//! shorter round trip. Probing takes at most 0.7 s, and is done once for each node, and again after
+//! some time if it failed.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ const ROUNDS: [Duration; 4] = [
 ];
 /// Time that a round waits for further answers after the first.
 const GRACE: Duration = Duration::from_millis(10);
+/// Time for which a node without an answer is not probed again: enough for all ranks of a node.
+const FAILURE_KNOWN: Duration = Duration::from_secs(2);
 /// Interval of polls. Round trips are measured by the engine's time stamps.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Length of a short echo in bytes.
@@ -49,9 +52,16 @@ pub(crate) struct NodePath {
 pub(crate) struct Prober {
     sockets: Vec<EdpSocket>,
     sequence: u16,
-    known: HashMap<(u64, Vec<NodeAddr>), Result<NodePath, String>>,
+    known: HashMap<(u64, Vec<NodeAddr>), Known>,
     /// Another reason of silence, by the keys of this process; empty over raw Ethernet.
     keys: &'static str,
+}
+
+/// Result of a probe, and the time of its end.
+#[derive(Debug)]
+struct Known {
+    found: Result<NodePath, String>,
+    at: Instant,
 }
 
 /// A pair of interfaces under test.
@@ -97,11 +107,17 @@ impl Prober {
         let interfaces = address.interfaces.iter();
         let addresses = interfaces.map(|interface| interface.addr).collect();
         let node = (address.incarnation, addresses);
-        if let Some(known) = self.known.get(&node) {
-            return known.clone();
+        if let Some(known) = self.known.get(&node)
+            && (known.found.is_ok() || known.at.elapsed() < FAILURE_KNOWN)
+        {
+            return known.found.clone();
         }
         let found = self.measure(address, own_incarnation);
-        self.known.insert(node, found.clone());
+        let known = Known {
+            found: found.clone(),
+            at: Instant::now(),
+        };
+        self.known.insert(node, known);
         found
     }
 

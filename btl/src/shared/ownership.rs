@@ -62,7 +62,8 @@ impl Ownership {
 
     /// Notes that there is work in the queue. The calling thread then tries to become the owner.
     pub(super) fn leave_work(&self) {
-        self.work_left.store(true, Ordering::Relaxed);
+        // SYNC POINT work noted: the work was queued before.
+        self.work_left.store(true, Ordering::Release);
         // SYNC POINT left work: either the next `try_acquire` finds no owner, or the owner finds
         // the note after its release.
         fence(Ordering::SeqCst);
@@ -74,9 +75,12 @@ impl Ownership {
         self.work_left.load(Ordering::Relaxed)
     }
 
-    /// Takes the note; for the owner, before it looks into the queue.
+    /// Takes the note; for the owner, before it looks into the queue. It then sees the work of the
+    /// note that it takes, and of each one before.
     pub(super) fn take_note(&self) {
-        self.work_left.store(false, Ordering::Relaxed);
+        // SYNC POINT work noted: a store could become visible after the look into the queue, and
+        // remove a note for work that it has not seen.
+        self.work_left.swap(false, Ordering::Acquire);
     }
 }
 
@@ -102,7 +106,11 @@ mod loom_models {
         fn handle_left_work(&self, thread: usize) {
             while self.ownership.has_left_work() && self.ownership.try_acquire(thread) {
                 self.ownership.take_note();
-                let items = self.queued.swap(0, Ordering::AcqRel);
+                // As `SendQueue::is_empty` does before a look at the lists.
+                let items = match self.queued.load(Ordering::SeqCst) {
+                    0 => 0,
+                    _ => self.queued.swap(0, Ordering::AcqRel),
+                };
                 // SAFETY: this thread is the owner.
                 self.handled
                     .with_mut(|handled| unsafe { *handled += items });
@@ -111,7 +119,7 @@ mod loom_models {
         }
 
         fn submit(&self, thread: usize) {
-            self.queued.fetch_add(1, Ordering::AcqRel);
+            self.queued.fetch_add(1, Ordering::SeqCst);
             self.ownership.leave_work();
             self.handle_left_work(thread);
         }

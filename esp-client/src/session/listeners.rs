@@ -60,8 +60,8 @@ impl Session {
         }
     }
 
-    /// Forgets the listeners that the program closed while there was no daemon; returns the requests
-    /// that close those which the next one has opened.
+    /// Forgets the listeners that the program closed while there was no daemon; returns the
+    /// requests that close those which the next one has opened.
     pub(super) fn take_closing_listeners(&self) -> Vec<Request> {
         let mut listeners = lock(&self.listeners);
         let closing = listeners.extract_if(|_, held| held.closing);

@@ -7,7 +7,7 @@ use esp_proto::{Datagram, EdpKind, Instant, Port};
 use super::clients::Clients;
 use super::link::Link;
 use super::streams::Owner;
-use super::{CLOSING_VISITS, LOOP_QUEUE, RECORDS_PER_DOORBELL};
+use super::{CLOSING_VISITS, RECORDS_PER_DOORBELL};
 use crate::shm::record::DgramHeader;
 use crate::shm::{Corruption, Region, RxProducer, TxConsumer};
 
@@ -135,15 +135,15 @@ impl Link {
     /// more.
     fn take_records(&mut self, now: Instant, port: Port, most: usize) -> (usize, bool) {
         for done in 0..most {
+            // A sender of more than a batch waits for the wire; the ring holds the rest.
+            if self.is_full() {
+                return (done, true);
+            }
             let Some(socket) = self.datagrams.get_mut(&port) else {
                 return (done, false);
             };
             if socket.corruption.is_some() {
                 return (done, false);
-            }
-            // A sender of more than a batch waits for the wire; the ring holds the rest.
-            if self.tx.is_full() || self.looped.len() >= LOOP_QUEUE {
-                return (done, true);
             }
             // Copied, so that the ring is free at once: datagrams are not retransmitted.
             let mut bytes = self.spare_buffers.pop().unwrap_or_default();
@@ -179,7 +179,7 @@ impl Link {
     /// until the users have no visits left. Returns true if there were any.
     pub(super) fn continue_datagrams(&mut self, now: Instant, clients: &mut Clients) -> bool {
         // The kernel refused a full batch: it is offered again later.
-        if self.unfinished.is_empty() || self.tx.is_full() {
+        if self.unfinished.is_empty() || self.is_batch_full() {
             return false;
         }
         let mut without_visits = 0;

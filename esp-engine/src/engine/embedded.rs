@@ -272,6 +272,8 @@ impl Engine {
                 }
             }
         }
+        // What was received is answered and published, also by links that rest.
+        self.waiter.side |= work;
         (self.last_poll, self.polled_at) = (now, now);
         self.waiter.disarm(now, &self.links);
         work | self.poll_at(now, posted)

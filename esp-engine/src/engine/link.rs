@@ -21,6 +21,8 @@ use crate::shm::Region;
 /// Rounds of transmission before a changed address is adopted, enough for the resets of a full
 /// table.
 const LAST_FRAMES: usize = 64;
+/// Payloads and regions that are kept for frames of a batch before it has to become empty.
+const KEPT_PAYLOADS: usize = 2 * UDP_TX_BATCH;
 
 /// One interface of the engine.
 pub(super) struct Link {
@@ -30,6 +32,8 @@ pub(super) struct Link {
     pub(super) datagrams: HashMap<Port, Datagrams>,
     /// Streams whose readers are woken at the end of the burst.
     pub(super) delayed_wakes: Vec<ConnId>,
+    /// Time of the first of them.
+    pub(super) delayed_since: Instant,
     /// The last iteration received frames.
     pub(super) receiving: bool,
     /// Datagram sockets with records to publish, or with corrupt rings.
@@ -121,6 +125,7 @@ impl Link {
             streams: Vec::new(),
             datagrams: HashMap::new(),
             delayed_wakes: Vec::new(),
+            delayed_since: Instant::ZERO,
             receiving: false,
             touched: Vec::new(),
             unfinished: TurnQueue::default(),
@@ -171,7 +176,16 @@ impl Link {
     /// are received.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.tx.is_full() || self.looped.len() >= LOOP_QUEUE
+        self.is_batch_full() || self.looped.len() >= LOOP_QUEUE
+    }
+
+    /// Returns true if no frame can be queued before a batch is sent. Payloads are freed when the
+    /// batch is empty, which it would never be if the device took a part of it each time, and
+    /// frames were added.
+    #[inline]
+    pub(super) fn is_batch_full(&self) -> bool {
+        let kept = self.owned.len() + self.retired_regions.len();
+        self.tx.is_full() || (kept >= KEPT_PAYLOADS && !self.tx.is_empty())
     }
 
     /// Queues a frame to the own address, given as parts from the destination address on. The

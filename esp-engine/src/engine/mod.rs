@@ -87,6 +87,10 @@ const SEND_RETRY: Duration = Duration::from_micros(100);
 /// "full" for each frame that is too long.
 const SEND_PATIENCE: Duration = Duration::from_millis(5);
 
+/// Time for which the last frames before the end are offered to a device that refuses them: that of
+/// a whole batch of frames that it never takes.
+const LAST_FRAMES_TIME: Duration = Duration::from_millis(50);
+
 type EventSink = Box<dyn FnMut(EngineEvent) + Send>;
 
 /// Event loop over a set of links. Runs on the thread that calls [`Engine::run`].
@@ -286,7 +290,7 @@ impl Engine {
         }
         work |= self.serve_doorbells(now);
         work |= self.expire(now);
-        self.wake_readers(false);
+        self.wake_readers(now, false);
         let moves = self.move_connections(now);
         work |= moves;
         self.clients.grant_visits();
@@ -372,6 +376,10 @@ impl Engine {
         for (id, link) in self.links.numbered_mut() {
             let before = link.endpoint.addr();
             let mut changed = link.poll_state(now);
+            if link.gone {
+                // What its sockets have left makes them readable, and is not read.
+                self.waiter.remove_link(link);
+            }
             if link.gone && self.monitor.is_some() {
                 let to = (&mut self.waiter, &mut self.events);
                 let attached = attach_again((id, link), now, &self.socket, to);
@@ -394,7 +402,7 @@ impl Engine {
 
     /// Blocks until there may be work or until the next deadline, at most until `until`.
     fn sleep(&mut self, now: Instant, until: Option<Instant>) {
-        self.wake_readers(true);
+        self.wake_readers(now, true);
         let deadline = [self.next_deadline(), until].into_iter().flatten().min();
         self.page.going_to_sleep();
         // A doorbell may have rung between the last poll and the flag, without a wake-up.
@@ -431,17 +439,26 @@ impl Engine {
         for link in self.links.iter_mut() {
             link.endpoint.shutdown_all(now);
         }
-        // Bounded by the iterations that the RSTs of a full table need with full socket buffers.
-        for _ in 0..64 {
-            let mut work = false;
+        let end = now + LAST_FRAMES_TIME;
+        // Bounded by the iterations that the RSTs of a full table need with full socket buffers,
+        // and by the time for which a device may refuse a frame.
+        let mut rounds = 64;
+        while rounds > 0 {
+            let now = self.clock.now();
+            let (mut work, mut refused) = (false, false);
             for id in self.links.numbers() {
                 self.publish(id, now);
                 if let Some(link) = self.links.get_mut(id) {
                     work |= link.transmit(now);
                     work |= link.receive_loopback(now);
+                    refused |= !link.tx.is_empty();
                 }
             }
-            if !work {
+            if work {
+                rounds -= 1;
+            } else if refused && now < end {
+                std::thread::sleep(SEND_RETRY.into());
+            } else {
                 break;
             }
         }
@@ -464,10 +481,11 @@ fn attach_again(
     options: &netif::SocketOptions,
     (waiter, events): (&mut Waiter, &mut EventSink),
 ) -> bool {
-    waiter.remove_link(link);
     let attached = link.attach_again(now, options);
-    // If this fails, the sockets are polled when the loop wakes for another reason.
-    let _ = waiter.add_link(id, link);
+    if let Ok(true) = attached {
+        // If this fails, the sockets are polled when the loop wakes for another reason.
+        let _ = waiter.add_link(id, link);
+    }
     attached.unwrap_or_else(|error| {
         let why = error.to_string();
         events(EngineEvent::NotAttached { link: id, why });

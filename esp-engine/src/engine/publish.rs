@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use esp_proto::{CloseReason, Event, Instant, ResetReason};
+use esp_proto::{CloseReason, Duration, Event, Instant, ResetReason};
 
 use super::clients::Clients;
 use super::stats::EngineStats;
@@ -11,6 +11,9 @@ use super::streams::{Owner, Stream, joined_mut};
 use super::{Engine, EventSink};
 use crate::command::{Arrival, ConnHandle, EngineEvent, LinkId};
 use crate::shm::{Region, StreamState, Wake};
+
+/// Longest delay of a reader's wake-up while its link receives, if frames of others alone.
+const WAKE_DELAY: Duration = Duration::from_micros(200);
 
 /// Wakes the threads that wait for a stream or datagram socket.
 pub(super) fn wake(
@@ -30,8 +33,8 @@ pub(super) fn wake(
 
 impl Engine {
     /// Wakes the readers that wait for the end of a burst: of each link that received no frame in
-    /// this iteration, or of `all`.
-    pub(super) fn wake_readers(&mut self, all: bool) {
+    /// this iteration, whose first one has waited for [`WAKE_DELAY`], or of `all`.
+    pub(super) fn wake_readers(&mut self, now: Instant, all: bool) {
         let Engine {
             links,
             clients,
@@ -39,7 +42,7 @@ impl Engine {
             ..
         } = self;
         for link in links.iter_mut() {
-            if link.receiving && !all {
+            if link.receiving && !all && now.since(link.delayed_since) < WAKE_DELAY {
                 continue;
             }
             for conn in link.delayed_wakes.drain(..) {
@@ -132,6 +135,9 @@ impl Engine {
                 if joined.bulk && unread < joined.rx.capacity() / 4 {
                     if !joined.wake_delayed {
                         joined.wake_delayed = true;
+                        if link.delayed_wakes.is_empty() {
+                            link.delayed_since = now;
+                        }
                         link.delayed_wakes.push(progress.conn);
                     }
                 } else {

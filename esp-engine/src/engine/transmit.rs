@@ -25,7 +25,8 @@ impl Link {
             if self.tx.is_empty() {
                 break;
             }
-            if self.flush(now) == 0 {
+            // An empty batch: each of its frames was too long, and those behind them are not.
+            if self.flush(now) == 0 && !self.tx.is_empty() {
                 break;
             }
             any = true;

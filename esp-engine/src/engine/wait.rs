@@ -101,7 +101,10 @@ impl Waiter {
         self.last_sleep = now;
         if !self.armed {
             self.armed = true;
-            for (id, link) in links.numbered().filter(|(_, link)| !link.standby) {
+            for (id, link) in links
+                .numbered()
+                .filter(|(_, link)| !link.standby && !link.gone)
+            {
                 // It was in the set before. If this fails, the sleep ends at its time limit.
                 let _ = self.add(link.carrier.stream_fd(), ESP | u64::from(id.0));
             }

@@ -55,10 +55,10 @@ impl RxProducer {
         let shift = words.rx_head.0.shift.load(Ordering::Relaxed);
         let tail = words.rx_tail.0.load(Ordering::Acquire);
         let end = head & !FIN;
-        if end.wrapping_sub(tail) > region.rx().capacity() as u64 {
+        if !(end.saturating_sub(region.rx().capacity() as u64)..=end).contains(&tail) {
             return Err(Corruption {
                 value: tail,
-                what: "RX tail is further behind than the ring is long",
+                what: "RX tail is ahead of the head, or further behind than the ring is long",
             });
         }
         let mut producer = RxProducer::new(region);

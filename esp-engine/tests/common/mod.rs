@@ -14,7 +14,7 @@ use esp_engine::{
     ClientId, Command, Engine, EngineConfig, EngineEvent, EngineHandle, IdleConfig, LinkId,
     ListenerId, Snapshot, UdpAddresses, UdpLink,
 };
-use esp_proto::{EndpointConfig, MacAddr, Port};
+use esp_proto::{EndpointConfig, MacAddr, NodeAddr, Port};
 use netns::{Namespace, Node};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -53,9 +53,19 @@ pub const EMBEDDED: ClientId = ClientId(1);
 /// Starts an embedded engine with a UDP link of the namespace and the program [`EMBEDDED`], whose
 /// page is returned.
 pub fn embedded(namespace: &Namespace) -> Result<Embedded, Box<dyn std::error::Error>> {
+    Ok(embedded_with(namespace, Box::new(drop))?.0)
+}
+
+/// Starts an engine as [`embedded`] does, which passes its events to `sink`; returns its address,
+/// too.
+pub fn embedded_with(
+    namespace: &Namespace,
+    sink: Box<dyn FnMut(EngineEvent) + Send>,
+) -> Result<(Embedded, NodeAddr), Box<dyn std::error::Error>> {
     let mut links = namespace.run(|| UdpLink::bind_all(UdpAddresses::First, |_, _| true, 0))?;
-    let (mut engine, handle) = Engine::embedded(IdleConfig::default(), Box::new(drop))?;
+    let (mut engine, handle) = Engine::embedded(IdleConfig::default(), sink)?;
     let only = links.pop().ok_or("no link")?;
+    let addr = only.addr();
     let link = engine.add_udp(only, EndpointConfig::default(), 1, None)?;
     let (page, _fd) = ClientPage::create()?;
     let (notify, _other) = std::os::unix::net::UnixStream::pair()?;
@@ -66,7 +76,7 @@ pub fn embedded(namespace: &Namespace) -> Result<Embedded, Box<dyn std::error::E
         doorbell: eventfd(),
         notify: notify.into(),
     })?;
-    Ok((engine, handle, link, page))
+    Ok(((engine, handle, link, page), addr))
 }
 
 impl Host {
@@ -184,7 +194,13 @@ impl Host {
     }
 
     pub fn connect(&mut self, peer: MacAddr, peer_port: Port) -> Program {
+        self.connect_mapped(peer, peer_port).0
+    }
+
+    /// Connects a stream. The second value can be upgraded while the engine maps its rings.
+    pub fn connect_mapped(&mut self, peer: MacAddr, peer_port: Port) -> (Program, Weak<Region>) {
         let (region, program) = Host::region();
+        let mapped = Arc::downgrade(&region);
         let program = self.program(program);
         let slot = program.slot;
         self.ask(|reply| Command::Connect {
@@ -199,7 +215,7 @@ impl Host {
             reply,
         })
         .expect("connect");
-        program
+        (program, mapped)
     }
 
     pub fn accept(&mut self) -> Program {
