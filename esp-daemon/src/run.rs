@@ -386,26 +386,31 @@ async fn notify_watchdog(node: Arc<Node>, pause: Duration) {
     }
 }
 
-/// Reloads the limits; all other options need a restart.
+/// Reloads limits and keys; all other options need a restart.
 fn reload(node: &Node, engine: &EngineHandle, file: Option<&PathBuf>) {
     let Some(file) = file else {
         warn!("SIGHUP: no config file to reload");
         return;
     };
-    match Config::load(file) {
-        Ok(config) => {
-            match auth::load_keys(&config.auth.key_files) {
-                Ok(keys) if keys.is_empty() => {}
-                Ok(keys) => {
-                    let _ = engine.send(Command::SetKeys(keys)); // fails during the shutdown only
-                }
-                Err(error) => error!(%error, "SIGHUP: cannot reload; the keys are unchanged"),
-            }
-            node.accounts.set_limits(config.limits);
-            info!(file = %file.display(), "reloaded limits and keys; other options need a restart");
+    let config = match Config::load(file) {
+        Ok(config) => config,
+        Err(error) => {
+            error!(%error, "SIGHUP: cannot reload; nothing has changed");
+            return;
         }
-        Err(error) => error!(%error, "SIGHUP: cannot reload; the limits are unchanged"),
+    };
+    match auth::load_keys(&config.auth.key_files) {
+        Ok(keys) if keys.is_empty() => {}
+        Ok(keys) => {
+            let _ = engine.send(Command::SetKeys(keys)); // fails during the shutdown only
+        }
+        Err(error) => {
+            error!(%error, "SIGHUP: cannot reload; nothing has changed");
+            return;
+        }
     }
+    node.accounts.set_limits(config.limits);
+    info!(file = %file.display(), "reloaded limits and keys; other options need a restart");
 }
 
 /// Raises the descriptor limit to the maximum: each program needs three.

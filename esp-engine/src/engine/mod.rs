@@ -457,7 +457,7 @@ impl Engine {
             if work {
                 rounds -= 1;
             } else if refused && now < end {
-                std::thread::sleep(SEND_RETRY.into());
+                std::thread::sleep(SEND_RETRY);
             } else {
                 break;
             }
