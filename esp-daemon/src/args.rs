@@ -25,8 +25,8 @@ static VERSIONS: LazyLock<String> = LazyLock::new(|| {
     about = "Provides ESP streams and EDP datagrams over Ethernet to the programs of this node.",
     after_help = "Exit codes: 0 stopped on request (or the config is good), 1 failed while running, or cannot start\n\
                   yet (another daemon serves, no memory), 2 cannot start.\n\
-                  Signals: SIGTERM stops the daemon and leaves streams to the next one; SIGINT stops it and\n\
-                  ends them; SIGHUP reloads limits and keys. See docs/daemon.md."
+                  Signals: SIGTERM stops the daemon and leaves streams to the next one;\n\
+                  SIGINT stops it and ends them; SIGHUP reloads limits and keys. See docs/daemon.md."
 )]
 pub struct Args {
     /// Network interface to use; may be repeated. Replaces `interfaces` of the config

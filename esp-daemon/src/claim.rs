@@ -37,7 +37,10 @@ const HOLDER_PAUSE: Duration = Duration::from_millis(5);
 
 /// The exclusive right to serve an interface; released on drop.
 #[derive(Debug)]
-pub(crate) struct InterfaceClaim(#[allow(dead_code)] Option<Arc<OwnedFd>>); // held, not read
+pub(crate) struct InterfaceClaim {
+    /// Has the name of the claim; `None`: it is served without one.
+    _socket: Option<Arc<OwnedFd>>,
+}
 
 impl InterfaceClaim {
     /// Claims the interface for one packet type. Must be called inside the runtime.
@@ -98,7 +101,9 @@ impl InterfaceClaim {
                 }
             }
         });
-        InterfaceClaim(Some(socket))
+        InterfaceClaim {
+            _socket: Some(socket),
+        }
     }
 
     /// Logs that the name is taken by a process that is no daemon.
@@ -109,7 +114,7 @@ impl InterfaceClaim {
             "{holder} has the name @{claim_name}, which is for daemons: ignored, so a second \
              esp-daemon for this interface would not be noticed"
         );
-        InterfaceClaim(None)
+        InterfaceClaim { _socket: None }
     }
 }
 

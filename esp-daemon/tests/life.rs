@@ -394,6 +394,13 @@ fn sighup_reloads_the_limits() {
         daemon.said().contains("limits.listeners")
     });
     assert_eq!(program.refused(listen(0)).0, ErrorKind::Limit);
+    let text = "[limits]\nlisteners = 2\n[auth]\nkey_files = [\"/nowhere/esp.key\"]\n";
+    std::fs::write(&config, text).unwrap();
+    daemon.signal(Signal::HUP);
+    eventually("the missing key file is reported", || {
+        daemon.said().contains("/nowhere/esp.key")
+    });
+    assert_eq!(program.refused(listen(0)).0, ErrorKind::Limit);
     std::fs::write(&config, "[limits]\nlisteners = 2\n").unwrap();
     daemon.signal(Signal::HUP);
     eventually("the new limit holds", || {

@@ -5,12 +5,12 @@ mod common;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use common::{EMBEDDED, Host, SPIN, embedded};
+use common::{EMBEDDED, Host, SPIN, embedded, namespace_or_skip};
 use esp_engine::Command;
 use esp_engine::shm::record::{DgramHeader, EdpKind};
 use esp_engine::shm::{MIN_RING, Region, RingSizes, Wake};
 use esp_proto::NodeAddr;
-use netns::{Namespace, TwoNodes};
+use netns::TwoNodes;
 
 /// Records that each of the sockets writes before it rings.
 const RECORDS: u16 = 64;
@@ -94,15 +94,9 @@ fn a_closed_socket_sends_its_records_first() {
 #[test]
 fn a_snapshot_of_many_connections_takes_several_turns() -> Result<(), Box<dyn std::error::Error>> {
     const CONNECTIONS: u16 = 300;
-    let namespace = match Namespace::new() {
-        Err(error) => {
-            netns::skip(
-                "a_snapshot_of_many_connections_takes_several_turns",
-                &error.to_string(),
-            );
-            return Ok(());
-        }
-        made => made?,
+    let Some(namespace) = namespace_or_skip("a_snapshot_of_many_connections_takes_several_turns")?
+    else {
+        return Ok(());
     };
     let (mut engine, handle, link, _page) = embedded(&namespace)?;
     let peer = NodeAddr::Udp("127.0.0.9:9".parse()?);

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use common::{EMBEDDED, embedded};
+use common::{EMBEDDED, embedded, namespace_or_skip};
 use esp_engine::shm::record::{DgramHeader, EdpKind};
 use esp_engine::shm::{Doorbell, EngineView, Region, RingSizes, TxProducer};
 use esp_engine::{Command, LinkId};
 use esp_proto::NodeAddr;
-use netns::Namespace;
 
 const SLOT: u16 = 0;
 
@@ -21,12 +20,8 @@ const SLOT: u16 = 0;
 /// poll.
 #[test]
 fn datagrams_leave_at_once() -> Result<(), Box<dyn std::error::Error>> {
-    let namespace = match Namespace::new() {
-        Err(error) => {
-            netns::skip("datagrams_leave_at_once", &error.to_string());
-            return Ok(());
-        }
-        made => made?,
+    let Some(namespace) = namespace_or_skip("datagrams_leave_at_once")? else {
+        return Ok(());
     };
     let peer = namespace.run(|| UdpSocket::bind("127.0.0.1:0"))?;
     peer.set_read_timeout(Some(Duration::from_secs(5)))?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use common::{EMBEDDED, Host, PATIENCE, embedded, embedded_with};
+use common::{EMBEDDED, Host, PATIENCE, embedded_with, namespace_or_skip};
 use esp_engine::shm::record::{DgramHeader, EdpKind};
 use esp_engine::shm::{
     Doorbell, EngineView, Events, MIN_RING, Region, RingSizes, RxConsumer, Status, StreamState,
@@ -112,34 +112,36 @@ fn a_shut_down_resets_the_peers_though_the_device_refuses_a_frame() {
     assert_eq!(right.wait_closed(), StreamState::Closed(reason));
 }
 
-/// What the sockets of the interface received and the engine does not read any more must not keep
-/// it awake.
+/// Frames that remain in the sockets of a removed interface do not keep the engine awake.
 #[test]
 fn an_engine_sleeps_after_its_interface_vanished_amid_traffic() {
     let Some(nodes) = TwoNodes::new_or_skip("an_engine_sleeps_without_its_interface") else {
         return;
     };
     let host = Host::start(&nodes.a, |_| {});
-    let peer = Host::start(&nodes.b, |_| {}).datagrams(5000);
+    let mut other = Host::start(&nodes.b, |_| {});
+    let peer = other.datagrams(5000);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (stop, mac) = (&stop, host.mac);
         scope.spawn(move || {
-            let mut peer = peer;
-            while !stop.load(Ordering::Relaxed) {
+            let (mut peer, end) = (peer, Instant::now() + 2 * PATIENCE);
+            while !stop.load(Ordering::Relaxed) && Instant::now() < end {
                 while peer.tx.put_record(&to(mac.into(), EdpKind::Data), &[1; 64]) {}
                 peer.ring();
             }
         });
-        std::thread::sleep(Duration::from_millis(50));
+        eventually("frames arrive", || host.counter("rx_frames") > 1000);
         let (namespace, name) = (nodes.a.namespace(), nodes.a.name());
         let deleted = namespace.ip(&format!("link delete {name}"));
         stop.store(true, Ordering::Relaxed);
         deleted.unwrap();
     });
-    let is_gone = |event: &EngineEvent| matches!(event, EngineEvent::Link { condition, .. } if condition.gone);
     eventually("the engine notices", || {
-        host.events.try_iter().any(|event| is_gone(&event))
+        host.events.try_iter().any(|event| match event {
+            EngineEvent::Link { condition, .. } => condition.gone,
+            _ => false,
+        })
     });
     let before = host.counter("engine_polls");
     std::thread::sleep(Duration::from_millis(500));
@@ -264,12 +266,8 @@ fn connected(left: &mut Local, right: &mut Local, port: Port) -> (Stream, Stream
 /// nothing to it must not delay that for ever.
 #[test]
 fn a_reader_is_woken_amid_the_traffic_of_others() -> Outcome {
-    let namespace = match Namespace::new() {
-        Err(error) => {
-            netns::skip("a_reader_is_woken_amid_traffic", &error.to_string());
-            return Ok(());
-        }
-        made => made?,
+    let Some(namespace) = namespace_or_skip("a_reader_is_woken_amid_traffic")? else {
+        return Ok(());
     };
     let (mut left, mut right) = (Local::start(&namespace)?, Local::start(&namespace)?);
     let (ours, mut theirs) = connected(&mut left, &mut right, 7000);
@@ -298,16 +296,10 @@ fn a_reader_is_woken_amid_the_traffic_of_others() -> Outcome {
 /// After a pause, an engine first takes what has accumulated. What it answers leaves in that poll.
 #[test]
 fn what_a_resting_link_receives_after_a_pause_is_answered_at_once() -> Outcome {
-    let namespace = match Namespace::new() {
-        Err(error) => {
-            netns::skip("a_resting_link_answers", &error.to_string());
-            return Ok(());
-        }
-        made => made?,
+    let Some(namespace) = namespace_or_skip("a_resting_link_answers")? else {
+        return Ok(());
     };
-    let (mut asking, asked) = (Local::start(&namespace)?, embedded(&namespace)?);
-    drop(asked);
-    let mut resting = Local::start(&namespace)?;
+    let (mut asking, mut resting) = (Local::start(&namespace)?, Local::start(&namespace)?);
     let (tx, rx) = (MIN_RING, MIN_RING);
     let (region, _fd) = Region::create(RingSizes { tx, rx })?;
     let (link, bound) = (asking.link, Arc::clone(&region));

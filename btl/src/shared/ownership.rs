@@ -62,8 +62,8 @@ impl Ownership {
 
     /// Notes that there is work in the queue. The calling thread then tries to become the owner.
     pub(super) fn leave_work(&self) {
-        // SYNC POINT work noted: the work was queued before. A swap, because a plain store would hide
-        // the notes of other threads before it from the owner.
+        // SYNC POINT work noted: the work was queued before. A swap, because a plain store would
+        // hide the notes of other threads before it from the owner.
         self.work_left.swap(true, Ordering::Release);
         // SYNC POINT left work: either the next `try_acquire` finds no owner, or the owner finds
         // the note after its release.

@@ -36,7 +36,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(20);
 /// of a socket.
 const UNREAD: usize = 64;
 
-/// What the session's thread does at the next daemon.
+/// A new connection as the session's thread serves it.
 pub(super) struct Next {
     pub(super) decoder: Decoder<Reply>,
     pub(super) events: Events,

@@ -44,6 +44,18 @@ fn eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
+/// Creates a namespace; `None`, after reporting it, where the privilege or `ip` is missing.
+pub fn namespace_or_skip(test: &str) -> std::io::Result<Option<Namespace>> {
+    use std::io::ErrorKind::{NotFound, PermissionDenied};
+    match Namespace::new() {
+        Err(error) if matches!(error.kind(), PermissionDenied | NotFound) => {
+            netns::skip(test, &error.to_string());
+            Ok(None)
+        }
+        made => made.map(Some),
+    }
+}
+
 /// An embedded engine, its handle, its link, and the page of its program.
 pub type Embedded = (Engine, EngineHandle, LinkId, Arc<ClientPage>);
 
