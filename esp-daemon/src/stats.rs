@@ -69,7 +69,7 @@ counters! {
     control_malformed: "messages that are not a request of this version",
     control_oversized: "messages above the maximum length",
     control_half_written: "messages not completed in time, or truncated by the end of the connection",
-    control_unexpected_descriptors: "descriptors sent to the daemon, which accepts none",
+    control_unexpected_descriptors: "messages with descriptors other than the memory of a socket of an earlier daemon",
     control_no_hello: "programs that did not send Hello in time, or not first",
     control_slow_readers: "programs disconnected because they did not read their replies",
     control_misbehaved: "programs disconnected because of repeated malformed requests",

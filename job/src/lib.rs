@@ -21,8 +21,8 @@
 //! # Environment
 //! | variable | meaning |
 //! |---|---|
-//! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,ib,eth` (all, by default) |
-//! | `ESP_INTERFACES` | interfaces for Ethernet: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves |
+//! | `ESP_BTL` | transports to use, in order of preference among equals: `self,shm,ib,eth,udp` (all, by default) |
+//! | `ESP_INTERFACES` | interfaces for Ethernet and UDP: `eth0,eth1`, or `^wlan*` for all but these; default: all that the daemon serves, and for UDP all that are up and have an IP address |
 //! | `ESP_RAILS` | number of interfaces used at once, each as a rail, 1 to 4; default 4 |
 //! | `ESP_AUTH` | `encrypt` or `integrity`: protect packets between nodes, over UDP, by keys: those of `ESP_KEY_FILE`, else one of the job; `off`: do not; default: `encrypt` with `ESP_KEY_FILE`, or if the daemon of rank 0's node has a key |
 //! | `ESP_KEY_FILE` | files with keys, separated by colons; all processes need one in common |
@@ -30,7 +30,8 @@
 //! | `ESP_RDMA_PORTS` | ports for InfiniBand and RoCE, one rail each: `mlx5_0,mlx5_1:2`; default: the active ones, at most four |
 //! | `ESP_RDMA_SHARED` | 1: all peers share receive blocks; 0: each peer has its own; default: shared from 257 ranks on |
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
-//! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it is there |
+//! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it is there; empty: none |
+//! | `ESP_PATH` | `lease`, `daemon`, or `auto` (default): whether a process uses a lease, see `esp-client` |
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
 //! | `ESP_SOCKET` | the daemon's socket, see `esp-client` |
 //!
