@@ -18,7 +18,7 @@ pub(crate) type Fact = (&'static str, String);
 pub(super) fn table(facts: &[Fact]) -> String {
     let row = |(label, value): &Fact| format!("| {label} | {value} |\n");
     let rows: String = facts.iter().map(row).collect();
-    format!("| the machine | |\n| --- | --- |\n{rows}")
+    format!("| the machine of the last run | |\n| --- | --- |\n{rows}")
 }
 
 /// Returns the facts that tell machines apart, in one line.

@@ -84,7 +84,9 @@ impl Section {
         for chart in &self.charts {
             let _ = write!(text, "\n![{}]({CHARTS}/{}.svg)\n", chart.title, chart.name);
         }
-        let _ = write!(text, "\n{}, {run}.\n\n{table}", machine::date());
+        let run = format!("{}, {run}, on {}.", machine::date(), machine::summary());
+        let run = wrapped(&run, 100);
+        let _ = write!(text, "\n{run}\n{table}");
         text
     }
 }
@@ -216,7 +218,7 @@ mod tests {
         assert_eq!(results::read(scratch.path())?, section().figures);
         for part in [
             "### walk",
-            "3 rounds",
+            "3 rounds, on ",
             "Its legs. The ground.",
             "![walk, MTU 1500](charts/walk-1500.svg)",
             "| tcp |",

@@ -79,8 +79,8 @@ pub(super) static PAPER: Paper = Paper {
             ratio: None,
             here: "own ping-pong of 256 KiB",
             take: Take::Pair(pair("mpi", "ping-pong", Some(256 * KIB), "esp", "tcp")),
-            less: "TCP's segmentation offload on a link without a card costs nothing; ESP is \
-                   acknowledged and paced in user space.",
+            less: "TCP's segmentation offload costs nothing on a link without a card; \
+                   acknowledgements and congestion control of ESP run in user space.",
             more: "ESP has flow and congestion control, and offload over UDP.",
         },
         Row {
