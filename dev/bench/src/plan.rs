@@ -168,8 +168,10 @@ pub static BENCHES: [About; 8] = [
         title: "time of a send call, 1 byte, bursts of 32 with 20 µs between",
         limits: "Through the daemon a call is a copy into shared memory and an atomic operation, \
                  and only the first one after the daemon fell asleep is a system call. Over a \
-                 lease the call carries the frame through the kernel and, on this virtual link, \
-                 up to the receiver's socket.",
+                 lease, and over UDP without a daemon, it is a copy, too, and sends a frame \
+                 through the kernel, on this virtual link up to the receiver's socket, only while \
+                 window and credit allow it. Most calls of these bursts do not: their bytes share \
+                 a later frame.",
         millis: [490, 130],
     },
     About {
