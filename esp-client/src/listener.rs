@@ -26,6 +26,8 @@ pub const DEFAULT_BACKLOG: u16 = 128;
 /// Period at which a listener that waits over a lease checks for connections through the daemon,
 /// which come from the own node.
 const DAEMON_CHECK: Duration = Duration::from_millis(5);
+/// Pause between attempts to listen on a port that the daemon has reserved for this program's lease.
+const RESERVED_PAUSE: Duration = Duration::from_millis(50);
 const NO_SPIN: Spin = Spin {
     spins: 0,
     yields: 0,
@@ -62,26 +64,8 @@ impl ListenerBuilder {
     pub fn bind_at(&self, client: &Client, port: u16) -> io::Result<EspListener> {
         self.options.check_key()?;
         let path = self.options.path()?;
-        let session = client.session();
-        let bound = |listener, port, leased| EspListener {
-            client: client.clone(),
-            listener,
-            port,
-            options: self.options.clone(),
-            nonblocking: AtomicBool::new(false),
-            pending: Mutex::new(None),
-            leased,
-        };
-        if session.is_local() {
-            for port in candidates(port) {
-                match self.lease(client, (0, port), path) {
-                    Ok(leased) => return Ok(bound(None, port, leased)),
-                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            let text = "this program listens on the port already";
-            return Err(EspError::denied(ErrorKind::InUse, text).into());
+        if client.session().is_local() {
+            return self.bind_embedded(client, port, path);
         }
         let interface = &self.options.interface;
         if path == Path::Daemon && client.has_leased(interface.as_deref(), port) {
@@ -90,32 +74,75 @@ impl ListenerBuilder {
             );
             return Err(EspError::denied(ErrorKind::InUse, text).into());
         }
-        let request = Request::Listen {
-            interface: interface.clone(),
+        let mut deadline = None;
+        loop {
+            match self.bind_by_daemon(client, port, path) {
+                // The daemon ended before the listener had its leases, and the next one may have
+                // reserved the port for them until their grace period ends.
+                Err(EspError::DaemonGone { .. }) if deadline.is_none() && path == Path::Auto => {
+                    deadline = Some(Instant::now() + client.session().patience());
+                }
+                Err(EspError::Denied {
+                    kind: ErrorKind::InUse,
+                    ..
+                }) if deadline.is_some_and(|deadline| Instant::now() < deadline) => {
+                    std::thread::sleep(RESERVED_PAUSE);
+                }
+                bound => return bound.map_err(io::Error::from),
+            }
+        }
+    }
+
+    fn bound(
+        &self,
+        client: &Client,
+        (listener, port): (Option<u64>, u16),
+        leased: Vec<LeasedListener>,
+    ) -> EspListener {
+        EspListener {
+            client: client.clone(),
+            listener,
+            port,
+            options: self.options.clone(),
+            nonblocking: AtomicBool::new(false),
+            pending: Mutex::new(None),
+            leased,
+        }
+    }
+
+    /// Listens at the embedded engine alone, which has the UDP sockets of a client without daemon.
+    fn bind_embedded(&self, client: &Client, port: u16, path: Path) -> io::Result<EspListener> {
+        for port in candidates(port) {
+            match self.lease(client, (0, port), path) {
+                Ok(leased) => return Ok(self.bound(client, (None, port), leased)),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let text = "this program listens on the port already";
+        Err(EspError::denied(ErrorKind::InUse, text).into())
+    }
+
+    /// Listens at the daemon, and over leases of its port.
+    fn bind_by_daemon(
+        &self,
+        client: &Client,
+        port: u16,
+        path: Path,
+    ) -> Result<EspListener, EspError> {
+        let session = client.session();
+        let request = |port| Request::Listen {
+            interface: self.options.interface.clone(),
             port,
             backlog: self.backlog,
             key: self.options.key.clone(),
         };
-        let answer = session.ask(&request)?;
+        let answer = session.ask(&request(port))?;
         let Reply::Listening { listener, port } = answer.reply else {
-            return Err(session.unexpected("a listener").into());
+            return Err(session.unexpected("a listener"));
         };
-        let again = match request {
-            Request::Listen {
-                interface,
-                backlog,
-                key,
-                ..
-            } => Request::Listen {
-                interface,
-                port,
-                backlog,
-                key,
-            },
-            other => other,
-        };
-        let listener = session.keep_listener(again, listener, answer.connection);
-        let mut bound = bound(Some(listener), port, Vec::new());
+        let listener = session.keep_listener(request(port), listener, answer.connection);
+        let mut bound = self.bound(client, (Some(listener), port), Vec::new());
         bound.leased = self.lease(client, (listener, port), path)?;
         if !bound.leased.is_empty() {
             session.bind_listener(listener);

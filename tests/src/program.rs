@@ -96,12 +96,17 @@ impl Program {
         self.child.wait().expect("wait for the program");
     }
 
+    /// Ends the step `hold`.
+    pub fn release(&mut self) {
+        self.stdin = None;
+    }
+
     /// Ends a program in `hold`, and waits for its end.
     ///
     /// # Panics
     /// When it fails.
     pub fn finish(&mut self) {
-        self.stdin = None;
+        self.release();
         assert!(
             self.child.wait().expect("wait for the program").success(),
             "the program failed"

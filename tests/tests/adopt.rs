@@ -1,9 +1,10 @@
 //! Leases go on without their daemon, and the next daemon adopts them.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esp_client::control::ErrorKind;
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
@@ -11,6 +12,9 @@ use esp_tests::process::{Daemon, bare_lab, signal};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, client, counter, wait_until};
 use lab::Lab;
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
@@ -301,6 +305,111 @@ fn ports_are_reserved_for_a_late_holder() {
         .unwrap();
     new.unwrap().accept_timeout(PATIENCE).unwrap();
     drop((left, near));
+}
+
+/// Stops only the main thread of a program, until it is dropped.
+struct StoppedThread(Pid);
+
+impl StoppedThread {
+    fn new(program: &Program) -> StoppedThread {
+        let thread = Pid::from_raw(program.pid());
+        ptrace::seize(thread, ptrace::Options::empty()).expect("trace the program");
+        ptrace::interrupt(thread).expect("interrupt its main thread");
+        waitpid(thread, Some(WaitPidFlag::__WALL)).expect("its main thread stops");
+        StoppedThread(thread)
+    }
+}
+
+impl Drop for StoppedThread {
+    fn drop(&mut self) {
+        let _ = ptrace::detach(self.0, None);
+    }
+}
+
+/// The thread that requests a lease does not run from the request on until the next daemon has
+/// adopted the program's other lease.
+#[test]
+fn a_stream_is_not_opened_over_a_lease_that_no_daemon_keeps() {
+    let Some(lab) = bare_lab("adopt_granted", 2) else {
+        return;
+    };
+    let mut near = Daemon::start(&lab, 0, ALL);
+    let _far = Daemon::start(&lab, 1, ALL);
+    let listener = EspListener::builder()
+        .path(Path::Daemon)
+        .bind_at(&client(&lab, 1), 7100)
+        .unwrap();
+    let steps = ["client", "listen:7000", "hold", "connect:1:7100", "echo"];
+    let mut holder = Program::start(PROGRAM, &lab.socket(0), &steps);
+    for step in &steps[..2] {
+        holder.says(&format!("ok {step}"));
+    }
+    signal(near.pid(), Signal::STOP);
+    holder.release();
+    holder.says("ok hold");
+    // Until it waits for the reply to its request for a lease of the ports to connect from.
+    thread::sleep(Duration::from_millis(300));
+    let stopped = StoppedThread::new(&holder);
+    signal(near.pid(), Signal::CONT);
+    wait_until("the lease is granted", || {
+        counter(&client(&lab, 0), "leases_granted") == 2
+    });
+    near.kill();
+    near = Daemon::start(&lab, 0, ALL);
+    wait_until("the other one is adopted", || {
+        counter(&client(&lab, 0), "leases_adopted") == 1
+    });
+    drop(stopped);
+    holder.says("ok connect");
+    let (stream, _) = listener.accept_timeout(PATIENCE).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    echo(&stream);
+    // The ports of a lease without a keeper are free after the grace period, and the peer is reset.
+    thread::sleep(Duration::from_secs(4));
+    echo(&stream);
+    drop((stream, near));
+}
+
+/// The daemon is killed between the record of a listener's lease and the reply that grants it. The
+/// next one then has the port reserved for a lease that the program does not have.
+#[test]
+fn a_listener_is_reached_though_its_daemon_ended_before_it_granted_the_lease() {
+    let Some(lab) = bare_lab("adopt_recorded", 2) else {
+        return;
+    };
+    let _far = Daemon::start(&lab, 1, ALL);
+    let mut near = Daemon::start(&lab, 0, ALL);
+    let there = client(&lab, 1);
+    let record = lab.socket(0).with_extension("sock.leases");
+    for port in [7000, 0, 7001, 0] {
+        let before = fs::read_to_string(&record).unwrap_or_default();
+        let listen = format!("listen:{port}");
+        let mut program = Program::start(PROGRAM, &lab.socket(0), &[&listen, "port", "accept"]);
+        let end = Instant::now() + PATIENCE;
+        while fs::read_to_string(&record).unwrap_or_default() == before {
+            assert!(Instant::now() < end, "no lease is recorded");
+        }
+        near.kill();
+        near = Daemon::start(&lab, 0, ALL);
+        program.says(&format!("ok {listen}"));
+        let line = program.says("port ");
+        let port = line["port ".len()..].parse().expect("a port");
+        program.says("ok port");
+        let stream = EspStream::builder()
+            .connect_at(&there, address(0, port))
+            .unwrap();
+        program.says("ok accept");
+        drop(stream);
+        program.kill();
+        wait_until("nothing is left", || {
+            client(&lab, 0)
+                .status()
+                .expect("status")
+                .listeners
+                .is_empty()
+        });
+    }
+    drop(near);
 }
 
 #[test]

@@ -67,27 +67,64 @@ impl Leases {
 
     /// Makes one attempt; false if there is no daemon yet.
     fn adopt(&self) -> bool {
-        let mut all: Vec<Arc<LeasedPorts>> = lock(&self.table)
-            .iter()
-            .filter(|ports| !ports.is_lost())
-            .cloned()
-            .collect();
-        // A standby belongs to a lease, which is adopted first.
-        all.sort_by_key(|ports| ports.kind == LeaseKind::Standby);
-        if all.is_empty() || self.engine.is_forked() {
+        if self.left_to_adopt(&[]).is_empty() || self.engine.is_forked() {
             return true;
         }
         let Ok(session) = Session::open(&self.session.path, false, false) else {
             return false;
         };
-        let mut adopted: Vec<Adopted> = Vec::with_capacity(all.len());
-        for ports in all {
-            match self.adopt_one(&session, &ports, &adopted) {
+        let mut adopted = Vec::new();
+        let mut registry = loop {
+            let registry = lock(&self.registry);
+            // A lease that the last daemon granted may have been added meanwhile. None is added
+            // once the keeper is another.
+            let left = self.left_to_adopt(&adopted);
+            if left.is_empty() {
+                break registry;
+            }
+            drop(registry);
+            if !self.adopt_all(&session, left, &mut adopted) {
+                return false;
+            }
+        };
+        let mut ids = Vec::with_capacity(adopted.len());
+        for (ports, id, spares) in adopted {
+            ports.id.store(id, Ordering::Relaxed);
+            *lock(&ports.spares) = Some(spares);
+            ids.push(Arc::clone(&ports.id));
+        }
+        registry.set_keeper(session, |lease| ids.iter().any(|id| Arc::ptr_eq(id, lease)));
+        // The client may have been dropped meanwhile.
+        if self.is_finished() {
+            registry.keeper.close();
+        }
+        true
+    }
+
+    /// Returns the leases of the table that are not among these, a standby after its lease.
+    fn left_to_adopt(&self, adopted: &[Adopted]) -> Vec<Arc<LeasedPorts>> {
+        let is_left = |ports: &&Arc<LeasedPorts>| {
+            !ports.is_lost() && !adopted.iter().any(|(of, ..)| Arc::ptr_eq(of, ports))
+        };
+        let mut left: Vec<_> = lock(&self.table).iter().filter(is_left).cloned().collect();
+        left.sort_by_key(|ports| ports.kind == LeaseKind::Standby);
+        left
+    }
+
+    /// Has the daemon adopt these leases; false if it failed.
+    fn adopt_all(
+        &self,
+        session: &Arc<Session>,
+        left: Vec<Arc<LeasedPorts>>,
+        adopted: &mut Vec<Adopted>,
+    ) -> bool {
+        for ports in left {
+            match self.adopt_one(session, &ports, adopted) {
                 Ok((id, spares)) => adopted.push((ports, id, spares)),
                 Err(NotAdopted::Retry(why)) => {
                     // The end of the session ends what was adopted in it.
                     session.fail(why);
-                    for (ports, _, spares) in adopted {
+                    for (ports, _, spares) in adopted.drain(..) {
                         *lock(&ports.spares) = Some(spares);
                     }
                     return false;
@@ -101,18 +138,6 @@ impl Leases {
                     });
                 }
             }
-        }
-        let mut registry = lock(&self.registry);
-        let mut ids = Vec::with_capacity(adopted.len());
-        for (ports, id, spares) in adopted {
-            ports.id.store(id, Ordering::Relaxed);
-            *lock(&ports.spares) = Some(spares);
-            ids.push(Arc::clone(&ports.id));
-        }
-        registry.set_keeper(session, |lease| ids.iter().any(|id| Arc::ptr_eq(id, lease)));
-        // The client may have been dropped meanwhile.
-        if self.is_finished() {
-            registry.keeper.close();
         }
         true
     }

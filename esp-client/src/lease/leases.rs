@@ -195,8 +195,27 @@ impl Leases {
         let (link, spares) =
             add().inspect_err(|_: &EspError| session.post(Request::EndLease { lease }))?;
         let ports = LeasedPorts::new((lease, kind), link, interface, ports, Some(spares));
-        lock(&self.table).push(Arc::clone(&ports));
+        self.keep(session, &ports)?;
         Ok(ports)
+    }
+
+    /// Adds a lease that this session granted to the table.
+    ///
+    /// # Errors
+    /// The daemon has ended, and the next one has adopted the leases of the table: it would not
+    /// adopt this one any more.
+    fn keep(&self, session: &Session, ports: &Arc<LeasedPorts>) -> Result<(), EspError> {
+        let registry = lock(&self.registry);
+        if std::ptr::eq(&*registry.keeper, session) {
+            lock(&self.table).push(Arc::clone(ports));
+            return Ok(());
+        }
+        drop(registry);
+        let _ = self
+            .engine
+            .with_engine(|engine| engine.remove_leased(ports.link));
+        let why = "it ended before its lease was in use";
+        Err(EspError::gone(&self.session.path, why))
     }
 
     /// Leases the ports of a lease on the node's other interfaces, too, as far as the daemon

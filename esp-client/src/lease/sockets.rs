@@ -195,6 +195,10 @@ impl Leases {
 
     /// Leases the port of a listener on these interfaces. An interface without a lease uses the
     /// daemon; with `must` it is an error.
+    ///
+    /// # Errors
+    /// [`EspError::DaemonGone`], also without `must`: the daemon ended meanwhile. The next one may
+    /// have reserved the port for this lease.
     pub(crate) fn listen<'a>(
         self: &Arc<Self>,
         interfaces: impl Iterator<Item = &'a str>,
@@ -205,8 +209,11 @@ impl Leases {
     ) -> Result<Vec<LeasedListener>, EspError> {
         // The listener belongs to the first daemon's connection only.
         if self.session.is_lost() {
-            let why = "leases of listeners are those of the first one";
-            return Err(EspError::gone(&self.session.path, why));
+            if must {
+                let why = "leases of listeners are those of the first one";
+                return Err(EspError::gone(&self.session.path, why));
+            }
+            return Ok(Vec::new());
         }
         let mut leased = Vec::new();
         for interface in interfaces {
@@ -214,7 +221,9 @@ impl Leases {
                 Some(ports) => leased.push(ports),
                 None => match self.lease(interface, Some(id), 1) {
                     Ok(ports) => leased.push(ports),
-                    Err(error) if must => return Err(error),
+                    Err(error) if must || matches!(error, EspError::DaemonGone { .. }) => {
+                        return Err(error);
+                    }
                     Err(_) => {}
                 },
             }

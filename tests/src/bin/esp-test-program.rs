@@ -7,8 +7,10 @@
 //! | step | effect |
 //! |---|---|
 //! | `uid:N` `uid:N:GROUP` | become user N, a member of another group (before anything else) |
+//! | `client` | use one client for all later steps, instead of one for each |
 //! | `path:PATH` | use this path for later streams and listeners: `auto`, `lease`, `daemon` |
 //! | `listen:PORT` `listen:PORT:BACKLOG` `listen:PORT:BACKLOG:KEY` | listen |
+//! | `port` | print the port of the last listener |
 //! | `accept` | accept a connection of the last listener, and keep it |
 //! | `connect:NODE:PORT` `connect:NODE:PORT:KEY` | connect to a node, and keep the stream |
 //! | `start:NODE:PORT` | start to connect without waiting for the result |
@@ -31,6 +33,7 @@ use lab::Node;
 /// Objects created by the steps.
 struct Held {
     socket: String,
+    client: Option<Client>,
     listeners: Vec<EspListener>,
     streams: Vec<EspStream>,
     datagrams: Vec<EdpSocket>,
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
     };
     let mut held = Held {
         socket,
+        client: None,
         listeners: Vec::new(),
         streams: Vec::new(),
         datagrams: Vec::new(),
@@ -70,7 +74,10 @@ fn main() -> ExitCode {
 
 impl Held {
     fn client(&self) -> io::Result<Client> {
-        Ok(Client::connect(&self.socket)?)
+        match &self.client {
+            Some(client) => Ok(client.clone()),
+            None => Ok(Client::connect(&self.socket)?),
+        }
     }
 
     fn stream(&self) -> io::Result<&EspStream> {
@@ -93,6 +100,7 @@ impl Held {
         let port = |at: usize| u16::try_from(number(at)).map_err(io::Error::other);
         match name {
             "uid" => become_user(number(0), numbers.get(1).copied())?,
+            "client" => self.client = Some(self.client()?),
             "listen" => {
                 let mut builder = EspListener::builder().key(key).path(self.path);
                 if numbers.len() > 1 {
@@ -100,6 +108,11 @@ impl Held {
                 }
                 self.listeners
                     .push(builder.bind_at(&self.client()?, port(0)?)?);
+            }
+            "port" => {
+                let listener = self.listeners.last();
+                let listener = listener.ok_or_else(|| io::Error::other("no listener"))?;
+                writeln!(io::stdout(), "port {}", listener.port())?;
             }
             "accept" => {
                 let listener = self
