@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use common::{EMBEDDED, Host, PATIENCE, embedded_with, namespace_or_skip};
+use common::{EMBEDDED, Host, PATIENCE, embedded, embedded_with, namespace_or_skip};
 use esp_engine::shm::record::{DgramHeader, EdpKind};
 use esp_engine::shm::{
     Doorbell, EngineView, Events, MIN_RING, Region, RingSizes, RxConsumer, Status, StreamState,
@@ -327,5 +327,23 @@ fn what_a_resting_link_receives_after_a_pause_is_answered_at_once() -> Outcome {
         asking.engine.poll_all_links();
         reader.available() > 0
     });
+    Ok(())
+}
+
+/// A program that writes often and never reads serves doorbells only. Its progress thread has to
+/// see that nothing polls, or acknowledgements and timers would wait as long as it writes.
+#[test]
+fn serving_doorbells_is_no_poll() -> Outcome {
+    let Some(namespace) = namespace_or_skip("serving_doorbells")? else {
+        return Ok(());
+    };
+    let (mut engine, _handle, _link, _page) = embedded(&namespace)?;
+    engine.poll();
+    let polled = engine.polled_at();
+    std::thread::sleep(Duration::from_millis(1));
+    engine.poll_doorbells();
+    assert_eq!(engine.polled_at(), polled);
+    engine.poll();
+    assert!(engine.polled_at() > polled);
     Ok(())
 }

@@ -211,14 +211,18 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Unlocks the engine after a poll. Wakes a thread that waits for it, since no thread drives it
-    /// now, and the progress thread if it took the program for away.
+    /// Unlocks the engine. Wakes a thread that waits for it, since no thread drives it now, and,
+    /// after a poll, the progress thread if it took the program for away.
     pub(super) fn leave(&self, engine: MutexGuard<'_, Engine>) {
-        self.last_poll
-            .store(engine.polled_at().as_nanos(), Ordering::Relaxed);
+        let polled_at = engine.polled_at().as_nanos();
+        // A program that only writes serves doorbells without a poll, and is away all the same.
+        let polled = self.last_poll.load(Ordering::Relaxed) != polled_at;
+        self.last_poll.store(polled_at, Ordering::Relaxed);
         drop(engine);
         self.parked.call_driver();
-        self.progress.wake();
+        if polled {
+            self.progress.wake();
+        }
     }
 
     /// Wakes all waiting threads to check their condition again.

@@ -274,7 +274,7 @@ impl Engine {
         }
         // What was received is answered and published, also by links that rest.
         self.waiter.side |= work;
-        (self.last_poll, self.polled_at) = (now, now);
+        self.last_poll = now;
         self.waiter.disarm(now, &self.links);
         work | self.poll_at(now, posted)
     }
@@ -282,13 +282,13 @@ impl Engine {
     /// Returns the start of the last poll, or the end of the last [`Engine::block`], without
     /// reading the clock.
     pub fn polled_at(&self) -> Instant {
-        self.polled_at
+        self.last_poll
     }
 
     /// Serves doorbells and transmits, without receiving frames. Returns true if there was work.
+    /// This is no poll: acknowledgements and timers still wait for one.
     pub fn poll_doorbells(&mut self) -> bool {
         let now = self.clock.now();
-        self.polled_at = now;
         let mut work = self.serve_doorbells(now);
         for link in self.links.iter_mut().filter(|link| !link.rests()) {
             work |= link.transmit(now);
@@ -318,7 +318,6 @@ impl Engine {
     pub fn block(&mut self, until: Option<Instant>) {
         self.sleep(self.clock.now(), until);
         self.last_poll = self.clock.now();
-        self.polled_at = self.last_poll;
         if self.has_rails && self.last_poll >= self.next_link_poll {
             self.waiter.side = true;
         }

@@ -116,10 +116,8 @@ pub struct Engine {
     has_rails: bool,
     /// Time at which the links' states are polled next.
     next_link_poll: Instant,
-    /// Start of the last [`Engine::poll`].
+    /// Start of the last [`Engine::poll`], or end of the last [`Engine::block`].
     last_poll: Instant,
-    /// Start of the last poll of any kind, or end of the last [`Engine::block`].
-    polled_at: Instant,
     stop: Option<Stop>,
 }
 
@@ -231,7 +229,6 @@ impl Engine {
             has_rails: false,
             next_link_poll: Instant::ZERO,
             last_poll: Clock.now(),
-            polled_at: Clock.now(),
             stop: None,
         };
         Ok((engine, handle))
