@@ -346,12 +346,12 @@ impl Node {
         }
     }
 
-    /// Frees the ports that are reserved for programs that have ended. Returns the number of their
-    /// leases.
-    pub(crate) fn free_ports_of_the_dead(&self) -> usize {
+    /// Frees the ports that are reserved for programs that have ended. Returns true if there were
+    /// any.
+    pub(crate) fn free_ports_of_the_dead(&self) -> bool {
         let dead = self.leases.reserved_by_the_dead();
         dead.iter().for_each(|lease| self.end_lease(*lease));
-        dead.len()
+        !dead.is_empty()
     }
 
     /// Refuses an incoming connection.

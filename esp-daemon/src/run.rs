@@ -214,19 +214,19 @@ async fn expire_reservations(node: Arc<Node>, grace: Duration) {
     }
     info!(leases = waiting, "reserved the ports of earlier leases");
     let end = Instant::now() + grace;
-    let mut freed = 0;
     while Instant::now() < end && !node.leases.reserved().is_empty() {
         let left = end.saturating_duration_since(Instant::now());
         tokio::time::sleep(RESERVED_CHECK.min(left)).await;
-        freed += node.free_ports_of_the_dead();
+        node.free_ports_of_the_dead();
     }
     let left = node.leases.reserved();
     for lease in &left {
         node.end_lease(*lease);
     }
+    let adopted = node.stats.leases_adopted.get();
     info!(
-        adopted = waiting.saturating_sub(left.len() + freed),
-        expired = left.len() + freed,
+        adopted,
+        expired = (waiting as u64).saturating_sub(adopted),
         "grace period over: freed the ports of leases that were not adopted"
     );
 }

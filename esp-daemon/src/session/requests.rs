@@ -198,12 +198,15 @@ impl Session {
         };
         let accounts = &self.node.accounts;
         let charge = accounts.charge(self.credentials.uid, Resource::Listeners, 1)?;
-        let claims =
-            self.claim_for_listener(client.id, links, port)
-                .or_else(|refusal| match self.node.free_ports_of_the_dead() {
-                    0 => Err(refusal),
-                    _ => self.claim_for_listener(client.id, links, port),
-                })?;
+        let claims = self
+            .claim_for_listener(client.id, links, port)
+            .or_else(|refusal| {
+                if self.node.free_ports_of_the_dead() {
+                    self.claim_for_listener(client.id, links, port)
+                } else {
+                    Err(refusal)
+                }
+            })?;
         let port = claims.first().map_or(port, PortClaim::port);
         let listener = self.node.add_listener(client);
         let listened = self
