@@ -1,7 +1,6 @@
 //! One run of the daemon, from start to end.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -161,7 +160,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
             _ = terminate.recv() => break Ok(End::Leave),
             _ = interrupt.recv() => break Ok(End::ForGood),
             _ = hangup.recv() => {
-                reload(&node, &engine.handle, settings.config_file.as_ref());
+                reload(&node, &engine.handle, settings);
             }
         }
     };
@@ -386,30 +385,42 @@ async fn notify_watchdog(node: Arc<Node>, pause: Duration) {
     }
 }
 
-/// Reloads limits and keys; all other options need a restart.
-fn reload(node: &Node, engine: &EngineHandle, file: Option<&PathBuf>) {
-    let Some(file) = file else {
+/// Reloads limits, and the keys of a daemon that was started with keys; all other options need a
+/// restart.
+fn reload(node: &Node, engine: &EngineHandle, settings: &Settings) {
+    let Some(file) = &settings.config_file else {
         warn!("SIGHUP: no config file to reload");
         return;
     };
-    let config = match Config::load(file) {
-        Ok(config) => config,
+    let loaded = Config::load(file).map_err(StartError::new);
+    let loaded = loaded.and_then(|config| {
+        let keys = auth::load_keys(&config.auth.key_files)?;
+        Ok((config, keys))
+    });
+    let (config, keys) = match loaded {
+        Ok(loaded) => loaded,
         Err(error) => {
             error!(%error, "SIGHUP: cannot reload; nothing has changed");
             return;
         }
     };
-    match auth::load_keys(&config.auth.key_files) {
-        Ok(keys) if keys.is_empty() => {}
-        Ok(keys) => {
-            let _ = engine.send(Command::SetKeys(keys)); // fails during the shutdown only
-        }
-        Err(error) => {
-            error!(%error, "SIGHUP: cannot reload; nothing has changed");
-            return;
-        }
-    }
     node.accounts.set_limits(config.limits);
+    let (had, has) = (!settings.config.auth.key_files.is_empty(), !keys.is_empty());
+    if had != has {
+        warn!(
+            "SIGHUP: reloaded limits; authentication is turned on or off by a restart only, and is {} \
+             until then",
+            if had {
+                "on, with the previous keys"
+            } else {
+                "off"
+            }
+        );
+        return;
+    }
+    if has {
+        let _ = engine.send(Command::SetKeys(keys)); // fails during the shutdown only
+    }
     info!(file = %file.display(), "reloaded limits and keys; other options need a restart");
 }
 
