@@ -9,10 +9,11 @@ use std::thread;
 use constant_time_eq::constant_time_eq;
 use esp_client::Client;
 use preload_wire::{Answer, PATIENCE, Request, Sealed, Sockets, read_line, write_line};
+use rustix::net::{RecvFlags, recv};
 
 use super::{MAX_SOCKETS, Node, datagrams, listeners, streams, system, tcp};
 
-/// Answers requests, each in a thread of its own.
+/// Answers requests: at once where that cannot block, else in a thread of its own each.
 pub(super) fn serve(node: &Arc<Node>, control: &UnixListener) {
     for stream in control.incoming() {
         // Other users may connect, too.
@@ -24,19 +25,57 @@ pub(super) fn serve(node: &Arc<Node>, control: &UnixListener) {
             thread::sleep(std::time::Duration::from_millis(10));
             continue;
         };
+        let mut request = None;
+        if has_line(&stream) {
+            match read_line::<Sealed>(&stream) {
+                Ok(sealed) if is_quick(&sealed.request) => {
+                    // The answer fits into the empty buffer of the socket.
+                    let _ = answer(node, &stream, sealed);
+                    continue;
+                }
+                Ok(sealed) => request = Some(sealed),
+                Err(_) => continue,
+            }
+        }
         node.busy("request", {
             let node = Arc::clone(node);
             move |_| {
-                let _ = answer(&node, &stream);
+                let _ = answer_late(&node, &stream, request);
             }
         });
     }
 }
 
-fn answer(node: &Arc<Node>, stream: &UnixStream) -> io::Result<()> {
+/// Returns true if the request is there, as it is for most, which are written right after the
+/// connection is made.
+fn has_line(stream: &UnixStream) -> bool {
+    let mut bytes = [0; 1024];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let waiting = recv(stream, &mut bytes[..], flags);
+    waiting.is_ok_and(|(count, _)| bytes.iter().take(count).any(|&byte| byte == b'\n'))
+}
+
+/// Returns true if the answer needs no other process, and is short.
+fn is_quick(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::State { .. } | Request::TcpClaim { .. } | Request::TcpNames { .. }
+    )
+}
+
+/// Reads the request, unless it is given, and answers it.
+fn answer_late(node: &Arc<Node>, stream: &UnixStream, request: Option<Sealed>) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let Sealed { secret, request } = read_line(stream)?;
+    let sealed = match request {
+        Some(sealed) => sealed,
+        None => read_line(stream)?,
+    };
+    answer(node, stream, sealed)
+}
+
+fn answer(node: &Arc<Node>, stream: &UnixStream, sealed: Sealed) -> io::Result<()> {
+    let Sealed { secret, request } = sealed;
     let is_allowed = match request {
         Request::Sockets => system::is_own_or_root(stream),
         _ => constant_time_eq(secret.as_bytes(), node.broker.secret.as_bytes()),

@@ -205,28 +205,21 @@ fn ask(node: &Arc<Node>, peer: SocketAddr) -> Result<Answer, &'static str> {
     Ok(Answer::Via { ticket, via })
 }
 
-/// Waits for a connection. A closed UDP port of the peer ends it at once, silence after [`ASK`].
+/// Waits for a connection. A closed UDP port of the peer ends it soon, silence after twice [`ASK`].
 fn wait(result: &Receiver<Outcome>, peer: SocketAddr) -> Outcome {
-    // The kernel reports a closed port to a socket that is connected to it.
-    let probe = || {
-        let any: IpAddr = match peer {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let probe = UdpSocket::bind((any, 0))?;
-        probe.connect(peer)?;
-        probe.set_nonblocking(true)?;
-        probe.send(&[])?;
-        Ok(probe)
-    };
-    let probe = probe().map_err(|_: io::Error| "its node is unreachable")?;
     let deadline = Instant::now() + 2 * ASK;
+    let mut probe = None;
     while Instant::now() < deadline {
         match result.recv_timeout(STEP) {
             Ok(outcome) => return outcome,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
         }
+        let probe = match &mut probe {
+            Some(probe) => probe,
+            // Peers with ESP have answered by now, unless they are busy.
+            none => none.insert(send_probe(peer).map_err(|_| "its node is unreachable")?),
+        };
         if let Err(error) = probe.recv(&mut [0; 1])
             && error.kind() == io::ErrorKind::ConnectionRefused
         {
@@ -234,6 +227,20 @@ fn wait(result: &Receiver<Outcome>, peer: SocketAddr) -> Outcome {
         }
     }
     Err("no answer by ESP")
+}
+
+/// Sends an empty datagram to the peer's port. The kernel reports a closed port to the socket,
+/// which is connected to it.
+fn send_probe(peer: SocketAddr) -> io::Result<UdpSocket> {
+    let any: IpAddr = match peer {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let probe = UdpSocket::bind((any, 0))?;
+    probe.connect(peer)?;
+    probe.set_nonblocking(true)?;
+    probe.send(&[])?;
+    Ok(probe)
 }
 
 /// Returns the IP address of a node.
