@@ -1,0 +1,98 @@
+//! Measures what the start of a job costs each rank: the time to join, the time of the first and of
+//! the next message to a neighbour, the process's memory, and its descriptors. Prints the
+//! median and the maximum over all ranks.
+//!
+//! ```sh
+//! cargo build --release -p job --example start
+//! mpiexec -n 64 target/release/examples/start
+//! ```
+
+use std::fs;
+use std::io;
+use std::time::Instant;
+
+use p2p::{Comm, Error, Rank};
+
+/// What is measured on each rank, in the order of [`measure`].
+const ROWS: [&str; 6] = [
+    "join, ms",
+    "first message, µs",
+    "next message, µs",
+    "own memory after the join, KiB",
+    "own memory at the end, KiB",
+    "descriptors",
+];
+
+fn main() {
+    let begin = Instant::now();
+    let job = match job::join() {
+        Ok(job) => job,
+        Err(error) => {
+            eprintln!("start: {error}");
+            std::process::exit(2);
+        }
+    };
+    let joined = begin.elapsed().as_millis();
+    let measured = measure(&job.world(), u64::try_from(joined).unwrap_or(u64::MAX));
+    if let Err(error) = measured {
+        job.abort(1, &error.to_string());
+    }
+    if let Err(error) = job.finalize() {
+        eprintln!("start: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn measure(world: &Comm, joined: u64) -> Result<(), Box<dyn std::error::Error>> {
+    let after_join = own_memory()?;
+    let first = to_neighbour(world)?;
+    let next = to_neighbour(world)?;
+    let own = [
+        joined,
+        first,
+        next,
+        after_join,
+        own_memory()?,
+        descriptors()?,
+    ];
+    let is_first = world.rank() == 0;
+    let ranks = if is_first { world.size() as usize } else { 0 };
+    let mut all = vec![0; ROWS.len() * ranks];
+    world.gather(&own, &mut all, 0)?;
+    if is_first {
+        println!("{ranks} ranks{:32} median   maximum", "");
+        for (at, label) in ROWS.iter().enumerate() {
+            let mut row: Vec<u64> = all.iter().skip(at).step_by(ROWS.len()).copied().collect();
+            row.sort_unstable();
+            let median = row.get(row.len() / 2).copied().unwrap_or(0);
+            let most = row.last().copied().unwrap_or(0);
+            println!("{label:34} {median:12} {most:9}");
+        }
+    }
+    Ok(())
+}
+
+/// Sends a message to the next rank and receives that of the last one, all ranks at once. Returns
+/// the time in microseconds.
+fn to_neighbour(world: &Comm) -> Result<u64, Error> {
+    world.barrier()?;
+    let (own, size) = (world.rank(), world.size());
+    let next: Rank = (own + 1) % size;
+    let last: Rank = (own + size - 1) % size;
+    let begin = Instant::now();
+    let mut got = [0; 8];
+    world.sendrecv(&[1; 8], next, 0, &mut got, last, 0)?;
+    Ok(u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX))
+}
+
+/// Returns the memory that belongs to this process alone, in KiB.
+fn own_memory() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/self/smaps_rollup")?;
+    let lines = text.lines().filter(|line| line.starts_with("Private_"));
+    let sizes = lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    Ok(sizes.sum())
+}
+
+fn descriptors() -> io::Result<u64> {
+    Ok(fs::read_dir("/proc/self/fd")?.count() as u64)
+}
