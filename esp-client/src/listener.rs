@@ -26,7 +26,7 @@ pub const DEFAULT_BACKLOG: u16 = 128;
 /// Period at which a listener that waits over a lease checks for connections through the daemon,
 /// which come from the own node.
 const DAEMON_CHECK: Duration = Duration::from_millis(5);
-/// Pause between attempts to listen on a port that the daemon has reserved for this program's lease.
+/// Pause between attempts to listen on a port that is reserved for a lease of this program.
 const RESERVED_PAUSE: Duration = Duration::from_millis(50);
 const NO_SPIN: Spin = Spin {
     spins: 0,

@@ -31,6 +31,14 @@ pub(super) enum State {
     Open,
 }
 
+/// The delivered segment that was sent last (`RACK.xmit_ts`, `end_seq` and `rtt` of RFC 8985).
+#[derive(Clone, Copy, Debug, Default)]
+struct Latest {
+    at: u64,
+    end: u64,
+    rtt: u64,
+}
+
 /// A segment that was sent.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
@@ -61,6 +69,9 @@ pub(super) struct Conn {
     window: Window,
     limited: bool,
     recover: Option<u64>,
+    /// The recovery began with a timeout: slow start goes on meanwhile.
+    after_timeout: bool,
+    latest: Latest,
     srtt: u64,
     rttvar: u64,
     min_rtt: u64,
@@ -68,6 +79,8 @@ pub(super) struct Conn {
     probed: bool,
     rto_at: Option<u64>,
     probe_at: Option<u64>,
+    /// Time at which segments are lost that may only be late until then.
+    reorder_at: Option<u64>,
     pub(super) retransmits: u64,
     pub(super) timeouts: u64,
     // receiver
@@ -75,6 +88,8 @@ pub(super) struct Conn {
     early: Vec<(u64, u64)>,
     unacked: u32,
     quick: u32,
+    /// Arrival of the last segment with data.
+    last_data: u64,
     ack_now: bool,
     ack_at: Option<u64>,
     echo: u64,
@@ -100,6 +115,8 @@ impl Conn {
             window: Window::new(control),
             limited: false,
             recover: None,
+            after_timeout: false,
+            latest: Latest::default(),
             srtt: 0,
             rttvar: 0,
             min_rtt: u64::MAX,
@@ -107,12 +124,14 @@ impl Conn {
             probed: false,
             rto_at: None,
             probe_at: None,
+            reorder_at: None,
             retransmits: 0,
             timeouts: 0,
             expected: 0,
             early: Vec::new(),
             unacked: 0,
             quick: QUICK,
+            last_data: 0,
             ack_now: false,
             ack_at: None,
             echo: 0,
@@ -127,7 +146,7 @@ impl Conn {
 
     /// Returns the time of the next timer.
     pub(super) fn deadline(&self) -> Option<u64> {
-        [self.rto_at, self.probe_at, self.ack_at]
+        [self.rto_at, self.probe_at, self.reorder_at, self.ack_at]
             .into_iter()
             .flatten()
             .min()
@@ -155,6 +174,7 @@ impl Conn {
             (false, State::Answering) => {
                 self.state = State::Open;
                 self.backoff = 0;
+                self.measure(now.saturating_sub(segment.echo));
                 self.rto_at = None;
                 opened = true;
             }
@@ -189,6 +209,11 @@ impl Conn {
             }
         }
         self.unacked += 1;
+        // After a pause, as Linux does: the peer may be repeating after a timeout.
+        if now.saturating_sub(self.last_data) > self.rto() {
+            self.quick = QUICK;
+        }
+        self.last_data = now;
         if self.quick > 0 {
             self.quick -= 1;
             self.ack_now = true;
@@ -232,15 +257,16 @@ impl Conn {
     fn acknowledge(&mut self, now: u64, segment: &Segment) {
         let advanced = segment.ack.saturating_sub(self.una);
         let mut delivered = 0;
-        let mut latest = 0;
         while let Some(first) = self.sent.front().copied() {
             if first.seq + u64::from(first.len) > segment.ack {
                 break;
             }
             self.sent.pop_front();
-            delivered += u32::from(!first.sacked);
             self.leave(first);
-            latest = latest.max(self.credible(now, first));
+            if !first.sacked {
+                delivered += 1;
+                self.note(now, first);
+            }
         }
         self.una = self.una.max(segment.ack);
         for (from, to) in segment.sacks.into_iter().filter(|(a, b)| a < b) {
@@ -256,7 +282,7 @@ impl Conn {
                     self.sent[place].lost = false;
                     self.sacked += 1;
                     delivered += 1;
-                    latest = latest.max(self.credible(now, sent));
+                    self.note(now, sent);
                 }
             }
         }
@@ -268,11 +294,12 @@ impl Conn {
         }
         if self.recover.is_some_and(|until| self.una >= until) {
             self.recover = None;
+            self.after_timeout = false;
         }
-        self.find_losses(latest);
+        self.find_losses(now);
         let window = &mut self.window;
         window.on_feedback(advanced, segment.ece, self.una, self.next);
-        if self.recover.is_none() && !segment.ece {
+        if (self.recover.is_none() || self.after_timeout) && !segment.ece {
             window.on_ack(now, f64::from(delivered), self.srtt, self.limited);
         }
         self.backoff = 0;
@@ -280,13 +307,15 @@ impl Conn {
         self.plan(now);
     }
 
-    /// Returns the time of sending of a delivered segment; 0 where the acknowledgement may be for
-    /// an earlier transmission of it.
-    fn credible(&self, now: u64, sent: Sent) -> u64 {
-        if sent.again && now - sent.at < self.min_rtt {
-            return 0;
+    /// Notes a delivered segment, unless the acknowledgement may be for an earlier transmission of
+    /// it (RFC 8985, 6.2, step 2).
+    fn note(&mut self, now: u64, sent: Sent) {
+        let (rtt, end) = (now - sent.at, sent.seq + u64::from(sent.len));
+        let is_earlier = sent.again && rtt < self.min_rtt;
+        if !is_earlier && (sent.at, end) > (self.latest.at, self.latest.end) {
+            let at = sent.at;
+            self.latest = Latest { at, end, rtt };
         }
-        sent.at
     }
 
     /// Takes a delivered segment out of the counts.
@@ -298,9 +327,12 @@ impl Conn {
         }
     }
 
-    /// Marks segments lost that were sent before one that was delivered (RFC 8985).
-    fn find_losses(&mut self, latest: u64) {
-        if self.sacked == 0 {
+    /// Marks segments lost that were sent before a delivered one, and for longer than its round
+    /// trip and the reordering window (RFC 8985, 6.2, step 5). Of segments sent at one time, the
+    /// lower number was sent first.
+    fn find_losses(&mut self, now: u64) {
+        self.reorder_at = None;
+        if self.sacked == 0 && self.recover.is_none() {
             return;
         }
         let window = if self.sacked >= DUPLICATES || self.recover.is_some() {
@@ -308,18 +340,21 @@ impl Conn {
         } else {
             self.min_rtt / 4
         };
+        let Latest { at, end, rtt } = self.latest;
         let mut found = false;
-        let mut seen = 0;
         for sent in &mut self.sent {
-            if seen == self.sacked {
-                break;
+            let is_before = (sent.at, sent.seq + u64::from(sent.len)) < (at, end);
+            if sent.sacked || sent.lost || !is_before {
+                continue;
             }
-            seen += u32::from(sent.sacked);
-            if !sent.sacked && !sent.lost && sent.at + window < latest {
+            let due = sent.at + rtt + window;
+            if due <= now {
                 sent.lost = true;
                 self.pipe -= 1;
                 self.lost += 1;
                 found = true;
+            } else {
+                self.reorder_at = self.reorder_at.max(Some(due));
             }
         }
         if found && self.recover.is_none() {
@@ -344,6 +379,10 @@ impl Conn {
         if self.ack_at.is_some_and(|at| at <= now) {
             self.ack_now = true;
             self.ack_at = None;
+        }
+        if self.reorder_at.is_some_and(|at| at <= now) {
+            self.find_losses(now);
+            self.plan(now);
         }
         if self.rto_at.is_some_and(|at| at <= now) {
             self.expire(now);
@@ -374,9 +413,10 @@ impl Conn {
                 self.lost += 1;
             }
             self.recover = Some(self.next);
+            self.after_timeout = true;
         }
         self.backoff += 1;
-        self.probe_at = None;
+        (self.probe_at, self.reorder_at) = (None, None);
         self.rto_at = Some(now + self.rto());
     }
 
@@ -468,5 +508,132 @@ impl Conn {
             at: now,
             echo: self.echo,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSS: u16 = 1448;
+    /// One way.
+    const DELAY_OF_LINK: u64 = 10_000;
+
+    /// Two ends of an open connection, of which one sends.
+    struct Pair {
+        now: u64,
+        left: Conn,
+        right: Conn,
+        /// Number of segments with data that were sent.
+        sent: usize,
+        /// Segments with their time of arrival, to the right and to the left.
+        wires: [VecDeque<(u64, Segment)>; 2],
+    }
+
+    impl Pair {
+        fn new() -> Pair {
+            let conn = |state| Conn::new(0, state, Control::Reno, MSS);
+            let (left, right) = (conn(State::Opening), conn(State::Answering));
+            let mut pair = Pair {
+                now: 1,
+                left,
+                right,
+                sent: 0,
+                wires: [VecDeque::new(), VecDeque::new()],
+            };
+            pair.run(|_| true);
+            assert_eq!(
+                (pair.left.state, pair.right.state),
+                (State::Open, State::Open)
+            );
+            pair
+        }
+
+        /// Sends `segments` in one call, and runs until there is nothing more to do. `passes` says
+        /// of each segment with data, by its number, whether it arrives. Returns the time it took.
+        fn send(&mut self, segments: u64, passes: impl FnMut(usize) -> bool) -> u64 {
+            let begin = self.now;
+            self.sent = 0;
+            self.left
+                .write(self.left.written + segments * u64::from(MSS));
+            self.run(passes);
+            assert_eq!(self.right.expected, self.left.written);
+            self.now - begin
+        }
+
+        fn run(&mut self, mut passes: impl FnMut(usize) -> bool) {
+            for _ in 0..100_000 {
+                let mut conns = [&mut self.left, &mut self.right];
+                for (conn, wire) in conns.iter_mut().zip(&mut self.wires) {
+                    while let Some(segment) = conn.poll(self.now) {
+                        let has_data = segment.len > 0;
+                        if !has_data || passes(self.sent) {
+                            wire.push_back((self.now + DELAY_OF_LINK, segment));
+                        }
+                        self.sent += usize::from(has_data);
+                    }
+                }
+                let arrivals = self.wires.iter().filter_map(|wire| Some(wire.front()?.0));
+                let timers = conns.iter().filter_map(|conn| conn.deadline());
+                let Some(next) = arrivals.chain(timers).min() else {
+                    return;
+                };
+                self.now = self.now.max(next);
+                let [left, right] = conns;
+                for (conn, wire) in [right, left].into_iter().zip(&mut self.wires) {
+                    while let Some((at, segment)) = wire.pop_front_if(|(at, _)| *at <= self.now) {
+                        conn.receive(at, &segment, false);
+                    }
+                    conn.timeout(self.now);
+                }
+            }
+            panic!("it does not end");
+        }
+    }
+
+    #[test]
+    fn nothing_is_repeated_without_a_loss() {
+        let mut pair = Pair::new();
+        pair.send(100, |_| true);
+        assert_eq!((pair.left.retransmits, pair.left.timeouts), (0, 0));
+    }
+
+    /// The whole first window has one time of sending.
+    #[test]
+    fn a_loss_is_found_among_segments_sent_at_one_time() {
+        let mut pair = Pair::new();
+        let time = pair.send(10, |number| number != 2);
+        assert_eq!((pair.left.retransmits, pair.left.timeouts), (1, 0));
+        assert!(time < 5 * DELAY_OF_LINK, "{time}");
+    }
+
+    /// Fewer than three later ones arrive, so that it may be late only, for a quarter of a round
+    /// trip.
+    #[test]
+    fn the_last_segment_but_one_is_repeated_by_the_timer_of_reordering() {
+        let mut pair = Pair::new();
+        let time = pair.send(10, |number| number != 8);
+        assert_eq!((pair.left.retransmits, pair.left.timeouts), (1, 0));
+        assert!(time < 6 * DELAY_OF_LINK, "{time}");
+    }
+
+    #[test]
+    fn a_lost_tail_is_probed_for() {
+        let mut pair = Pair::new();
+        pair.send(10, |number| !(8..10).contains(&number));
+        assert_eq!((pair.left.retransmits, pair.left.timeouts), (2, 0));
+    }
+
+    /// The receiver acknowledges each of the first segments after the pause, and the sender's
+    /// window doubles, so that one timeout is all that the losses cost.
+    #[test]
+    fn slow_start_follows_a_timeout() {
+        let mut pair = Pair::new();
+        pair.send(50, |_| true);
+        // All that is sent before the timeout is lost, and the probe.
+        let window = pair.left.window.size.floor() as usize;
+        let time = pair.send(40, |number| number > 40.min(window));
+        assert_eq!(pair.left.timeouts, 1);
+        assert!(time < RTO_MIN + DELAY, "{time}");
     }
 }
