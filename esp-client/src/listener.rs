@@ -256,15 +256,16 @@ impl EspListener {
         let Some(first) = self.leased.first() else {
             return cell.wait(deadline);
         };
-        let ready = || {
-            self.leased.iter().any(LeasedListener::has_arrival)
-                || self.leased.iter().all(|leased| leased.lost().is_some())
-        };
+        let is_lost = || self.leased.iter().all(|leased| leased.lost().is_some());
+        let ready = || self.leased.iter().any(LeasedListener::has_arrival) || is_lost();
         // Spins only at first, because listeners wait long.
         let mut spin = self.options.spin.unwrap_or_else(default_spin);
         loop {
             let step = Instant::now() + DAEMON_CHECK;
             let until = deadline.map_or(step, |deadline| deadline.min(step));
+            if is_lost() {
+                return cell.wait(deadline);
+            }
             let engine = &first.leases.engine;
             if engine.wait(spin, Event::Arrival, ready, Some(until))
                 || cell.wait(Some(Instant::now()))

@@ -119,9 +119,11 @@ impl Session {
     pub(crate) fn ask(self: &Arc<Self>, request: &Request) -> CallResult {
         let call = self.call(request)?;
         loop {
+            let daemon = self.connection();
             match call.wait(Some(Instant::now() + DAEMON_TIMEOUT)) {
                 Some(result) => return result,
-                None if self.is_waiting() => {}
+                // The next daemon has as much time.
+                None if self.is_waiting() || self.connection() != daemon => {}
                 None => return Err(self.silent("a request is not answered")),
             }
         }

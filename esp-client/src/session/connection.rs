@@ -315,7 +315,12 @@ impl Session {
     /// Returns true once a connection of this session has ended, even if it has found the next
     /// daemon.
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed) > 0 || self.check().is_err()
+        self.connection() > 0 || self.check().is_err()
+    }
+
+    /// Returns the number of the present connection: 0 for the first daemon.
+    pub(crate) fn connection(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// Returns true while there is no daemon, but may be one soon.

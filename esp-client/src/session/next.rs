@@ -302,21 +302,32 @@ impl Session {
             calls.remove(&id);
             return true;
         }
-        let sent = self
-            .translate(request)
-            .and_then(|request| self.try_send(daemon, id, &request));
+        let sent = match self.translate(request) {
+            Ok(request) => self.try_send(daemon, id, &request),
+            // Its listener is lost.
+            Err(why) => {
+                self.fail_call(calls, id, why);
+                return true;
+            }
+        };
         match sent {
             Ok(sent) => sent,
             // The connection has ended, and the request is repeated at the next.
             Err(EspError::DaemonGone { .. }) if self.check().is_ok() => true,
             Err(why) => {
-                let failed = calls.remove(&id);
-                drop(calls);
-                if let Some((_, cell)) = failed {
-                    cell.finish(Err(why));
-                }
+                self.fail_call(calls, id, why);
                 true
             }
+        }
+    }
+
+    /// Ends a request that cannot be repeated.
+    fn fail_call(&self, mut calls: MutexGuard<'_, Calls>, id: u64, why: EspError) {
+        let failed = calls.remove(&id);
+        drop(calls);
+        if let Some((_, cell)) = failed {
+            cell.finish(Err(why));
+            self.notify_poller();
         }
     }
 }

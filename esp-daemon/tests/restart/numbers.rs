@@ -118,14 +118,8 @@ fn a_listener_closed_without_a_daemon_is_not_opened_by_the_next() {
     let _there = listen(&client, 7001).expect("a closed port");
 }
 
-/// An accept fails if the next daemon did not open its listener: another program was first.
-#[test]
-fn accepts_of_a_refused_listener_fail() {
-    let Some(mut cluster) = Cluster::new_or_skip("accepts_of_a_refused_listener") else {
-        return;
-    };
-    let client = cluster.client(0);
-    let listener = listen(&client, 7000).expect("listen");
+/// Replaces the daemon until another program listens on port 7000 before `client` does again.
+fn taken_by_another(cluster: &mut Cluster, client: &Client) -> EspListener {
     // Both race for the port; at the latest the thirtieth time the other one wins.
     let taken = (0..30).find_map(|_| {
         cluster.end(0, Signal::KILL);
@@ -135,11 +129,62 @@ fn accepts_of_a_refused_listener_fail() {
         eventually("the client has found it", || client.check().is_ok());
         other
     });
-    let _other = taken.expect("the other program wins once");
-    let error = listener.accept_timeout(Duration::from_secs(20));
-    let error = error.map(drop).expect_err("no listener");
+    taken.expect("the other program wins once")
+}
+
+#[track_caller]
+fn assert_is_gone<T>(accepted: std::io::Result<T>) {
+    let error = accepted.map(drop).expect_err("no listener");
     assert!(
         matches!(EspError::of(&error), Some(EspError::DaemonGone { .. })),
+        "{error}"
+    );
+}
+
+/// An accept fails if the next daemon did not open its listener: another program was first.
+#[test]
+fn accepts_of_a_refused_listener_fail() {
+    let Some(mut cluster) = Cluster::new_or_skip("accepts_of_a_refused_listener") else {
+        return;
+    };
+    let client = cluster.client(0);
+    let listener = listen(&client, 7000).expect("listen");
+    let _other = taken_by_another(&mut cluster, &client);
+    assert_is_gone(listener.accept_timeout(Duration::from_secs(20)));
+}
+
+#[test]
+fn an_accept_that_waits_fails_when_its_listener_is_refused() {
+    let Some(mut cluster) = Cluster::new_or_skip("an_accept_that_waits") else {
+        return;
+    };
+    let client = cluster.client(0);
+    let listener = listen(&client, 7000).expect("listen");
+    let accepting = std::thread::spawn(move || listener.accept_timeout(PATIENCE));
+    client.status().expect("a reply");
+    let _other = taken_by_another(&mut cluster, &client);
+    assert_is_gone(accepting.join().expect("the thread"));
+}
+
+/// The limit is longer than the time that a daemon has for a reply.
+#[test]
+fn the_time_to_connect_is_limited_without_a_daemon() {
+    let Some(mut cluster) = Cluster::new_or_skip("the_time_to_connect") else {
+        return;
+    };
+    let client = cluster.client(0);
+    client.set_daemon_wait(PATIENCE);
+    cluster.end(0, Signal::KILL);
+    eventually("the client waits", || client.check().is_err());
+    let builder = EspStream::builder().path(Path::Daemon);
+    let limited = builder.timeout(Duration::from_secs(6));
+    let address = cluster.address(1, 7000);
+    let error = limited.connect_at(&client, address).map(drop).unwrap_err();
+    assert!(
+        matches!(
+            EspError::of(&error),
+            Some(EspError::ConnectCallTimedOut { .. })
+        ),
         "{error}"
     );
 }
