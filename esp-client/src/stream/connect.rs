@@ -204,23 +204,28 @@ impl Connecting {
 
     /// Waits for the daemon's reply, at most until the caller's deadline or [`DAEMON_TIMEOUT`].
     fn wait(mut self, deadline: Option<Instant>) -> io::Result<EspStream> {
-        let mut of_daemon = Instant::now() + DAEMON_TIMEOUT;
-        let earlier = deadline.filter(|&deadline| deadline < of_daemon);
+        let session = self.client.session();
+        let is_late = || deadline.is_some_and(|deadline| deadline <= Instant::now());
         if let ConnectingState::Requested(call) = &self.state {
-            let session = self.client.session();
-            while !call.cell().wait(Some(earlier.unwrap_or(of_daemon)))
-                && earlier.is_none()
-                && session.is_waiting()
-            {
-                of_daemon = Instant::now() + DAEMON_TIMEOUT;
+            loop {
+                let daemon = session.connection();
+                let of_daemon = Instant::now() + DAEMON_TIMEOUT;
+                let until = deadline.map_or(of_daemon, |deadline| deadline.min(of_daemon));
+                // The next daemon has as much time.
+                let is_next = || session.is_waiting() || session.connection() != daemon;
+                if call.cell().wait(Some(until)) || is_late() || !is_next() {
+                    break;
+                }
             }
         }
-        self.poll().unwrap_or_else(|| {
-            let session = self.client.session();
-            Err(match earlier {
-                Some(_) => EspError::ConnectCallTimedOut(self.peer.peer()).into(),
-                None => session.silent("a connect request is not answered").into(),
-            })
+        if let Some(decided) = self.poll() {
+            return decided;
+        }
+        Err(if is_late() {
+            EspError::ConnectCallTimedOut(self.peer.peer()).into()
+        } else {
+            let waiting_for = "a connect request is not answered";
+            self.client.session().silent(waiting_for).into()
         })
     }
 
