@@ -26,9 +26,11 @@ pub(crate) fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>>
 #[derive(Default)]
 pub(crate) struct Wakers(Mutex<Vec<Waker>>);
 
-/// Maximum number of registered tasks. Beyond it the oldest one is woken and registers again.
+/// Maximum number of registered tasks, of which some may wait no more. Beyond it the oldest one is
+/// woken and registers again. More tasks than this would wake each other without end: there are
+/// four for each slot of a client.
 #[cfg(feature = "tokio")]
-const MAX_WAKERS: usize = 1024;
+const MAX_WAKERS: usize = 4 * esp_engine::shm::SLOTS;
 
 impl Wakers {
     /// Registers the task of this context.
@@ -78,5 +80,57 @@ impl Waiting {
     pub(crate) fn poke(&self) {
         self.status.poke();
         self.tasks.wake();
+    }
+}
+
+#[cfg(all(test, feature = "tokio"))]
+mod tests {
+    use std::collections::VecDeque;
+    use std::task::{Context, Wake};
+
+    use super::*;
+
+    /// Tasks that are woken, by number, in order.
+    type Woken = Arc<Mutex<VecDeque<usize>>>;
+
+    struct Task(usize, Woken);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            lock(&self.1).push_back(self.0);
+        }
+    }
+
+    /// A reading and a writing task of each slot. Each registers again when it is woken, as its
+    /// event has not occurred.
+    #[test]
+    fn two_tasks_of_each_slot_do_not_wake_each_other_without_end() {
+        const TASKS: usize = 2 * esp_engine::shm::SLOTS;
+        let (wakers, woken) = (Wakers::default(), Woken::default());
+        let task = |number| Waker::from(Arc::new(Task(number, Arc::clone(&woken))));
+        let tasks: Vec<Waker> = (0..TASKS).map(task).collect();
+        for task in &tasks {
+            wakers.register(&Context::from_waker(task));
+        }
+        let mut steps = 0;
+        while let Some(number) = { lock(&woken).pop_front() } {
+            steps += 1;
+            assert!(steps < 2 * TASKS, "they wake each other for ever");
+            wakers.register(&Context::from_waker(&tasks[number]));
+        }
+        wakers.wake();
+        assert_eq!(lock(&woken).len(), TASKS);
+    }
+
+    /// Tasks that were dropped leave their wakers.
+    #[test]
+    fn the_wakers_of_former_tasks_are_bounded() {
+        let (wakers, woken) = (Wakers::default(), Woken::default());
+        for number in 0..=MAX_WAKERS {
+            let task = Waker::from(Arc::new(Task(number, Arc::clone(&woken))));
+            wakers.register(&Context::from_waker(&task));
+        }
+        assert_eq!(lock(&wakers.0).len(), MAX_WAKERS);
+        assert_eq!(*lock(&woken), [0]);
     }
 }
