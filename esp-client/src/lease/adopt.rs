@@ -136,6 +136,7 @@ impl Leases {
                         engine.give_up_leased(ports.link);
                         engine.poll()
                     });
+                    self.tasks.wake();
                 }
             }
         }
