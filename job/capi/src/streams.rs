@@ -117,6 +117,12 @@ fn client(handle: u64) -> Result<(Client, Option<Arc<PollerEntry>>), Fault> {
     }
 }
 
+/// Assigns a slot to a stream. The stream that had it has ended, and its last event may be taken
+/// for one of the new stream: it becomes ready.
+fn assign(slots: &mut BTreeMap<u16, u64>, ready: &mut BTreeSet<u64>, slot: u16, handle: u64) {
+    ready.extend(slots.insert(slot, handle));
+}
+
 /// Adds a stream to the table, and to its poller. Returns its handle.
 fn add_stream(stream: EspStream, poller: Option<Arc<PollerEntry>>) -> u64 {
     let slot = stream.slot();
@@ -129,7 +135,9 @@ fn add_stream(stream: EspStream, poller: Option<Arc<PollerEntry>>) -> u64 {
     table.streams.insert(handle, entry);
     drop(table);
     if let Some(poller) = poller {
-        lock(&poller.state).slots.insert(slot, handle);
+        let mut state = lock(&poller.state);
+        let PollerState { slots, ready, .. } = &mut *state;
+        assign(slots, ready, slot, handle);
     }
     handle
 }
@@ -326,4 +334,20 @@ pub(crate) fn sleep(handle: u64) -> Result<bool, Fault> {
 pub(crate) fn close_poller(handle: u64) -> Result<(), Fault> {
     let entry = lock(&TABLE).pollers.remove(&handle);
     entry.map(drop).ok_or_else(|| unknown("poller", handle))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The next daemon gives the slots of streams that it refused to new ones.
+    #[test]
+    fn the_end_of_a_stream_is_reported_though_its_slot_has_another() {
+        let (mut slots, mut ready) = (BTreeMap::new(), BTreeSet::new());
+        assign(&mut slots, &mut ready, 3, 10);
+        assert!(ready.is_empty());
+        assign(&mut slots, &mut ready, 3, 11);
+        assert_eq!(ready, BTreeSet::from([10]));
+        assert_eq!(slots.get(&3), Some(&11));
+    }
 }
