@@ -8,12 +8,17 @@
 //!   fence SeqCst    SYNC POINT sleep          waiting bit set?
 //!   condition true? done                        clear the bit
 //!   sleep while wake count == count             wake count += 1, wake its futex
-//!   condition true? done, else again
+//!   condition true? wake one more, done
+//!   else again
 //! ```
 //!
 //! One of the two fences is first. If the sleeper's is, the publisher sees the bit and wakes. If
 //! the publisher's is, the sleeper sees what was published. A publisher that clears the bit before
 //! the sleeper sleeps has changed the count, so the futex does not let it sleep.
+//!
+//! One call of the publisher wakes [`MAX_WOKEN`] threads at most, so that its work stays bounded
+//! whatever the sleepers do. Each that finds the condition true wakes one more, which reaches all.
+//! One that finds it false has set the bit again, so the next publication wakes the others.
 //!
 //! The publisher's half is the caller's, because several bits may lie in one word.
 
@@ -21,9 +26,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, Ordering, fence, spin_loop, yield_now};
 
-/// Maximum number of threads that may wait for one [`FutexWord`]: one wake reaches no more, so the
-/// publisher's work stays bounded whatever the sleepers do.
-pub const MAX_WAITERS: u32 = 64;
+/// Maximum number of threads that one call of the publisher wakes. The models have two sleepers.
+const MAX_WOKEN: u32 = if cfg!(loom) { 1 } else { 64 };
 
 /// Spin time of a wait before it sleeps. The default sleeps at once.
 ///
@@ -72,6 +76,7 @@ impl FutexSleeper<'_> {
                 return true;
             }
         }
+        let mut was_woken = false;
         loop {
             let count = self.wakes.load();
             self.waiting.fetch_or(self.bit, Ordering::Relaxed);
@@ -80,18 +85,22 @@ impl FutexSleeper<'_> {
             // The bit stays set on return, because another thread may wait for the same condition.
             // The cost is one wake without a sleeper.
             if condition() {
-                return true;
+                break;
             }
             let timeout = match deadline.map(|d| d.checked_duration_since(Instant::now())) {
                 None => None,
                 Some(Some(left)) if !left.is_zero() => Some(left),
                 Some(_) => return false,
             };
-            self.wakes.wait(count, timeout);
+            was_woken |= self.wakes.wait(count, timeout);
             if condition() {
-                return true;
+                break;
             }
         }
+        if was_woken {
+            self.wakes.wake(1);
+        }
+        true
     }
 }
 
@@ -111,21 +120,27 @@ impl FutexWord {
     }
 
     /// Sleeps while the word equals `expected`, for `timeout` at most. May return at any time.
-    pub fn wait(&self, expected: u32, timeout: Option<Duration>) {
+    /// Returns whether another thread woke this one.
+    fn wait(&self, expected: u32, timeout: Option<Duration>) -> bool {
         use rustix::thread::futex;
         // A timeout too long for the kernel is as good as none.
         let timeout = timeout.and_then(|t| futex::Timespec::try_from(t).ok());
         // Every outcome (woken, changed before, timed out, signal) sends the caller to its own
         // check.
-        let _ = futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref());
+        futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref()).is_ok()
     }
 
     /// Changes the word, then wakes the threads that sleep on it. One system call.
     pub fn bump_and_wake(&self) {
-        use rustix::thread::futex;
         // SYNC POINT wake-count
         self.0.fetch_add(1, Ordering::Release);
-        let _ = futex::wake(&self.0, futex::Flags::empty(), MAX_WAITERS);
+        self.wake(MAX_WOKEN);
+    }
+
+    /// Wakes threads that sleep on the word, `count` at most.
+    fn wake(&self, count: u32) {
+        use rustix::thread::futex;
+        let _ = futex::wake(&self.0, futex::Flags::empty(), count);
     }
 }
 
@@ -160,20 +175,27 @@ impl FutexWord {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Sleeps while the word equals `expected`.
-    pub fn wait(&self, expected: u32, _timeout: Option<Duration>) {
+    /// Sleeps while the word equals `expected`. Returns whether another thread woke this one.
+    fn wait(&self, expected: u32, _timeout: Option<Duration>) -> bool {
         let bucket = self.bucket.lock().expect("no panic while locked");
         // The kernel's comparison reads the newest value, which only an RMW does for sure in the
         // model.
-        if self.word.fetch_add(0, Ordering::Relaxed) == expected {
+        let sleeps = self.word.fetch_add(0, Ordering::Relaxed) == expected;
+        if sleeps {
             drop(self.queue.wait(bucket));
         }
+        sleeps
     }
 
     /// Changes the word, then wakes the threads that sleep on it.
     pub fn bump_and_wake(&self) {
         self.word.fetch_add(1, Ordering::Release);
+        self.wake(MAX_WOKEN);
+    }
+
+    /// Wakes threads that sleep on the word, `count` at most.
+    fn wake(&self, count: u32) {
         let _bucket = self.bucket.lock().expect("no panic while locked");
-        self.queue.notify_all();
+        (0..count).for_each(|_| self.queue.notify_one());
     }
 }

@@ -59,7 +59,7 @@ pub use epoch::{global_fence, register_global_fence};
 pub use file::{FileError, SharedFile};
 #[cfg(not(loom))]
 pub use fork::ForkMark;
-pub use futex::{FutexSleeper, FutexWord, MAX_WAITERS, Spin};
+pub use futex::{FutexSleeper, FutexWord, Spin};
 #[cfg(not(loom))]
 pub use map::{Access, Mapping, Shared, SharedSlice};
 #[cfg(loom)]

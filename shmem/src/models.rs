@@ -39,6 +39,41 @@ fn loom_a_futex_sleeper_is_woken() {
     });
 }
 
+/// A call of the publisher wakes one thread in the models, which wakes the other.
+#[test]
+fn loom_one_publication_wakes_all_sleepers() {
+    let mut builder = loom::model::Builder::new();
+    // Without a bound, three threads have too many interleavings.
+    builder.preemption_bound = Some(3);
+    builder.check(|| {
+        let words = Arc::new((AtomicU32::new(0), FutexWord::default(), AtomicU32::new(0)));
+        let wait = |words: &(AtomicU32, FutexWord, AtomicU32)| {
+            let (waiting, wakes, value) = words;
+            let sleeper = FutexSleeper {
+                waiting,
+                bit: 1,
+                wakes,
+            };
+            assert!(sleeper.wait(Spin::default(), || value.load(Ordering::Acquire) == 1, None));
+        };
+        let threads = [(); 2].map(|()| {
+            let words = words.clone();
+            thread::spawn(move || wait(&words))
+        });
+        let (waiting, wakes, value) = &*words;
+        value.store(1, Ordering::Release);
+        // SYNC POINT sleep
+        fence(Ordering::SeqCst);
+        if waiting.load(Ordering::Relaxed) != 0 {
+            waiting.fetch_and(!1, Ordering::AcqRel);
+            wakes.bump_and_wake();
+        }
+        for thread in threads {
+            thread.join().expect("a sleeper");
+        }
+    });
+}
+
 #[test]
 fn loom_a_sleeping_process_is_woken_once() {
     loom::model(|| {

@@ -2,9 +2,13 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicU64, Ordering};
-use crate::{Access, Bytes, FileError, Mapping, RingBytes, Shared, SharedFile, page_size};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::{
+    Access, Bytes, FileError, FutexSleeper, FutexWord, Mapping, RingBytes, Shared, SharedFile,
+    Spin, page_size,
+};
 
 fn mapped(len: usize) -> Arc<Mapping> {
     let file = SharedFile::create("shmem-test", len).expect("a memory file");
@@ -127,6 +131,51 @@ fn stores_past_the_caches_are_stores() {
         let changed = around.filter(|byte| **byte != 0).count();
         assert_eq!(changed, 0, "{length} at {offset}: nothing else");
     }
+}
+
+/// More threads than one call of the publisher wakes; they are all asleep before the only one.
+#[test]
+fn one_publication_wakes_all_sleepers() {
+    let map = mapped(page_size());
+    let waiting = Shared::<AtomicU32>::new(&map, 0);
+    let wakes = Shared::<FutexWord>::new(&map, 64);
+    let (value, checks, done) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+    let sleeper = FutexSleeper {
+        waiting: &waiting,
+        bit: 1,
+        wakes: &wakes,
+    };
+    let reaches = |count: &AtomicU32, threads| {
+        let limit = Instant::now() + Duration::from_secs(20);
+        while count.load(Ordering::Acquire) < threads && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        count.load(Ordering::Acquire) >= threads
+    };
+    let condition = || {
+        checks.fetch_add(1, Ordering::AcqRel);
+        value.load(Ordering::Acquire) == 1
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..200 {
+            scope.spawn(|| {
+                sleeper.wait(Spin::default(), condition, None);
+                done.fetch_add(1, Ordering::AcqRel);
+            });
+        }
+        // The second check of each is the last before it sleeps.
+        let asleep = reaches(&checks, 400);
+        std::thread::sleep(Duration::from_millis(100));
+        value.store(1, Ordering::Release);
+        wakes.bump_and_wake();
+        let all = reaches(&done, 200);
+        let woken = done.load(Ordering::Acquire);
+        while done.load(Ordering::Acquire) < 200 {
+            wakes.bump_and_wake();
+            std::thread::yield_now();
+        }
+        assert!(asleep && all, "{woken} of 200 were woken");
+    });
 }
 
 /// `sync.rs` and the model-only code alone name atomics; others would not be seen by the models.

@@ -55,7 +55,7 @@ pub use region::{MAX_RING, MIN_RING, Region};
 pub use rx::{RxConsumer, RxProducer, RxView};
 #[cfg(not(loom))]
 pub use shmem::ForkMark;
-pub use shmem::{MAX_WAITERS, Spin};
+pub use shmem::Spin;
 pub use status::{Status, StreamState, Wake, Woken};
 pub use tx::{TxConsumer, TxProducer, TxView};
 

@@ -114,9 +114,7 @@ impl StreamState {
     }
 }
 
-/// The program's view of a region's status, and its waits. Any number may exist, on any thread; at
-/// most [`MAX_WAITERS`](super::MAX_WAITERS) threads may wait for one condition of one region at a
-/// time.
+/// The program's view of a region's status, and its waits. Any number may exist, on any thread.
 #[derive(Clone, Debug)]
 pub struct Status {
     region: Arc<Region>,
