@@ -121,7 +121,10 @@ int esp_init(void);
 int esp_finalize(void);
 /* 1 between esp_init and esp_finalize, else 0. */
 int esp_initialized(void);
-/* Ends all processes of the job. `why` may be null. Does not return. */
+/*
+ * Ends all processes of the job. `why` may be null. Does not return. While another thread is in
+ * esp_finalize, only this process is ended, which the launcher takes for a failure of the job.
+ */
 void esp_abort(int code, const char *why);
 /* Gives waiting messages a turn, for programs that compute for long. All other calls do so, too. */
 int esp_progress(void);

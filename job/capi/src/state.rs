@@ -26,7 +26,10 @@ enum Phase {
 }
 
 static PHASE: RwLock<Phase> = RwLock::new(Phase::Before);
-/// The job. Separate from [`PHASE`], whose lock is never held during a wait.
+/// Held while this process joins the job, so that a second thread does not join again.
+static JOINING: Mutex<()> = Mutex::new(());
+/// The job. Only [`abort`], which ends the process, holds the lock during a wait, so that no other
+/// call delays it.
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
 static MESSAGES: Mutex<(u64, BTreeMap<u64, Message>)> = Mutex::new((1, BTreeMap::new()));
 
@@ -65,8 +68,7 @@ fn joined_mut<T>(work: impl FnOnce(&mut Joined) -> Result<T, Fault>) -> Result<T
 }
 
 pub(crate) fn init() -> Result<(), Fault> {
-    // Held throughout, so that a second thread does not join again.
-    let mut held = lock(&JOB);
+    let _joining = lock(&JOINING);
     if !matches!(&*phase(), Phase::Before) {
         let text = "esp_init was called before: a process can join only one job";
         return Err(Fault::new(Code::State, text));
@@ -79,6 +81,7 @@ pub(crate) fn init() -> Result<(), Fault> {
         comms: BTreeMap::new(),
         next_comm: 1,
     };
+    let mut held = lock(&JOB);
     *held = Some(job);
     *phase_mut() = Phase::Joined(joined);
     Ok(())
@@ -90,6 +93,8 @@ pub(crate) fn finalize() -> Result<(), Fault> {
         return Err(outside(&phase()));
     };
     *phase_mut() = Phase::After;
+    // The rest waits for the other processes; meanwhile a thread may call `esp_abort`.
+    drop(held);
     lock(&MESSAGES).1.clear();
     job.finalize().map_err(|error| match error {
         job::FinalizeError::P2p(error) => Fault::from(error),
@@ -101,15 +106,18 @@ pub(crate) fn initialized() -> bool {
     joined(|_| Ok(())).is_ok()
 }
 
-/// Ends all processes of the job, or this process if there is none.
+/// Ends all processes of the job, or this process if it has not joined or begins to leave. The
+/// launcher of a job that it leaves takes that for a failure, as the loss of any process.
 pub(crate) fn abort(code: i32, why: &str) -> ! {
-    match &*lock(&JOB) {
-        Some(job) => job.abort(code, why),
-        None => {
-            eprintln!("esp: abort (code {code}) outside of a job: {why}");
-            std::process::exit(code)
-        }
+    if let Some(job) = &*lock(&JOB) {
+        job.abort(code, why)
     }
+    let place = match &*phase() {
+        Phase::After => "in or after esp_finalize",
+        _ => "outside of a job",
+    };
+    eprintln!("esp: abort (code {code}) {place}: {why}");
+    std::process::exit(code)
 }
 
 pub(crate) fn report() -> Result<String, Fault> {

@@ -114,24 +114,38 @@ fn wait(child: Child) -> Output {
 /// Runs a program as a job of `size` processes, without a launcher.
 fn job(program: &Path, size: u32) -> Vec<Output> {
     let dir = Temp::new();
-    let start = |rank: u32| {
-        let mut command = Command::new(program);
-        clean(&mut command)
-            .env("ESP_JOB_RANK", rank.to_string())
-            .env("ESP_JOB_SIZE", size.to_string());
-        command
-            .env("ESP_JOB_DIR", &dir.0)
-            .env("ESP_BOOT", "fixed")
-            .env("ESP_BTL", "shm");
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
-    };
-    let children: Vec<Child> = (0..size).map(start).collect();
+    let children: Vec<Child> = (0..size)
+        .map(|rank| start(program, &dir, rank, size))
+        .collect();
     children.into_iter().map(wait).collect()
+}
+
+/// Starts a process of a job that has no launcher.
+fn start(program: &Path, dir: &Temp, rank: u32, size: u32) -> Child {
+    let mut command = Command::new(program);
+    clean(&mut command)
+        .env("ESP_JOB_RANK", rank.to_string())
+        .env("ESP_JOB_SIZE", size.to_string());
+    command
+        .env("ESP_JOB_DIR", &dir.0)
+        .env("ESP_BOOT", "fixed")
+        .env("ESP_BTL", "shm");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// A process that is ended on drop.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Removes variables of the tests' own environment.
@@ -254,6 +268,18 @@ fn the_example_runs_in_a_job_of_four() {
         };
         assert_eq!(output_text, expected, "rank {rank}");
     }
+}
+
+#[test]
+fn abort_does_not_wait_for_finalize() {
+    let dir = Temp::new();
+    let program = build(&dir.0, &here("tests/abort.c"), true);
+    let folder = Temp::new();
+    let _second = Ended(start(&program, &folder, 1, 2));
+    let output = wait(start(&program, &folder, 0, 2));
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("in or after esp_finalize: enough"), "{text}");
 }
 
 #[test]
