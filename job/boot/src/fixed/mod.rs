@@ -103,16 +103,27 @@ impl Fixed {
         })
     }
 
-    /// Returns an error if the process of a rank has ended.
+    /// Returns an error if the process of a rank has ended without coming to this fence.
     fn check_alive(&self, rank: u32) -> Result<(), BootError> {
         let text = self.folder.read(&format!("rank-{rank}"))?;
-        match text.and_then(|text| Process::parse(&text)) {
-            Some(process) if process.is_dead() => Err(wrong(format!(
-                "rank {rank} (process {}) ended while others waited for it",
-                process.pid
-            ))),
-            _ => Ok(()),
+        let process = text.and_then(|text| Process::parse(&text));
+        let Some(process) = process.filter(|process| process.is_dead()) else {
+            return Ok(());
+        };
+        // What it wrote before its end may be newer than the last look.
+        self.check_abort()?;
+        if self.folder.read(&self.notes_of(rank))?.is_some() {
+            return Ok(());
         }
+        Err(wrong(format!(
+            "rank {rank} (process {}) ended while others waited for it",
+            process.pid
+        )))
+    }
+
+    /// Returns the name of the file with the values of a rank for the next fence.
+    fn notes_of(&self, rank: u32) -> String {
+        format!("notes-{}-{rank}", self.fences)
     }
 
     fn wait_for(&mut self, missing: &mut Vec<u32>) -> Result<(), BootError> {
@@ -122,7 +133,7 @@ impl Fixed {
         loop {
             let mut still = Vec::new();
             for &rank in missing.iter() {
-                match self.folder.read(&format!("notes-{}-{rank}", self.fences))? {
+                match self.folder.read(&self.notes_of(rank))? {
                     Some(text) => {
                         let notes = parse(&text).ok_or_else(|| {
                             wrong(format!("the values of rank {rank} are malformed"))
@@ -176,7 +187,7 @@ impl Client for Fixed {
         let notes = std::mem::take(&mut self.put);
         let line = |(key, value): (&String, &Vec<u8>)| format!("{key} {}\n", hex::encode(value));
         let lines: String = notes.iter().map(line).collect();
-        let name = format!("notes-{}-{}", self.fences, self.rank);
+        let name = self.notes_of(self.rank);
         self.folder.create(&name, &lines, self.rank)?;
         self.seen.entry(self.rank).or_default().extend(notes);
         let mut missing: Vec<u32> = (0..self.size).filter(|&rank| rank != self.rank).collect();

@@ -1,11 +1,15 @@
 //! Whole jobs in one process: a rank is a thread, and the folder is temporary.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
+use super::files::Folder;
+use super::{Fixed, Notes};
 use crate::{BootError, Bootstrap, Environment, MAX_VALUE, detect_in};
 
 /// A temporary folder, removed on drop.
@@ -143,17 +147,48 @@ fn the_last_fence_waits_for_as_long_as_others_work() {
 #[test]
 fn a_process_that_died_is_named_at_once() {
     let folder = Temp::new();
-    let mut gone = std::process::Command::new("true").spawn().unwrap();
-    gone.wait().unwrap();
-    let namespace = super::process::Process::me().unwrap().to_string();
-    let namespace = namespace.rsplit(' ').next().unwrap().to_owned();
-    folder.write("rank-1", format!("{} 1 {namespace}", gone.id()).as_bytes());
+    folder.write("rank-1", &ended_process());
     let mut job = folder.join(0, 2).unwrap();
     let error = job.fence().unwrap_err().to_string();
     assert!(
         error.contains("rank 1") && error.contains("ended"),
         "{error}"
     );
+}
+
+/// What a process wrote between the last look at the folder and its end counts.
+#[test]
+fn a_process_that_ended_after_the_fence_is_not_missing() {
+    let folder = Temp::new();
+    let text = folder.0.to_str().unwrap();
+    let job = Fixed {
+        folder: Folder::open(text).unwrap(),
+        rank: 0,
+        size: 2,
+        timeout: Duration::from_secs(60),
+        fences: 0,
+        put: Notes::new(),
+        seen: BTreeMap::new(),
+    };
+    folder.write("rank-1", &ended_process());
+    assert!(matches!(job.check_alive(1), Err(BootError::Protocol(_))));
+    folder.write("notes-0-1", b"");
+    job.check_alive(1).unwrap();
+    folder.write("abort", b"1 7 out of memory");
+    let error = job.check_alive(1).unwrap_err();
+    assert!(
+        matches!(error, BootError::Aborted { code: 7, .. }),
+        "{error}"
+    );
+}
+
+/// Returns the identity of a process that has ended.
+fn ended_process() -> Vec<u8> {
+    let mut gone = std::process::Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let me = super::process::Process::me().unwrap().to_string();
+    let namespace = me.rsplit(' ').next().unwrap();
+    format!("{} 1 {namespace}", gone.id()).into_bytes()
 }
 
 #[test]
