@@ -114,3 +114,89 @@ pub(crate) fn modex_entry(peer: u32) -> Option<Vec<u8>> {
     unsafe { esp_shim_free(entry) };
     bytes
 }
+
+/// Completions for tests.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::{Endpoint, c_int, c_void};
+    use std::ptr;
+    use std::sync::OnceLock;
+
+    type Callback = extern "C" fn(
+        *mut c_void,
+        *mut Endpoint,
+        *mut c_void,
+        *mut c_void,
+        *mut c_void,
+        *mut c_void,
+        c_int,
+    );
+
+    /// `struct esp_completion`.
+    #[repr(C)]
+    struct CCompletion {
+        callback: Callback,
+        module: *mut c_void,
+        endpoint: *mut Endpoint,
+        local: *mut c_void,
+        handle: *mut c_void,
+        context: *mut c_void,
+        data: *mut c_void,
+    }
+
+    unsafe extern "C" {
+        fn malloc(size: usize) -> *mut c_void;
+    }
+
+    /// A completion that notes its status.
+    pub(crate) struct Completion {
+        raw: *mut CCompletion,
+        status: &'static OnceLock<c_int>,
+    }
+
+    impl Completion {
+        pub(crate) fn new() -> Completion {
+            extern "C" fn note(
+                _: *mut c_void,
+                _: *mut Endpoint,
+                _: *mut c_void,
+                _: *mut c_void,
+                status: *mut c_void,
+                _: *mut c_void,
+                value: c_int,
+            ) {
+                // SAFETY: the place of a status, which stays.
+                let status = unsafe { &*status.cast::<OnceLock<c_int>>() };
+                status.set(value).expect("called once");
+            }
+            let status: &OnceLock<c_int> = Box::leak(Box::default());
+            let none = ptr::null_mut();
+            let completion = CCompletion {
+                callback: note,
+                module: none,
+                endpoint: ptr::null_mut(),
+                local: none,
+                handle: none,
+                context: ptr::from_ref(status).cast_mut().cast(),
+                data: none,
+            };
+            // SAFETY: the memory is as long as what is written; the shim frees it.
+            let raw = unsafe {
+                let raw = malloc(size_of::<CCompletion>()).cast::<CCompletion>();
+                raw.write(completion);
+                raw
+            };
+            Completion { raw, status }
+        }
+
+        /// Returns the address that operations get. One completion ends one operation.
+        pub(crate) fn raw(&self) -> usize {
+            self.raw.expose_provenance()
+        }
+
+        /// Returns the status that it was called with.
+        pub(crate) fn status(&self) -> Option<c_int> {
+            self.status.get().copied()
+        }
+    }
+}

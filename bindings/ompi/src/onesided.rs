@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::endpoint::Endpoint;
-use crate::ffi;
 use crate::header::{FOUR_BYTES, Header, Target};
 use crate::memory::{self, ATOMIC, READ, REGIONS, WRITE};
 use crate::queued::{Queued, Transfer};
@@ -138,7 +137,7 @@ impl Runtime {
             // SAFETY: Open MPI guarantees that `local` is readable; the region is writable.
             let copy = |to| unsafe { memory::copy(local, to, length) };
             let copied = self.in_own_memory(key, remote, length as u64, WRITE, copy);
-            ffi::complete(completion, copied.is_some());
+            self.complete(completion, copied.is_some());
             return true;
         }
         let kind = OperationKind::Put;
@@ -193,7 +192,7 @@ impl Runtime {
             // SAFETY: Open MPI guarantees that `local` is writable; the region is readable.
             let copy = |from| unsafe { memory::copy(from, local, length) };
             let copied = self.in_own_memory(key, remote, length as u64, READ, copy);
-            ffi::complete(completion, copied.is_some());
+            self.complete(completion, copied.is_some());
             return true;
         }
         let length = length as u64;
@@ -228,7 +227,7 @@ impl Runtime {
                 // SAFETY: Open MPI guarantees that `result` is null or writable.
                 unsafe { memory::store(result, value, four_bytes) };
             }
-            ffi::complete(completion, value.is_some());
+            self.complete(completion, value.is_some());
             if result == 0 {
                 self.poll_after_own_unlock();
             }
@@ -337,7 +336,7 @@ impl Runtime {
                 // SAFETY: part of the destination of a pending get, which Open MPI keeps writable.
                 unsafe { memory::fill(address, body) };
                 if let Some(completion) = completion {
-                    ffi::complete(completion, true);
+                    self.complete(completion, true);
                 }
             }
             Header::Done {
@@ -357,7 +356,7 @@ impl Runtime {
                 }
                 // A get is completed by its data; `Done` only refuses it.
                 let succeeded = !refused && !matches!(operation.kind, OperationKind::Get { .. });
-                ffi::complete(operation.completion, succeeded);
+                self.complete(operation.completion, succeeded);
             }
         }
         true
@@ -368,6 +367,8 @@ impl Runtime {
 mod tests {
     use super::*;
     use crate::endpoint::RemoteRail;
+    use crate::ffi::SUCCESS;
+    use crate::ffi::testing::Completion;
 
     fn endpoint(remote: u32) -> Endpoint {
         Endpoint {
@@ -402,6 +403,28 @@ mod tests {
         assert_eq!(receive(number, 0, 4, false), Some((1000, None)));
         assert_eq!(receive(number, 4, 6, true), Some((1004, Some(77))));
         assert!(operations.take(number, endpoint(3)).is_none());
+    }
+
+    /// The layers that started an operation have ended by then.
+    #[test]
+    fn nothing_is_completed_after_the_stop() {
+        let runtime = Runtime::new();
+        for (stopping, status) in [(false, Some(SUCCESS)), (true, None)] {
+            runtime.stopping.store(stopping, Ordering::SeqCst);
+            let completion = Completion::new();
+            let add = |kind| {
+                runtime
+                    .operations
+                    .add(endpoint(3), kind, completion.raw(), 0, 0)
+            };
+            let done = Header::Done {
+                refused: false,
+                operation: add(OperationKind::Put).operation,
+                value: 0,
+            };
+            assert!(runtime.handle_onesided(endpoint(3), done, &[]));
+            assert_eq!(completion.status(), status);
+        }
     }
 
     #[test]

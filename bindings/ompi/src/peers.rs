@@ -296,7 +296,7 @@ impl Runtime {
         // Open MPI is called without the lock.
         drop(directory);
         if let Some(text) = text {
-            ffi::print(&text);
+            self.print(&text);
         }
     }
 

@@ -9,6 +9,7 @@ use btl::{QueuedSend, Rank, SendError, SharedTransport, Tx};
 use crate::ffi;
 use crate::header::{Header, Target};
 use crate::memory::{self, READ, REGIONS};
+use crate::runtime::RUNTIME;
 
 /// A send that waits in a rail's queue.
 #[derive(Debug)]
@@ -127,7 +128,7 @@ impl QueuedSend for Queued {
                 let (parts, count) = unsafe { ffi::parts_of(*descriptor) };
                 let header = Header::Active { tag: *tag }.encode();
                 accepted(&tx.send(peer, header.as_slice(), &parts[..count]))
-                    .map(|alive| shared.lend(tx, || ffi::sent(*descriptor, alive)))
+                    .map(|alive| shared.lend(tx, || RUNTIME.sent(*descriptor, alive)))
             }
             Queued::Transfer(transfer) => transfer.send(tx, peer),
         };

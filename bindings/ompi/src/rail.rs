@@ -62,7 +62,10 @@ impl Runtime {
             runtime: self,
             rail,
         });
-        self.admit_pending(rail, transport);
+        // Admitting asks Open MPI. A peer that connects after the stop finds a process that leaves.
+        if !self.stopping.load(Ordering::SeqCst) {
+            self.admit_pending(rail, transport);
+        }
         events + rail.transport.drain(transport)
     }
 }

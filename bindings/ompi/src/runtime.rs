@@ -72,7 +72,7 @@ pub(crate) struct Runtime {
 pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(Runtime::new);
 
 impl Runtime {
-    fn new() -> Runtime {
+    pub(crate) fn new() -> Runtime {
         let mut numbers = 0..;
         Runtime {
             rails: [(); MAX_RAILS].map(|()| Rail::new(numbers.next().unwrap_or(0))),
@@ -87,6 +87,27 @@ impl Runtime {
             yields: AtomicBool::new(false),
             empty_polls: EmptyPolls::new(),
             own_unlocks: AtomicU32::new(0),
+        }
+    }
+
+    /// Completes the send of a queued descriptor.
+    pub(crate) fn sent(&self, descriptor: usize, succeeded: bool) {
+        if !self.stopping.load(Ordering::SeqCst) {
+            ffi::sent(descriptor, succeeded);
+        }
+    }
+
+    /// Completes a put, get or atomic operation.
+    pub(crate) fn complete(&self, completion: usize, succeeded: bool) {
+        if !self.stopping.load(Ordering::SeqCst) {
+            ffi::complete(completion, succeeded);
+        }
+    }
+
+    /// Prints a line to the user.
+    pub(crate) fn print(&self, text: &str) {
+        if !self.stopping.load(Ordering::SeqCst) {
+            ffi::print(text);
         }
     }
 
@@ -322,7 +343,8 @@ impl Runtime {
         }
     }
 
-    /// Flushes and closes all transports. Nothing of Open MPI is called from now on.
+    /// Flushes and closes all transports. Nothing of Open MPI is called from now on: the layers
+    /// whose messages and operations these were have ended. Their memory is the process's.
     pub(crate) fn stop(&self) {
         if self.stopping.swap(true, Ordering::SeqCst) {
             return;
