@@ -17,7 +17,7 @@ const UNLOCKS_PER_POLL: u32 = 8;
 
 /// Kind of a pending operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OperationKind {
+pub(crate) enum OperationKind {
     Put,
     /// `received`: number of bytes that have arrived.
     Get {
@@ -53,7 +53,7 @@ impl Operations {
     }
 
     /// Adds an operation on memory of a peer.
-    fn add(
+    pub(crate) fn add(
         &self,
         endpoint: Endpoint,
         kind: OperationKind,
@@ -79,6 +79,12 @@ impl Operations {
         let mut pending = self.lock();
         let is_mine = pending.get(&number)?.endpoint == endpoint;
         is_mine.then(|| pending.remove(&number)).flatten()
+    }
+
+    /// Removes an operation and returns its completion.
+    fn remove(&self, number: u64) -> Option<usize> {
+        let removed = self.lock().remove(&number);
+        removed.map(|operation| operation.completion)
     }
 
     /// Removes all operations of a lost endpoint and returns their completions.
@@ -241,6 +247,13 @@ impl Runtime {
             operands,
         };
         self.send_request(endpoint, target.operation, &header)
+    }
+
+    /// Ends an operation whose message its peer, which is lost, does not get.
+    pub(crate) fn fail_operation(&self, number: u64) {
+        if let Some(completion) = self.operations.remove(number) {
+            self.complete(completion, false);
+        }
     }
 
     fn is_own(&self, endpoint: Endpoint) -> bool {

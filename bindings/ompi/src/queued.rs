@@ -55,7 +55,8 @@ fn accepted(sent: &Result<(), SendError>) -> Result<bool, MustWait> {
 }
 
 impl Transfer {
-    fn send(&mut self, tx: &mut dyn Tx, peer: Rank) -> Result<(), MustWait> {
+    /// Sends what is left. Returns false if the peer is lost.
+    fn send(&mut self, tx: &mut dyn Tx, peer: Rank) -> Result<bool, MustWait> {
         let Target { operation, key, .. } = self.target;
         loop {
             let offset = self.sent;
@@ -90,13 +91,30 @@ impl Transfer {
                     operation,
                     value: 0,
                 };
-                return accepted(&tx.send(peer, refused.encode().as_slice(), &[])).map(|_| ());
+                return accepted(&tx.send(peer, refused.encode().as_slice(), &[]));
             };
             let alive = accepted(&sent)?;
             self.sent = end;
             if last || !alive {
-                return Ok(());
+                return Ok(alive);
             }
+        }
+    }
+}
+
+impl Queued {
+    /// Returns the number of the operation of this process that the item belongs to; `None` for a
+    /// message of Open MPI and a reply.
+    fn own_operation(&self) -> Option<u64> {
+        match self {
+            Queued::Copy { bytes, header } => match Header::decode(bytes.get(..*header)?)? {
+                Header::Put { target, .. }
+                | Header::Get { target, .. }
+                | Header::Atomic { target, .. } => Some(target.operation),
+                Header::Active { .. } | Header::Data { .. } | Header::Done { .. } => None,
+            },
+            Queued::Transfer(transfer) => transfer.local.map(|_| transfer.target.operation),
+            Queued::Descriptor { .. } => None,
         }
     }
 }
@@ -118,27 +136,90 @@ impl QueuedSend for Queued {
         tx: &mut dyn Tx,
         peer: Rank,
     ) -> Result<(), Queued> {
-        let result = match &mut self {
+        let sent = match &mut self {
             Queued::Copy { bytes, header } => {
                 let (front, body) = bytes.split_at(*header);
-                accepted(&tx.send(peer, front, &[IoSlice::new(body)])).map(|_| ())
+                accepted(&tx.send(peer, front, &[IoSlice::new(body)]))
             }
             Queued::Descriptor { descriptor, tag } => {
                 // SAFETY: Open MPI leaves a queued descriptor alone until its completion.
                 let (parts, count) = unsafe { ffi::parts_of(*descriptor) };
                 let header = Header::Active { tag: *tag }.encode();
-                accepted(&tx.send(peer, header.as_slice(), &parts[..count]))
-                    .map(|alive| shared.lend(tx, || RUNTIME.sent(*descriptor, alive)))
+                let sent = accepted(&tx.send(peer, header.as_slice(), &parts[..count]));
+                sent.inspect(|alive| shared.lend(tx, || RUNTIME.sent(*descriptor, *alive)))
             }
             Queued::Transfer(transfer) => transfer.send(tx, peer),
         };
-        result.map_err(|MustWait| self)
+        let Ok(alive) = sent else { return Err(self) };
+        // The loss was reported before the item was queued, and ended the operations of that time.
+        if let Some(operation) = self.own_operation().filter(|_| !alive) {
+            shared.lend(tx, || RUNTIME.fail_operation(operation));
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{Endpoint, RemoteRail};
+    use crate::ffi::testing::Completion;
+    use crate::onesided::OperationKind;
+
+    /// A transport whose peer is lost.
+    struct Lost;
+
+    impl Tx for Lost {
+        fn send(&mut self, peer: Rank, _: &[u8], _: &[IoSlice<'_>]) -> Result<(), SendError> {
+            let error = btl::PeerError::Died;
+            Err(SendError::Failed { peer, error })
+        }
+    }
+
+    impl btl::PostedReceives for Lost {}
+    impl btl::HeldSends for Lost {}
+    impl btl::NoticedPuts for Lost {}
+
+    #[test]
+    fn operations_of_a_lost_peer_fail() {
+        let endpoint = Endpoint {
+            rail: 0,
+            remote: RemoteRail(5),
+        };
+        let source = [7_u8; 100];
+        let local = source.as_ptr().expose_provenance();
+        let get = |target| {
+            let header = Header::Get { target, length: 1 }.encode();
+            let bytes = header.as_slice().to_vec();
+            Queued::Copy {
+                header: bytes.len(),
+                bytes,
+            }
+        };
+        let put = |target| {
+            Queued::Transfer(Transfer {
+                target,
+                local: Some(local),
+                length: 100,
+                sent: 0,
+                fragment: 10,
+            })
+        };
+        let items: [&dyn Fn(Target) -> Queued; 2] = [&get, &put];
+        for item in items {
+            let completion = Completion::new();
+            let add = |kind| {
+                RUNTIME
+                    .operations
+                    .add(endpoint, kind, completion.raw(), 1, 2)
+            };
+            let item = item(add(OperationKind::Put));
+            let sent = item.send(&SharedTransport::<Lost, Queued>::new(), &mut Lost, 5);
+            assert!(sent.is_ok());
+            assert_eq!(completion.status(), Some(ffi::ERROR));
+            assert!(RUNTIME.operations.take_all(endpoint).is_empty());
+        }
+    }
 
     #[test]
     fn copies_and_replies_are_charged() {
