@@ -49,7 +49,7 @@ pub(super) fn run(
         mac: target.addr.to_string(),
         interface: wire.interface().to_owned(),
         payload,
-        mtu: payload.map(|payload| payload + 11),
+        mtu: payload.and_then(|payload| Some(payload + wire.overhead()?)),
         local_payload: wire.max_body() + TYPE,
         peer_payload: measured.peer_payload,
         sent: measured.sent,
@@ -204,6 +204,15 @@ mod tests {
     fn search(
         limit: usize,
         announced: u16,
+        lossy: impl FnMut(u64) -> bool + 'static,
+    ) -> Result<(Verdict, Vec<String>), Failure> {
+        search_with(Some(11), limit, announced, lossy)
+    }
+
+    fn search_with(
+        overhead: Option<usize>,
+        limit: usize,
+        announced: u16,
         mut lossy: impl FnMut(u64) -> bool + 'static,
     ) -> Result<(Verdict, Vec<String>), Failure> {
         let mut wire = Fake::new(8988, move |_, number, body| {
@@ -232,6 +241,7 @@ mod tests {
                 }
             }
         });
+        wire.overhead = overhead;
         let mut report = Report::new(Style::default(), Names::default());
         report.lines = Some(Vec::new());
         let target = Target {
@@ -259,6 +269,19 @@ mod tests {
         assert_eq!(
             lines,
             ["peer (02:00:00:00:00:09): largest payload 8989 bytes (MTU 9000) via fake0, verified"]
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn the_mtu_includes_what_udp_and_protection_add() -> Result<(), Failure> {
+        let (_, lines) = search_with(Some(11 + 28 + 26), 8988, 8989, |_| false)?;
+        assert!(lines[0].contains("8989 bytes (MTU 9054)"), "{lines:?}");
+        let (verdict, lines) = search_with(None, 8988, 8989, |_| false)?;
+        assert_eq!(verdict, Verdict::Done);
+        assert_eq!(
+            lines,
+            ["peer (02:00:00:00:00:09): largest payload 8989 bytes via fake0, verified"]
         );
         Ok(())
     }

@@ -125,7 +125,7 @@ pub(super) struct Mtu {
     pub(super) interface: String,
     /// Largest payload in bytes; `None` if nothing came back.
     pub(super) payload: Option<usize>,
-    /// MTU that this payload needs: payload + 11.
+    /// MTU of the interface that this payload needs; `None` if the headers are not known.
     pub(super) mtu: Option<usize>,
     /// Largest payload of the local interface.
     pub(super) local_payload: usize,
@@ -345,13 +345,14 @@ impl Display for Streams {
 impl Display for Mtu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (target, interface) = (named(&self.target, &self.mac), &self.interface);
-        let (Some(payload), Some(mtu)) = (self.payload, self.mtu) else {
+        let Some(payload) = self.payload else {
             return write!(f, "{target} does not answer via {interface}");
         };
-        write!(
-            f,
-            "{target}: largest payload {payload} bytes (MTU {mtu}) via {interface}, verified"
-        )?;
+        write!(f, "{target}: largest payload {payload} bytes")?;
+        if let Some(mtu) = self.mtu {
+            write!(f, " (MTU {mtu})")?;
+        }
+        write!(f, " via {interface}, verified")?;
         if self.is_narrow() {
             let local = self.local_payload;
             write!(

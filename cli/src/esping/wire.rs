@@ -9,8 +9,12 @@ use esp_client::{
     Path, monotonic_nanos,
 };
 
+use netif::Interface;
+
 use crate::out::Failure;
 
+/// Length of a datagram's header behind the EtherType, in bytes.
+const HEADER: usize = 11;
 /// Port to which a stream is tried: only the superuser's programs can listen there, and one that
 /// does sees a connection that ends at once.
 const TRIED_PORT: u16 = 1;
@@ -46,6 +50,10 @@ pub(crate) trait Wire {
     fn is_up(&self) -> Option<bool>;
     /// Maximum number of bytes in the body of an echo request.
     fn max_body(&self) -> usize;
+    /// Returns how many bytes of the interface's MTU a datagram's payload does not get: its header,
+    /// and what UDP and protection add on this interface. `None` if the interface is not visible
+    /// here.
+    fn overhead(&self) -> Option<usize>;
     /// Current time in nanoseconds, by the clock of [`Arrival::at`].
     fn now(&self) -> u64;
     /// Sends an echo request.
@@ -150,6 +158,14 @@ impl Wire for Datagrams {
         self.socket.max_payload().saturating_sub(1)
     }
 
+    fn overhead(&self) -> Option<usize> {
+        let name = self.socket.interface();
+        let whole = interface_mtu(name, self.addr())?;
+        let frame = self.client.interface(Some(name))?.mtu;
+        let around = usize::try_from(whole.checked_sub(frame)?).ok()?;
+        Some(around + HEADER)
+    }
+
     fn now(&self) -> u64 {
         monotonic_nanos()
     }
@@ -204,6 +220,24 @@ fn arrival(info: &DatagramInfo, body: &[u8]) -> Option<Arrival> {
     })
 }
 
+/// Returns the MTU of the interface that has this name and address; `None` if it is that of another
+/// network namespace.
+fn interface_mtu(name: &str, addr: NodeAddr) -> Option<u32> {
+    match addr {
+        NodeAddr::Mac(mac) => {
+            let found = Interface::by_name(name).ok()?;
+            (found.mac.octets() == mac.0).then_some(found.mtu)
+        }
+        NodeAddr::Udp(addr) => {
+            let mut all = netif::addresses()
+                .into_iter()
+                .map(|own| (own.ip, own.interface));
+            let found = all.find(|(ip, own)| *ip == addr.ip() && own.name == name);
+            found.map(|(_, own)| own.mtu)
+        }
+    }
+}
+
 /// Returns whether the error of a connection attempt is an answer of the peer; `None` if it is one
 /// of this node.
 fn is_answer(error: &io::Error) -> Option<bool> {
@@ -234,6 +268,7 @@ pub(super) mod fake {
     pub(in crate::esping) struct Fake {
         pub(in crate::esping) now: u64,
         pub(in crate::esping) max: usize,
+        pub(in crate::esping) overhead: Option<usize>,
         /// Requests to one node.
         pub(in crate::esping) sent: u64,
         pub(in crate::esping) broadcasts: u64,
@@ -251,6 +286,7 @@ pub(super) mod fake {
             Fake {
                 now: 0,
                 max,
+                overhead: Some(HEADER),
                 sent: 0,
                 broadcasts: 0,
                 streams: None,
@@ -299,6 +335,10 @@ pub(super) mod fake {
 
         fn max_body(&self) -> usize {
             self.max
+        }
+
+        fn overhead(&self) -> Option<usize> {
+            self.overhead
         }
 
         fn now(&self) -> u64 {
