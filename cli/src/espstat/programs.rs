@@ -1,7 +1,12 @@
 //! Sockets of programs under `esprun`, as its brokers report them.
 
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use preload_wire::{SocketStatus, Sockets, Way};
 use serde::Serialize;
 
@@ -9,6 +14,9 @@ use crate::{out, table};
 
 /// Columns.
 pub(super) const PROGRAM: [&str; 6] = ["Program", "Local", "Peer", ">Sent", ">Received", "Way"];
+
+/// Maximum wait for the answer of a broker.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One line of `--json`.
 #[derive(Debug, Serialize)]
@@ -20,11 +28,37 @@ struct Line<'a> {
     socket: &'a SocketStatus,
 }
 
-/// Asks all brokers of this node. Those of other users do not answer.
+/// Asks all brokers of this node at a time, so that one that does not answer delays no other one.
+/// Those of other users do not answer.
 fn all() -> Vec<Sockets> {
     let brokers = preload_wire::brokers();
-    let answers = brokers.iter().filter_map(|id| preload_wire::list(id).ok());
-    answers.collect()
+    thread::scope(|scope| {
+        let start = |id| {
+            let thread = thread::Builder::new();
+            thread.spawn_scoped(scope, move || ask(id).ok())
+        };
+        let asked: Vec<_> = brokers.iter().map(String::as_str).map(start).collect();
+        let answers = asked.into_iter().map(|thread| thread.ok()?.join().ok()?);
+        answers.flatten().collect()
+    })
+}
+
+/// Asks the broker of this id.
+fn ask(id: &str) -> io::Result<Sockets> {
+    let deadline = Instant::now() + PATIENCE;
+    let stream = connected(&preload_wire::control_of(id))?;
+    preload_wire::list(&stream, deadline)
+}
+
+/// Connects to a socket in the abstract namespace without waiting: another user's socket of such a
+/// name may accept nothing. A broker accepts at once.
+fn connected(name: &str) -> io::Result<UnixStream> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    connect(fd.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+    let stream = UnixStream::from(fd);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Writes the sockets.
@@ -81,6 +115,27 @@ fn row(program: &str, socket: &SocketStatus) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::socket::{Backlog, bind, listen};
+
+    /// Any user can make a socket with the name of a broker.
+    #[test]
+    fn a_socket_that_accepts_nothing_is_not_waited_for() {
+        let name = format!("esp.test{}.control", std::process::id());
+        let addr = UnixAddr::new_abstract(name.as_bytes()).unwrap();
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        bind(fd.as_raw_fd(), &addr).unwrap();
+        listen(&fd, Backlog::new(1).unwrap()).unwrap();
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connected(&name) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(!waiting.is_empty(), "the socket was not found");
+    }
 
     #[test]
     fn the_way_of_each_socket_is_shown() {

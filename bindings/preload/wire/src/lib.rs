@@ -30,7 +30,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -42,8 +42,6 @@ pub const VARIABLE: &str = "ESPRUN";
 const MAX_MESSAGE: u64 = 4096;
 /// Longest list of sockets, in bytes.
 const MAX_LIST: u64 = 8 << 20;
-/// Maximum wait for a list.
-const LIST_PATIENCE: Duration = Duration::from_secs(1);
 /// Most brokers of a node that are listed.
 const MAX_BROKERS: usize = 256;
 /// Maximum wait for a request, and for an answer that does not depend on another node.
@@ -99,7 +97,7 @@ impl Broker {
 
     /// Returns the name of the socket for requests.
     pub fn control(&self) -> String {
-        self.prefix() + "control"
+        control_of(&self.id)
     }
 
     /// Returns the name of the socket for the connections of programs.
@@ -298,20 +296,25 @@ fn broker_of(line: &str) -> Option<String> {
     (!id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric())).then(|| id.to_owned())
 }
 
-/// Asks the broker of this id for the sockets of its programs. The texts are what it says.
+/// Returns the name of the socket for requests of the broker of this id.
+pub fn control_of(id: &str) -> String {
+    format!("esp.{id}.control")
+}
+
+/// Asks a broker, to which `stream` is connected, for the sockets of its programs. The texts are
+/// what it says. Any user can make a socket of such a name: the wait ends at `deadline`, whatever
+/// the other end does.
 ///
 /// # Errors
-/// It has ended, is another user's, or does not answer.
-pub fn list(id: &str) -> io::Result<Sockets> {
-    let name = format!("esp.{id}.control");
-    let stream = UnixStream::connect_addr(&abstract_addr(&name)?)?;
-    stream.set_read_timeout(Some(LIST_PATIENCE))?;
+/// It is another user's, or does not answer in time.
+pub fn list(stream: &UnixStream, deadline: Instant) -> io::Result<Sockets> {
     let sealed = Sealed {
         secret: String::new(),
         request: Request::Sockets,
     };
-    write_line(&stream, &sealed)?;
-    match read_to(&stream, MAX_LIST)? {
+    stream.set_write_timeout(Some(left(deadline)?))?;
+    write_line(stream, &sealed)?;
+    match read_to(Until { stream, deadline }, MAX_LIST)? {
         Answer::Sockets(sockets) => Ok(sockets),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
@@ -325,7 +328,33 @@ pub fn read_line<T: serde::de::DeserializeOwned>(stream: &UnixStream) -> io::Res
     read_to(stream, MAX_MESSAGE)
 }
 
-fn read_to<T: serde::de::DeserializeOwned>(stream: &UnixStream, limit: u64) -> io::Result<T> {
+/// A stream whose reads end at a time, however many there are.
+struct Until<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(left(self.deadline)?))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}
+
+/// Returns the time until then.
+///
+/// # Errors
+/// It has passed.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    match left.is_zero() {
+        true => Err(io::ErrorKind::TimedOut.into()),
+        false => Ok(left),
+    }
+}
+
+fn read_to<T: serde::de::DeserializeOwned>(stream: impl Read, limit: u64) -> io::Result<T> {
     let mut line = Vec::new();
     BufReader::new(stream.take(limit)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
@@ -337,6 +366,7 @@ fn read_to<T: serde::de::DeserializeOwned>(stream: &UnixStream, limit: u64) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::RecvTimeoutError;
 
     fn broker() -> Broker {
         Broker {
@@ -374,6 +404,29 @@ mod tests {
         drop(left);
         let error = read_line::<Request>(&right).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_list_that_never_ends_is_given_up() {
+        let (left, right) = UnixStream::pair().unwrap();
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        let hostile = std::thread::spawn(move || {
+            let pause = Duration::from_millis(20);
+            let waits = || is_done.recv_timeout(pause) == Err(RecvTimeoutError::Timeout);
+            // Far longer than the deadline, and each read gets a byte.
+            (0..500)
+                .take_while(|_| waits() && (&right).write_all(b" ").is_ok())
+                .count()
+        });
+        let error = list(&left, Instant::now() + Duration::from_millis(200)).unwrap_err();
+        drop(done);
+        assert!(matches!(
+            error.kind(),
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+        ));
+        assert!(hostile.join().unwrap() < 500, "waited for all bytes");
+        let passed = list(&left, Instant::now()).unwrap_err();
+        assert_eq!(passed.kind(), io::ErrorKind::TimedOut);
     }
 
     #[test]
