@@ -200,6 +200,7 @@ static void nonblocking(struct sockaddr_enet server) {
     }
     socklen_t length = sizeof value;
     CHECK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &value, &length) == 0 && value == 0);
+    CHECK(send(fd, "x", 1, MSG_OOB) == -1 && errno == EOPNOTSUPP);
     fill(2);
     size_t sent = 0, received = 0;
     while (received < LENGTH) {

@@ -494,3 +494,18 @@ fn the_peer_of_a_killed_program_gets_its_bytes_and_the_end() {
     out.read_line(&mut line).expect("read");
     assert_eq!(line, "500000\n");
 }
+
+#[test]
+fn bytes_out_of_band_are_refused() {
+    let Some(lab) = bare_lab("bytes_out_of_band_are_refused", 2) else {
+        return;
+    };
+    let (_script, _server) = tcp_server(&lab, Some(&["--tcp"]), "0.0.0.0", 7000, 1000);
+    let client = "import errno, socket, sys\nc = socket.create_connection((sys.argv[1], 7000))\n\
+                  try: c.send(b'x', socket.MSG_OOB)\n\
+                  except OSError as e: print(e.errno == errno.EOPNOTSUPP)\n";
+    let client = TempFile::new(client);
+    let mut command = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    let ended = output(command.arg(client.path()).arg(Node(1).ip().to_string()));
+    assert_eq!(ended.out, "True\n", "{ended:?}");
+}

@@ -289,6 +289,9 @@ pub extern "C" fn sendto(
     addr: *const sockaddr,
     addr_len: socklen_t,
 ) -> ssize_t {
+    if flags & libc::MSG_OOB != 0 && is_over_esp(fd) {
+        return fail(libc::EOPNOTSUPP) as ssize_t;
+    }
     let to = target(addr, addr_len);
     let own = if to.is_some() || len > datagrams::ALWAYS_FITS {
         Own::of(fd)
@@ -315,6 +318,9 @@ pub extern "C" fn sendto(
 /// `message` is null or points to such a structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    if flags & libc::MSG_OOB != 0 && is_over_esp(fd) {
+        return fail(libc::EOPNOTSUPP) as ssize_t;
+    }
     // SAFETY: as the caller promises.
     if let Some(message) = unsafe { message.as_ref() }
         && let Some(to) = target(message.msg_name.cast(), message.msg_namelen)
@@ -326,6 +332,12 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         return count(datagrams::send(fd, &own, message, Some(to), flags));
     }
     kernel::sendmsg(fd, message, flags)
+}
+
+/// Returns true for a socket whose bytes go over ESP, which has no out-of-band data: the broker
+/// would not read them.
+fn is_over_esp(fd: c_int) -> bool {
+    Own::of(fd).is_some() || tcp::is_over_esp(fd)
 }
 
 /// Returns the address of `AF_ENET` that a program passes.

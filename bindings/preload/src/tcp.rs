@@ -109,6 +109,11 @@ pub(crate) fn rename_local(fd: c_int, to: *mut sockaddr, room: *mut socklen_t) {
     }
 }
 
+/// Returns true for a connection over ESP.
+pub(crate) fn is_over_esp(fd: c_int) -> bool {
+    Addr::peer(fd).is_some_and(|peer| names(fd, &peer).is_some())
+}
+
 /// Returns the true local and peer address, if the broker is the other end, at `peer`.
 fn names(fd: c_int, peer: &Addr) -> Option<(c_int, (SocketAddr, SocketAddr))> {
     broker().filter(|broker| broker.tcp)?;
