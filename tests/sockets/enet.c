@@ -89,6 +89,17 @@ static void serve_reset(int listener) {
     close(fd);
 }
 
+/* Writes without reading until the peer, which does the same, has closed its socket. */
+static void serve_full(int listener) {
+    int fd = accept(listener, NULL, NULL);
+    CHECK(fd >= 0);
+    alarm(30);
+    while (send(fd, bytes, LENGTH, MSG_NOSIGNAL) >= 0) {}
+    CHECK(errno == ECONNRESET || errno == EPIPE);
+    alarm(0);
+    close(fd);
+}
+
 /* Answers datagrams until one says to end. */
 static void serve_datagrams(int fd) {
     char part[2000];
@@ -120,6 +131,7 @@ static void server(int port) {
     serve_echo(listener);
     serve_echo(listener);
     serve_reset(listener);
+    serve_full(listener);
     serve_datagrams(datagrams);
 }
 
@@ -260,6 +272,17 @@ static void failures(struct sockaddr_enet server) {
     close(fd);
 }
 
+/* Writes without reading until nothing more can be written, and closes: a server that writes, too,
+ * has to get an error. */
+static void full(struct sockaddr_enet server) {
+    int fd = socket(PF_ENET, SOCK_STREAM, 0);
+    CHECK(connect(fd, (struct sockaddr *)&server, sizeof server) == 0);
+    struct pollfd ready = {.fd = fd, .events = POLLOUT};
+    while (poll(&ready, 1, 1000) == 1)
+        CHECK(send(fd, bytes, LENGTH, MSG_DONTWAIT) > 0 || errno == EAGAIN);
+    close(fd);
+}
+
 /* Sends until an answer comes: datagrams may be lost. */
 static void answered(int fd, const char *text, size_t length, const struct sockaddr_enet *to) {
     for (int tries = 0; tries < 100; tries++) {
@@ -315,6 +338,7 @@ int main(int argc, char **argv) {
         blocking(addr);
         nonblocking(addr);
         failures(addr);
+        full(addr);
         datagrams(addr);
     }
     printf("PASS\n");

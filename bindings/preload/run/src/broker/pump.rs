@@ -6,11 +6,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
-use esp_client::EspStream;
+use esp_client::{EspError, EspStream};
 
 /// Bytes that are copied at a time.
 const BLOCK: usize = 64 << 10;
+
+/// Longest wait for room in a stream between two looks whether the program is gone.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// How a direction ended.
 enum Ended {
@@ -23,6 +27,8 @@ enum Ended {
 /// Copies in both directions until both have ended. Before the program's end is closed for an error
 /// of the stream, `failed` gets the error.
 pub(super) fn pump(local: &UnixStream, stream: EspStream, failed: impl FnOnce(&io::Error)) {
+    // The only error is a time of zero.
+    let _ = stream.set_write_timeout(Some(LOOK));
     let stream = Arc::new(stream);
     let Ok(other) = local.try_clone() else {
         close(local, Shutdown::Both);
@@ -73,7 +79,7 @@ fn read(mut local: &UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-fn send(local: &UnixStream, mut stream: &EspStream, is_broken: &AtomicBool) -> Ended {
+fn send(local: &UnixStream, stream: &EspStream, is_broken: &AtomicBool) -> Ended {
     let mut block = vec![0; BLOCK];
     loop {
         let count = match read(local, &mut block) {
@@ -86,8 +92,15 @@ fn send(local: &UnixStream, mut stream: &EspStream, is_broken: &AtomicBool) -> E
             }
         };
         let bytes = block.get(..count).unwrap_or_default();
-        if let Err(error) = stream.write_all(bytes) {
-            return Ended::Stream(error);
+        match write_all(stream, bytes, is_broken) {
+            Ok(true) => {}
+            Ok(false) => return Ended::Program,
+            Err(error) => {
+                // The other direction finds the error behind the bytes that have arrived, which
+                // takes until the program reads. It may be writing.
+                close(local, Shutdown::Read);
+                return Ended::Stream(error);
+            }
         }
     }
     if is_broken.load(Ordering::Acquire) {
@@ -97,6 +110,25 @@ fn send(local: &UnixStream, mut stream: &EspStream, is_broken: &AtomicBool) -> E
         Ok(()) => Ended::Orderly,
         Err(error) => Ended::Stream(error),
     }
+}
+
+/// Writes all bytes to the stream. Returns false if it has no room and the program is gone: the
+/// peer, which does not read, may itself wait until its own bytes are read, and the thread of the
+/// other direction waits for this one.
+fn write_all(mut stream: &EspStream, mut bytes: &[u8], is_broken: &AtomicBool) -> io::Result<bool> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(error) => match EspError::of(&error) {
+                Some(EspError::CallTimedOut { .. }) if is_broken.load(Ordering::Acquire) => {
+                    return Ok(false);
+                }
+                Some(EspError::CallTimedOut { .. }) => {}
+                _ => return Err(error),
+            },
+        }
+    }
+    Ok(true)
 }
 
 fn receive(mut local: &UnixStream, mut stream: &EspStream) -> Ended {
