@@ -12,8 +12,10 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -283,6 +285,45 @@ static void full(struct sockaddr_enet server) {
     close(fd);
 }
 
+/* Another user's program, which sends by the broker's socket for this one, and to this one as if it
+ * were the broker. */
+static void forge(int fd, const struct sockaddr_enet *peer) {
+    struct sockaddr_un name, own = {.sun_family = AF_UNIX};
+    socklen_t length = sizeof name;
+    CHECK(syscall(SYS_getsockname, fd, &name, &length) == 0 && name.sun_family == AF_UNIX);
+    char text[sizeof *peer + 6], digits[2 * sizeof *peer + 1];
+    memcpy(text, peer, sizeof *peer);
+    memcpy(text + sizeof *peer, "forged", 6);
+    for (size_t i = 0; i < sizeof *peer; i++) sprintf(digits + 2 * i, "%02x", (uint8_t)text[i]);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(getuid() != 0 || setuid(65534) == 0);
+        int own_length = sprintf(own.sun_path + 1, "forged.%s", digits) + 1;
+        int other = socket(AF_UNIX, SOCK_DGRAM, 0);
+        CHECK(bind(other, (struct sockaddr *)&own,
+                   (socklen_t)(sizeof own.sun_family + (size_t)own_length)) == 0);
+        CHECK(sendto(other, "forged", 6, 0, (struct sockaddr *)&name, length) == 6);
+        memcpy((char *)&name + length, ".tx", 3);
+        CHECK(sendto(other, text, sizeof text, 0, (struct sockaddr *)&name, length + 3) > 0);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    /* An answer would be here by then. */
+    usleep(200000);
+    struct sockaddr_enet from;
+    length = sizeof from;
+    /* There may be late answers. */
+    for (int flags = MSG_DONTWAIT | MSG_PEEK;; flags = MSG_DONTWAIT) {
+        ssize_t count =
+            recvfrom(fd, text, sizeof text, flags, (struct sockaddr *)&from, &length);
+        CHECK(count != 6 || memcmp(text, "forged", 6) != 0);
+        if (count < 0 && flags == MSG_DONTWAIT) break;
+    }
+    CHECK(errno == EAGAIN);
+}
+
 /* Sends until an answer comes: datagrams may be lost. */
 static void answered(int fd, const char *text, size_t length, const struct sockaddr_enet *to) {
     for (int tries = 0; tries < 100; tries++) {
@@ -294,7 +335,10 @@ static void answered(int fd, const char *text, size_t length, const struct socka
         struct sockaddr_enet from;
         struct iovec part = {other, sizeof other};
         struct msghdr message = {&from, sizeof from, &part, 1, NULL, 0, 0};
-        CHECK(recvmsg(fd, &message, 0) == (ssize_t)length && memcmp(other, text, length) == 0);
+        ssize_t count = recvmsg(fd, &message, 0);
+        CHECK(count >= 0);
+        /* A late answer to what was sent before. */
+        if (count != (ssize_t)length || memcmp(other, text, length) != 0) continue;
         CHECK(message.msg_namelen == sizeof from && from.se_family == AF_ENET);
         if (to) CHECK(from.se_port == to->se_port && memcmp(from.se_addr, to->se_addr, 6) == 0);
         return;
@@ -307,6 +351,7 @@ static void datagrams(struct sockaddr_enet server) {
     CHECK(fd >= 0);
     answered(fd, "hello", 5, &server);
     options(fd, SOCK_DGRAM);
+    forge(fd, &server);
     fill(3);
     answered(fd, bytes, 1400, &server);
     CHECK(sendto(fd, bytes, 5000, 0, (struct sockaddr *)&server, sizeof server) == -1);

@@ -1,14 +1,19 @@
 //! Datagram sockets of `AF_ENET`.
 
-use libc::{c_int, c_void, iovec, msghdr, sockaddr, socklen_t};
+use std::mem::size_of;
+
+use libc::{c_int, c_void, cmsghdr, iovec, msghdr, sockaddr, socklen_t, ucred};
 use preload_wire::{Enet, Request};
 
 use crate::kernel::{self, Errno};
 use crate::memory::{Addr, write_enet};
-use crate::own::{Own, ask};
+use crate::own::{Own, ask, broker};
 
 /// Datagrams up to this length pass every Ethernet; for longer ones the broker is asked.
 pub(crate) const ALWAYS_FITS: usize = 1400;
+
+/// Most bytes of control messages that a program gets with a datagram.
+const MAX_CONTROL: usize = 64 << 10;
 
 /// Binds a free port, unless the socket has one.
 fn bind_any(own: &Own) -> Result<(), Errno> {
@@ -96,13 +101,13 @@ pub(crate) fn receive(
     flags: c_int,
     (to, room): (*mut sockaddr, *mut socklen_t),
 ) -> Result<isize, Errno> {
-    let mut received = -1;
-    let source = Addr::get(|addr, len| {
-        received = kernel::recvfrom(fd, buffer, flags, addr, len);
-        c_int::from(received >= 0) - 1
-    });
-    let received = result(received)?;
-    write_enet(sender(source.as_ref()), to, room)?;
+    let mut part = iovec {
+        iov_base: buffer.0,
+        iov_len: buffer.1,
+    };
+    let mut message = crate::memory::message(&mut part);
+    let (received, from) = receive_own(fd, &mut message, flags)?;
+    write_enet(from, to, room)?;
     Ok(received)
 }
 
@@ -113,21 +118,133 @@ pub(crate) fn receive_message(
     flags: c_int,
 ) -> Result<isize, Errno> {
     let (to, mut room) = (message.msg_name, message.msg_namelen);
-    let mut received = -1;
-    let source = Addr::get(|addr, len| {
-        // SAFETY: the caller passes the length of the memory at `addr`.
-        message.msg_namelen = unsafe { *len };
-        message.msg_name = addr.cast();
-        received = kernel::recvmsg(fd, message, flags);
-        // SAFETY: as above.
-        unsafe { *len = message.msg_namelen };
-        c_int::from(received >= 0) - 1
-    });
+    let received = receive_own(fd, message, flags);
     message.msg_name = to;
-    let received = result(received)?;
-    write_enet(sender(source.as_ref()), to.cast(), &raw mut room)?;
+    let (received, from) = received?;
+    write_enet(from, to.cast(), &raw mut room)?;
     message.msg_namelen = room;
     Ok(received)
+}
+
+/// Receives the next datagram of the broker, and returns its length and the sender that the broker
+/// names. All users of the node can send to the name of the program's socket: datagrams of others
+/// are dropped.
+fn receive_own(fd: c_int, message: &mut msghdr, flags: c_int) -> Result<(isize, Enet), Errno> {
+    let theirs = match message.msg_control.is_null() {
+        true => (message.msg_control, 0),
+        false => (message.msg_control, message.msg_controllen.min(MAX_CONTROL)),
+    };
+    let uid = broker().ok_or(libc::EAFNOSUPPORT)?.uid;
+    loop {
+        // SAFETY: the call computes a length.
+        let own = unsafe { libc::CMSG_SPACE(size_of::<ucred>() as u32) } as usize;
+        let mut control = vec![0_u64; own.saturating_add(theirs.1).div_ceil(size_of::<u64>())];
+        let mut received = -1;
+        let source = Addr::get(|addr, len| {
+            // SAFETY: the caller passes the length of the memory at `addr`.
+            message.msg_namelen = unsafe { *len };
+            message.msg_name = addr.cast();
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = control.len() * size_of::<u64>();
+            received = kernel::recvmsg(fd, message, flags);
+            // SAFETY: as above.
+            unsafe { *len = message.msg_namelen };
+            c_int::from(received >= 0) - 1
+        });
+        if let Err(errno) = result(received) {
+            (message.msg_control, message.msg_controllen) = theirs;
+            return Err(errno);
+        }
+        if user(message) == Some(uid) {
+            give_control(message, theirs);
+            return Ok((received, sender(source.as_ref())));
+        }
+        drop_datagram(fd, message, flags);
+    }
+}
+
+/// Returns the control messages of a received message.
+fn controls(message: &msghdr) -> impl Iterator<Item = *const cmsghdr> {
+    // SAFETY: the kernel has written the control messages and their length.
+    let first = unsafe { libc::CMSG_FIRSTHDR(message) };
+    let next = move |at: &*const cmsghdr| {
+        // SAFETY: as above.
+        let next: *const cmsghdr = unsafe { libc::CMSG_NXTHDR(message, *at) };
+        Some(next).filter(|next| !next.is_null())
+    };
+    let first = Some(first.cast_const()).filter(|first| !first.is_null());
+    std::iter::successors(first, next)
+}
+
+/// Returns the level, the type and the data of a control message.
+fn control(at: &*const cmsghdr) -> ((c_int, c_int), &[u8]) {
+    // SAFETY: the header is the kernel's, and its length that of the header and the data.
+    unsafe {
+        let len = (**at).cmsg_len - libc::CMSG_LEN(0) as usize;
+        let data = std::slice::from_raw_parts(libc::CMSG_DATA(*at), len);
+        (((**at).cmsg_level, (**at).cmsg_type), data)
+    }
+}
+
+/// Returns the user who sent a message.
+fn user(message: &msghdr) -> Option<u32> {
+    controls(message).find_map(|at| {
+        let (kind, data) = control(&at);
+        let is_user = kind == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS);
+        let uid = data.get(std::mem::offset_of!(ucred, uid)..)?.get(..4)?;
+        let uid = uid.try_into().ok().filter(|_| is_user)?;
+        Some(u32::from_ne_bytes(uid))
+    })
+}
+
+/// Drops a message: closes what descriptors came with it, and takes it from the socket if it was
+/// only looked at.
+fn drop_datagram(fd: c_int, message: &msghdr, flags: c_int) {
+    for at in controls(message) {
+        let (kind, data) = control(&at);
+        if kind == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            for number in data.chunks_exact(size_of::<c_int>()) {
+                kernel::close(number.try_into().map_or(-1, c_int::from_ne_bytes));
+            }
+        }
+    }
+    if flags & libc::MSG_PEEK != 0 {
+        let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut byte = 0_u8;
+        let buffer = ((&raw mut byte).cast(), 1);
+        kernel::recvfrom(fd, buffer, libc::MSG_DONTWAIT, addr, len);
+    }
+}
+
+/// Copies the control messages but that of the user to the program's memory, as far as there is
+/// room.
+fn give_control(message: &mut msghdr, (to, room): (*mut c_void, usize)) {
+    let (mut used, mut is_cut) = (0, false);
+    for at in controls(message) {
+        let (kind, data) = control(&at);
+        if kind == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
+            continue;
+        }
+        // SAFETY: the calls compute lengths.
+        let (len, space) = unsafe {
+            let len = data.len() as u32;
+            (libc::CMSG_LEN(len) as usize, libc::CMSG_SPACE(len) as usize)
+        };
+        is_cut |= used + len > room;
+        if is_cut {
+            break;
+        }
+        // SAFETY: `len` bytes are at `at`, and the program says that `room` are at `to`.
+        unsafe {
+            let to = to.cast::<u8>().add(used);
+            std::ptr::copy_nonoverlapping(at.cast::<u8>(), to, len);
+        }
+        used = room.min(used + space);
+    }
+    if is_cut {
+        message.msg_flags |= libc::MSG_CTRUNC;
+    }
+    (message.msg_control, message.msg_controllen) = (to, used);
 }
 
 /// Returns the sender that the name of the broker's socket says.

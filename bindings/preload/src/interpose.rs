@@ -270,7 +270,18 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     {
         return count(datagrams::receive_message(fd, message, flags));
     }
-    ended(fd, 1, kernel::recvmsg(fd, message, flags))
+    let got = kernel::recvmsg(fd, message, flags);
+    // SAFETY: as above.
+    if let Some(message) = unsafe { message.as_mut() }
+        && message.msg_control.is_null()
+        && message.msg_flags & libc::MSG_CTRUNC != 0
+        && got >= 0
+        && Own::of(fd).is_some_and(|own| !own.is_stream)
+    {
+        // The user of the sender, for which the program did not ask.
+        message.msg_flags &= !libc::MSG_CTRUNC;
+    }
+    ended(fd, 1, got)
 }
 
 /// `send(2)`.

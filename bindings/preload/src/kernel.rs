@@ -75,6 +75,16 @@ pub(crate) fn getsockopt(
     int(call!(SYS_getsockopt, fd, level, name, value, len))
 }
 
+pub(crate) fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    int(call!(SYS_setsockopt, fd, level, name, value, len))
+}
+
 pub(crate) fn close(fd: c_int) -> c_int {
     int(call!(SYS_close, fd))
 }

@@ -256,6 +256,16 @@ pub(crate) fn peer_user(fd: c_int) -> Option<u32> {
     (kernel::getsockopt(fd, libc::SOL_SOCKET, name, to, &raw mut len) == 0).then_some(value.uid)
 }
 
+/// Has the kernel say with each datagram which user sent it.
+pub(crate) fn ask_for_senders(fd: c_int) -> Result<(), Errno> {
+    let on: c_int = 1;
+    let (value, len) = ((&raw const on).cast(), size_of::<c_int>() as socklen_t);
+    match kernel::setsockopt(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, value, len) {
+        0 => Ok(()),
+        _ => Err(kernel::errno()),
+    }
+}
+
 /// Returns a message of one part, without an address.
 pub(crate) fn message(part: &mut iovec) -> msghdr {
     // SAFETY: the structure consists of integers and pointers that may be null.

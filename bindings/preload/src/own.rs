@@ -10,7 +10,7 @@ use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
 use preload_wire::{Answer, Broker, Request, State, VARIABLE};
 
 use crate::kernel::{self, Errno};
-use crate::memory::{Addr, option, peer_user};
+use crate::memory::{Addr, ask_for_senders, option, peer_user};
 
 /// A socket of `AF_ENET`.
 pub(crate) struct Own {
@@ -76,11 +76,15 @@ pub(crate) fn open(kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
     loop {
         let addr = Addr::of_name(&unused_name(&prefix, letter));
         let (to, len) = addr.raw();
-        if kernel::bind(fd, to, len) == 0 {
+        let asked = match letter {
+            'd' => ask_for_senders(fd),
+            _ => Ok(()),
+        };
+        if asked.is_ok() && kernel::bind(fd, to, len) == 0 {
             return Ok(fd);
         }
-        // The name of a process that had this number before.
-        let errno = kernel::errno();
+        // In use: the name of a process that had this number before.
+        let errno = asked.err().unwrap_or_else(kernel::errno);
         if errno != libc::EADDRINUSE {
             kernel::close(fd);
             return Err(errno);

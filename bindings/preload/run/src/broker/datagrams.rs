@@ -1,14 +1,20 @@
 //! Datagram sockets of `AF_ENET`.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use esp_client::{Client, EdpKind, EdpSocket, MacAddr, NodeAddr};
+use nix::cmsg_space;
 use nix::errno::Errno;
+use nix::sys::socket::{
+    ControlMessageOwned, MsgFlags, SockaddrLike, UnixAddr, UnixCredentials, recvmsg, setsockopt,
+    sockopt,
+};
 use preload_wire::{ENET_LEN, Enet, abstract_addr};
 
 use super::streams::interface;
@@ -19,6 +25,8 @@ use super::{Node, system};
 const LOOK: Duration = Duration::from_millis(200);
 /// Longest datagram of a program, with the address before it.
 const MAX_DATAGRAM: usize = 65536;
+/// Length of the family at the beginning of an address, in bytes.
+const FAMILY: u32 = 2;
 /// Number of sockets that datagrams from different senders are delivered by.
 const SENDERS: usize = 64;
 
@@ -43,8 +51,7 @@ pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()>
         interface: system::interface_index(socket.interface()),
         mac,
     };
-    let from_program = UnixDatagram::bind_addr(&abstract_addr(&format!("{name}.tx"))?)?;
-    from_program.set_read_timeout(Some(LOOK))?;
+    let from_program = FromProgram::bind(&format!("{name}.tx"), &name)?;
     entry.set(|state| {
         state.local = local;
         state.mtu = u32::try_from(socket.max_payload()).unwrap_or(u32::MAX);
@@ -67,15 +74,14 @@ pub(super) fn direct(node: &Arc<Node>, name: &str, peer: Option<Enet>) -> io::Re
     entry.set(|state| state.peer = peer);
     let Some(peer) = peer else { return Ok(()) };
     let own = format!("{name}.c.{}", peer.digits());
-    let from_program = match UnixDatagram::bind_addr(&abstract_addr(&own)?) {
+    let from_program = match FromProgram::bind(&own, name) {
         Ok(bound) => bound,
         // Connected to the same address before, and served until the socket is closed.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Ok(()),
         Err(error) => return Err(error),
     };
-    from_program.connect_addr(&abstract_addr(name)?)?;
-    from_program.set_read_timeout(Some(LOOK))?;
-    let to_program = from_program.try_clone()?;
+    from_program.socket.connect_addr(&abstract_addr(name)?)?;
+    let to_program = from_program.socket.try_clone()?;
     lock(&entry.datagrams.direct).replace((peer, to_program));
     node.busy("edp-direct", move |_| {
         send_direct(&entry, &socket, &from_program, peer);
@@ -83,14 +89,52 @@ pub(super) fn direct(node: &Arc<Node>, name: &str, peer: Option<Enet>) -> io::Re
     Ok(())
 }
 
+/// A socket of the broker that gets the datagrams of one socket of a program.
+struct FromProgram {
+    socket: UnixDatagram,
+    /// Name of the program's socket.
+    program: String,
+}
+
+impl FromProgram {
+    /// Binds a socket to the name `own`.
+    fn bind(own: &str, program: &str) -> io::Result<FromProgram> {
+        let socket = UnixDatagram::bind_addr(&abstract_addr(own)?)?;
+        socket.set_read_timeout(Some(LOOK))?;
+        setsockopt(&socket, sockopt::PassCred, &true)?;
+        let program = program.to_owned();
+        Ok(FromProgram { socket, program })
+    }
+
+    /// Returns the next datagram; `None` after [`LOOK`], and for one of another sender: every user
+    /// of the node can send to the names of sockets. The kernel gives a name to one socket at a
+    /// time, but to another user's once the program has closed its own.
+    fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+        let mut control = cmsg_space!(UnixCredentials);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let (fd, control) = (self.socket.as_raw_fd(), Some(&mut control[..]));
+        let received = recvmsg::<UnixAddr>(fd, &mut parts, control, MsgFlags::empty()).ok()?;
+        let mut users = received.cmsgs().ok()?.filter_map(|part| match part {
+            ControlMessageOwned::ScmCredentials(sender) => Some(sender.uid()),
+            _ => None,
+        });
+        let is_own = users.next().is_some_and(system::is_user_of_programs);
+        // A socket without a name has not even a family, which `as_abstract` does not expect.
+        let sender = received.address.filter(|addr| addr.len() > FAMILY);
+        let name = sender.as_ref().and_then(UnixAddr::as_abstract);
+        let is_expected = is_own && name == Some(self.program.as_bytes());
+        let count = received.bytes;
+        buffer.get(..count).filter(|_| is_expected)
+    }
+}
+
 /// Sends what the program sends with an address.
-fn send_addressed(entry: &Entry, socket: &EdpSocket, from_program: &UnixDatagram) {
+fn send_addressed(entry: &Entry, socket: &EdpSocket, from_program: &FromProgram) {
     let mut buffer = vec![0; MAX_DATAGRAM];
     while !entry.is_gone() {
-        let Ok(count) = from_program.recv(&mut buffer) else {
+        let Some(bytes) = from_program.receive(&mut buffer) else {
             continue;
         };
-        let bytes = buffer.get(..count).unwrap_or_default();
         if let (Some(to), Some(payload)) = (Enet::parse(bytes), bytes.get(ENET_LEN..)) {
             send(entry, socket, payload, to);
         }
@@ -98,11 +142,11 @@ fn send_addressed(entry: &Entry, socket: &EdpSocket, from_program: &UnixDatagram
 }
 
 /// Sends what the program sends without an address.
-fn send_direct(entry: &Entry, socket: &EdpSocket, from_program: &UnixDatagram, to: Enet) {
+fn send_direct(entry: &Entry, socket: &EdpSocket, from_program: &FromProgram, to: Enet) {
     let mut buffer = vec![0; MAX_DATAGRAM];
     while !entry.is_gone() {
-        if let Ok(count) = from_program.recv(&mut buffer) {
-            send(entry, socket, buffer.get(..count).unwrap_or_default(), to);
+        if let Some(payload) = from_program.receive(&mut buffer) {
+            send(entry, socket, payload, to);
         }
     }
 }
@@ -183,4 +227,31 @@ fn deliver(
 
 fn count(counter: &AtomicU32) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(name: &str) -> UnixDatagram {
+        UnixDatagram::bind_addr(&abstract_addr(name).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn datagrams_of_others_are_dropped() {
+        let name = format!("esp.test{}.d.1.1", std::process::id());
+        let own = format!("{name}.tx");
+        let to = abstract_addr(&own).unwrap();
+        let from_program = FromProgram::bind(&own, &name).unwrap();
+        let (program, other) = (bound(&name), bound(&format!("{name}.x")));
+        let unnamed = UnixDatagram::unbound().unwrap();
+        for (socket, payload) in [(&other, "other"), (&unnamed, "unnamed"), (&program, "own")] {
+            socket.send_to_addr(payload.as_bytes(), &to).unwrap();
+        }
+        let mut buffer = [0; 100];
+        assert_eq!(from_program.receive(&mut buffer), None);
+        assert_eq!(from_program.receive(&mut buffer), None);
+        assert_eq!(from_program.receive(&mut buffer), Some(&b"own"[..]));
+        assert_eq!(from_program.receive(&mut buffer), None, "after a time");
+    }
 }

@@ -11,7 +11,6 @@ use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr, NodeAddr};
 use nix::errno::Errno;
 use preload_wire::{Broker, Enet};
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::geteuid;
 
 use super::pump::{drop_bytes, pump};
 use super::table::{Entry, lock};
@@ -181,11 +180,10 @@ pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
     }
 }
 
-/// Returns true if the other end is of the broker's user, or the broker is root, whose programs may
-/// have become other users.
+/// Returns true if the other end may be a program.
 fn is_allowed(socket: &UnixStream) -> bool {
-    let own = geteuid();
-    own.is_root() || socket_peercred(socket).is_ok_and(|other| other.uid == own)
+    let other = socket_peercred(socket);
+    other.is_ok_and(|other| system::is_user_of_programs(other.uid.as_raw()))
 }
 
 /// Copies until both directions have ended.

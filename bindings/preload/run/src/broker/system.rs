@@ -69,6 +69,16 @@ pub(super) fn is_own_or_root(socket: &UnixStream) -> bool {
     socket_peercred(socket).is_ok_and(|other| other.uid.is_root() || other.uid == geteuid())
 }
 
+/// Returns true for the broker's user, and for all if that is root, whose programs may have become
+/// other users.
+pub(super) fn is_user_of_programs(uid: u32) -> bool {
+    is_user_of(geteuid().as_raw(), uid)
+}
+
+fn is_user_of(broker: u32, uid: u32) -> bool {
+    broker == 0 || uid == broker
+}
+
 /// Returns the name of an interface.
 pub(super) fn interface_name(index: u32) -> io::Result<String> {
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
@@ -116,6 +126,12 @@ mod tests {
              1: 0100007F:18EB 0100007F:9999 01 0:0 00:0 0 1000 0 4712 1 0 100 0 0 10 0\n\
              2: 0100007F:0016 00000000:0000 0A 0:0 00:0 0 0 0 4713 1 0 100 0 0 10 0\nrubbish\n";
         assert_eq!(listening(text, 6379), [4711]);
+    }
+
+    #[test]
+    fn other_users_are_none_of_the_programs() {
+        assert!(is_user_of(1000, 1000) && is_user_of(0, 1000));
+        assert!(!is_user_of(1000, 1001) && !is_user_of(1000, 65534));
     }
 
     #[test]
