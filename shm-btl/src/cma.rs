@@ -16,6 +16,9 @@ pub(crate) enum CmaError {
     /// calls.
     #[error("the system does not allow it (error {0})")]
     Refused(i32),
+    /// The process has ended the connection or closed, so the memory may contain other bytes.
+    #[error("the process has ended the connection")]
+    Revoked,
     /// Another error, possibly temporary.
     #[error("error {0}")]
     Other(i32),

@@ -9,6 +9,8 @@
 //! The light fence is a full one here, because the model cannot express what `membarrier(2)` does
 //! to the other side. Loom executes read-modify-writes, such as claims, in program order.
 
+mod revoke;
+
 use std::sync::Arc;
 
 use btl::{Envelope, PostedReceive};

@@ -400,8 +400,18 @@ pub(crate) fn claim(
     None
 }
 
+/// Ends the connection to a peer: it starts no copy into this process's memory any more, and
+/// delivers nothing that it copies from there. `mine` is the process's own words for the peer.
+pub(crate) fn revoke(mine: &PairHead) {
+    mine.writing.0.end.store(END_BROKEN, Ordering::Release);
+    // SYNC POINT revoke: comes before the check whether the peer is copying, and before this
+    // process uses the memory for something else.
+    fence(Ordering::SeqCst);
+}
+
 /// Returns true if the owner of these words has ended the connection to this process. Call it after
-/// `copying` was set: the owner reads that after ending the connection.
+/// `copying` was set, which the owner reads after ending the connection, or after a copy of the
+/// owner's memory.
 pub(crate) fn is_revoked(theirs: &PairHead) -> bool {
     // SYNC POINT revoke
     fence(Ordering::SeqCst);

@@ -86,7 +86,8 @@ impl CoopGet {
         let (mine, theirs) = self.words(peer);
         while self.over.is_none() {
             if let Some(error) = self.failed {
-                self.over = self.offer.stopped(theirs).then_some(Err(error));
+                let stopped = self.offer.stopped(theirs);
+                self.over = stopped.then(|| peer.copied_from(Err(error)));
                 break;
             }
             let next = match self.again.take() {
@@ -95,7 +96,7 @@ impl CoopGet {
             };
             let chunk = match next {
                 Next::Over => {
-                    self.over = Some(Ok(()));
+                    self.over = Some(peer.copied_from(Ok(())));
                     break;
                 }
                 Next::Wait => break,

@@ -12,7 +12,7 @@ use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::cma::{self, CmaError};
 use crate::layout::PUTTING;
-use crate::posted::{claim, encode, end_copy, is_revoked};
+use crate::posted::{claim, encode, end_copy};
 use shmem::sync::Ordering;
 
 /// Reason of the failure of a peer that has ended the connection to this process.
@@ -89,6 +89,8 @@ impl ShmBtl {
         let error = match error {
             CmaError::Gone => PeerError::Died,
             CmaError::Fault => PeerError::Violation("memory it registered is not mapped".into()),
+            CmaError::Revoked if self.added(rank).is_some_and(Peer::has_left) => PeerError::Left,
+            CmaError::Revoked => PeerError::Lost(BROKEN.into()),
             error => PeerError::Lost(format!("cross-memory attach: {error}")),
         };
         self.end(rank, error)
@@ -111,13 +113,14 @@ impl Tx for ShmBtl {
         token: u64,
     ) -> Result<Started, SendError> {
         let peer = self.cma_peer(rank)?;
-        let pid = peer.pid;
         let from = remote(peer.nonce, key, offset, length)?;
         if let Some(started) = self.start_coop(rank, local, from, length, token) {
             return started;
         }
+        let (_, peer) = self.peer(rank)?;
         // SAFETY: guaranteed by the caller.
-        let result = unsafe { cma::read(pid, local, from, length) };
+        let result = unsafe { cma::read(peer.pid, local, from, length) };
+        let result = peer.copied_from(result);
         self.copied(rank, result)
     }
 
@@ -134,18 +137,14 @@ impl Tx for ShmBtl {
         let to = remote(peer.nonce, key, offset, length)?;
         let mine = peer.producer.mine();
         mine.writing.0.copying.store(PUTTING, Ordering::Release);
-        let result = if is_revoked(peer.producer.theirs()) || peer.has_left() {
-            None
+        let result = if peer.has_revoked() {
+            Err(CmaError::Revoked)
         } else {
             // SAFETY: guaranteed by the caller.
-            Some(unsafe { cma::write(peer.pid, local, to, length) })
+            unsafe { cma::write(peer.pid, local, to, length) }
         };
         end_copy(mine);
-        if let Some(result) = result {
-            return self.copied(rank, result);
-        }
-        let error = self.end(rank, PeerError::Lost(BROKEN.into()));
-        Err(SendError::Failed { peer: rank, error })
+        self.copied(rank, result)
     }
 }
 

@@ -9,8 +9,10 @@ use rustix::event::epoll;
 use super::{Own, ShmBtl};
 use crate::address::ShmAddress;
 use crate::attach::{Attached, Files, eligible, probe};
+use crate::cma::CmaError;
 use crate::fifo::{Consumer, Producer};
 use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, LONGEST, Layout, PairHead};
+use crate::posted::is_revoked;
 use crate::topology::{CpuSet, Relation, Topology, allowed};
 use shmem::sync::{AtomicU64, Ordering};
 use shmem::{Fence, PeerSleep, Shared, SharedSlice};
@@ -71,6 +73,21 @@ impl Peer {
     /// Returns true if no message of the peer is delivered any more.
     pub(super) fn is_cut_off(&self) -> bool {
         self.closed_here || matches!(self.ending, Some(PeerError::Violation(_)))
+    }
+
+    /// Returns true if the peer has ended the connection or closed: its memory is its own again.
+    pub(super) fn has_revoked(&self) -> bool {
+        // SYNC POINT revoke
+        is_revoked(self.producer.theirs()) || self.has_left()
+    }
+
+    /// Returns the result of a copy of the peer's memory. The copy has failed if the peer may have
+    /// used that memory for something else meanwhile.
+    pub(super) fn copied_from(&self, result: Result<(), CmaError>) -> Result<(), CmaError> {
+        match result {
+            Ok(()) | Err(CmaError::Fault) if self.has_revoked() => Err(CmaError::Revoked),
+            other => other,
+        }
     }
 
     /// Returns true if the peer has closed. Its earlier messages are visible then.

@@ -11,6 +11,11 @@
 //!   fence              SYNC POINT revoke    fence
 //!   copying = 0, no chunk under way?      end = BROKEN? does not copy
 //!     yes: the memory is ours             copying = 0
+//!
+//!                                       peer, after each copy of a get
+//!   end = BROKEN                          fence
+//!   fence              SYNC POINT revoke  end = BROKEN? delivers nothing
+//!   uses its memory for other things
 //! ```
 //! A process that runs and does not end a copy within [`STOP_TIMEOUT`] is corrupt, and could write
 //! here anyway. A *stopped* process is not: it will continue its copy, and is waited for until it
@@ -29,8 +34,9 @@ use super::peer::{Peer, PeerState};
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
 use crate::layout::{END_BROKEN, END_REFUSED};
+use crate::posted::revoke;
 use crate::process::is_stopped;
-use shmem::sync::{Ordering, fence};
+use shmem::sync::Ordering;
 
 /// Maximum time to wait for a running peer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -57,13 +63,10 @@ impl ShmBtl {
             return;
         }
         peer.revoked_at = Some(coarse_now());
-        let mine = peer.producer.mine();
-        mine.writing.0.end.store(END_BROKEN, Ordering::Release);
+        revoke(peer.producer.mine());
         for get in self.gets.iter_mut().filter(|get| get.rank == rank) {
             get.stop(peer);
         }
-        // SYNC POINT revoke
-        fence(Ordering::SeqCst);
     }
 
     /// Returns true if a peer has stopped writing, after [`ShmBtl::revoke`].

@@ -122,6 +122,31 @@ fn a_receiver_that_waits_for_a_chunk_sleeps_and_is_woken() {
 }
 
 #[test]
+fn a_get_fails_if_its_owner_closes_before_it_is_complete() {
+    let Some((mut one, mut other, mut source, region)) = pair(256 << 10) else {
+        return;
+    };
+    claims_last_chunk(&mut other, 0);
+    let mut target = vec![0u8; 256 << 10];
+    // SAFETY: the memory lives until completion.
+    let began = unsafe { one.get(1, target.as_mut_ptr(), target.len(), &region.key, 0, 5) };
+    assert_eq!(began, Ok(btl::Started::Pending));
+    claims_last_chunk(&mut other, 1);
+    other.close();
+    source.fill(9);
+    let mut seen = Seen::default();
+    let begin = std::time::Instant::now();
+    while seen.0.len() < 2 {
+        one.progress(&mut seen);
+        assert!(
+            begin.elapsed().as_secs() < 20,
+            "failure not reported in time"
+        );
+    }
+    assert_eq!(seen.0, ["5 failed", "lost 1"]);
+}
+
+#[test]
 fn a_living_peer_is_waited_for_before_its_end_is_reported() {
     let Some((mut one, mut other, _source, region)) = pair(256 << 10) else {
         return;

@@ -1,6 +1,6 @@
 //! Memory of a transport: mappings of others, posted receives after the end, keys.
 
-use btl::{Btl, PostedReceives};
+use btl::{Btl, PeerError, PostedReceives, SendError, Tx};
 
 use super::transport;
 use crate::address::ShmAddress;
@@ -60,6 +60,44 @@ fn receives_of_a_closed_transport_are_not_filled() {
     let sent = unsafe { other.send_to_posted(0, envelope, [8u8; 50].as_ptr(), 50) };
     assert_eq!(sent, Ok(btl::PostedDelivery::NotPosted));
     assert_eq!(buffer[..50], [7; 50]);
+}
+
+/// Gets a region of another transport that has ended the connection in this way, and has used the
+/// memory for something else.
+fn get_after(end: fn(&mut ShmBtl), length: usize) -> Option<PeerError> {
+    let (mut one, mut other) = (transport(0), transport(1));
+    let path = one.add_peer(1, &other.address()).expect("reachable");
+    other.add_peer(0, &one.address()).expect("reachable");
+    if !path.one_sided {
+        println!("SKIPPED: cross-memory attach is not allowed here");
+        return None;
+    }
+    let mut source = vec![7u8; length];
+    // SAFETY: the memory lives until the end of this function.
+    let region = unsafe { other.register(source.as_mut_ptr(), length) }.expect("registered");
+    end(&mut other);
+    source.fill(9);
+    let mut target = vec![0u8; length];
+    // SAFETY: the memory lives until the end of this function.
+    let got = unsafe { one.get(1, target.as_mut_ptr(), length, &region.key, 0, 5) };
+    match got {
+        Err(SendError::Failed { peer: 1, error }) => Some(error),
+        other => panic!("{length} bytes: {other:?}"),
+    }
+}
+
+#[test]
+fn a_get_fails_if_the_owner_has_ended_the_connection() {
+    // The longer one is a cooperative copy.
+    for length in [100, 64 << 10] {
+        let Some(error) = get_after(Btl::close, length) else {
+            return;
+        };
+        assert_eq!(error, PeerError::Left, "{length} bytes");
+        let dropped = |other: &mut ShmBtl| assert!(other.drop_peer(0));
+        let error = get_after(dropped, length);
+        assert!(matches!(error, Some(PeerError::Lost(_))), "{error:?}");
+    }
 }
 
 #[test]
