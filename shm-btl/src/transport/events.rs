@@ -175,7 +175,10 @@ impl ShmBtl {
             let rank = self.inbound.swap_remove(index).rank;
             self.start_closing(rank);
         }
-        self.advance_closing(events) + self.end_lost_claims(events) + self.report_joining(events)
+        let ended = self.advance_closing(events) + self.end_lost_claims(events);
+        let ended = ended + self.report_joining(events);
+        self.make_places();
+        ended
     }
 
     /// Ends peers whose process descriptors are readable: they have died.

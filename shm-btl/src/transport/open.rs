@@ -12,19 +12,23 @@
 //!   finds itself in B's directory  ◀────────  finds itself in A's directory, wakes A
 //! ```
 //!
+//! The words of a pair stay as they are until its peer reads them no more: they tell it that the
+//! connection has ended. Then the pair is assigned again.
+//!
 //! Requests and directories are untrusted: they can only lead to files, which are checked as those
 //! of an address are.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
+use std::os::fd::OwnedFd;
 
 use btl::{Events, PeerError, PeerInfo, PendingPeers, Rank, Unreachable};
 use rustix::event::epoll;
 
-use super::ShmBtl;
 use super::peer::PeerState;
+use super::{Own, ShmBtl};
 use crate::address::{OpenAddress, ShmAddress};
-use crate::attach::{Files, eligible, probe, read_address};
+use crate::attach::{Files, eligible, has_ended, probe, read_address};
 use crate::layout::{
     ADDRESS_WORDS, Common, END_BROKEN, Layout, OPEN_PEERS, PairHead, REFUSED, REQUESTS, Requests,
 };
@@ -41,6 +45,8 @@ pub(super) struct Open {
     numbers: HashMap<u64, Rank>,
     /// Pairs of this process's file, by peer.
     places: HashMap<Rank, u32>,
+    /// Pairs of former peers that may still read them.
+    retired: Vec<(u32, Reader)>,
     /// Pairs that are free again.
     free: Vec<u32>,
     /// Number of pairs that were assigned at least once.
@@ -62,6 +68,14 @@ struct Joining {
     requested: bool,
     /// Reason of its failure, which `progress` reports.
     ending: Option<PeerError>,
+}
+
+/// A former peer that may still read its pair.
+pub(super) struct Reader {
+    common: Shared<Common>,
+    pidfd: OwnedFd,
+    /// It had assigned a pair to this process.
+    connected: bool,
 }
 
 /// Publishes the address of an open transport in its memory.
@@ -100,6 +114,7 @@ impl Open {
             seen: 0,
             numbers: HashMap::new(),
             places: HashMap::new(),
+            retired: Vec::new(),
             free: Vec::new(),
             used: 0,
             joining: Vec::new(),
@@ -112,6 +127,11 @@ impl Open {
         self.requests.count.load(Ordering::Acquire) != self.seen && self.strangers.len() < REQUESTS
     }
 
+    /// Returns true if there is no free pair.
+    fn is_full(&self) -> bool {
+        self.free.is_empty() && self.used as usize >= OPEN_PEERS
+    }
+
     /// Assigns a pair to a peer.
     fn take_place(&mut self) -> Option<u32> {
         self.free.pop().or_else(|| {
@@ -120,6 +140,26 @@ impl Open {
             self.used += u32::from(fits);
             fits.then_some(place)
         })
+    }
+}
+
+impl Reader {
+    pub(super) fn new(common: Shared<Common>, pidfd: OwnedFd, connected: bool) -> Reader {
+        Reader {
+            common,
+            pidfd,
+            connected,
+        }
+    }
+
+    /// Returns true if the process has died or closed, or has released its end of the connection to
+    /// this process, which has this identity.
+    fn is_gone(&self, identity: u64) -> bool {
+        // It removes the identity from its directory when it has released its end, and does not add
+        // it again.
+        let released = || self.connected && contains(&self.common.directory, identity).is_none();
+        let left = || self.common.about.0.left.load(Ordering::Acquire) != 0;
+        released() || left() || has_ended(&self.pidfd)
     }
 }
 
@@ -172,6 +212,7 @@ impl ShmBtl {
     }
 
     fn join_peer(&mut self, rank: Rank, address: ShmAddress) -> Result<PeerInfo, String> {
+        self.make_places();
         let (Some(own), Some(open)) = (&self.own, &mut self.open) else {
             return Err("the transport is closed".into());
         };
@@ -301,18 +342,20 @@ impl ShmBtl {
                 head.writing.0.end.store(END_BROKEN, Ordering::Release);
                 files.ring();
             }
-            let gone = matches!(error, PeerError::Died | PeerError::Left);
             self.peers[joining.rank as usize] = PeerState::Closed(error.clone());
-            self.release_place(joining.rank, gone);
+            // Without its files it is not known when the peer is gone.
+            let reader = |files: Files| Reader::new(files.common, files.pidfd, false);
+            let reader = joining.files.map(reader);
+            self.release_place(joining.rank, reader);
             events.failed(self, joining.rank, error);
             count += 1;
         }
         count
     }
 
-    /// Releases the pair of a peer that has ended. It is assigned again only if the peer is gone
-    /// and reads it no more.
-    pub(super) fn release_place(&mut self, rank: Rank, gone: bool) {
+    /// Releases the pair of a peer that has ended. It is assigned again once the peer reads it no
+    /// more; without `reader` it is not.
+    pub(super) fn release_place(&mut self, rank: Rank, reader: Option<Reader>) {
         let (Some(own), Some(open)) = (&self.own, &mut self.open) else {
             return;
         };
@@ -320,16 +363,39 @@ impl ShmBtl {
             return;
         };
         own.common.directory[place as usize].store(0, Ordering::Release);
-        if gone {
-            let (head, slots, _) = own.pair(&self.layout, place);
-            let writing = &head.writing.0;
-            let words = [&head.consumed.0, &writing.copying, &writing.end].into_iter();
-            let words = words.chain(&head.offers.0).chain(&head.shares.0);
-            for word in words.chain(slots.iter().flat_map(|slot| &slot.0)) {
-                word.store(0, Ordering::Release);
-            }
+        open.retired.extend(reader.map(|reader| (place, reader)));
+        self.free_places();
+    }
+
+    /// Looks for pairs that former peers read no more, if no pair is free.
+    pub(super) fn make_places(&mut self) {
+        if self.open.as_ref().is_some_and(Open::is_full) {
+            self.free_places();
+        }
+    }
+
+    /// Frees the pairs of former peers that read them no more.
+    fn free_places(&mut self) {
+        let (Some(own), Some(open)) = (&self.own, &mut self.open) else {
+            return;
+        };
+        let identity = open.identity;
+        let gone = |(_, reader): &mut (u32, Reader)| reader.is_gone(identity);
+        for (place, _) in open.retired.extract_if(.., gone) {
+            clear(own, &self.layout, place);
             open.free.push(place);
         }
+    }
+}
+
+/// Resets the words of a pair for the next peer.
+fn clear(own: &Own, layout: &Layout, place: u32) {
+    let (head, slots, _) = own.pair(layout, place);
+    let writing = &head.writing.0;
+    let words = [&head.consumed.0, &writing.copying, &writing.end].into_iter();
+    let words = words.chain(&head.offers.0).chain(&head.shares.0);
+    for word in words.chain(slots.iter().flat_map(|slot| &slot.0)) {
+        word.store(0, Ordering::Release);
     }
 }
 
@@ -339,7 +405,7 @@ impl Open {
         layout: &Layout,
         job: u64,
         node: &crate::process::NodeView,
-        own: Option<&super::Own>,
+        own: Option<&Own>,
     ) {
         let count = self.requests.count.load(Ordering::Acquire);
         let requests = self.requests.clone();

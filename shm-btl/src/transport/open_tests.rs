@@ -66,6 +66,21 @@ fn send(all: &mut [(&mut ShmBtl, &mut Seen)], from: usize, to: Rank, body: &[u8]
     });
 }
 
+/// Returns two transports that have added each other as peer 1, and can send.
+fn pair(first: u64) -> (ShmBtl, ShmBtl) {
+    let (mut one, mut other) = (open(first), open(first + 1));
+    let (mut a, mut b) = (Seen::default(), Seen::default());
+    one.add_peer(1, &other.address()).expect("on this node");
+    other.add_peer(1, &one.address()).expect("on this node");
+    let mut all = [(&mut one, &mut a), (&mut other, &mut b)];
+    send(&mut all, 0, 1, b"to");
+    send(&mut all, 1, 1, b"fro");
+    until(&mut all, |all| {
+        all.iter().all(|(_, seen)| seen.messages.len() == 1)
+    });
+    (one, other)
+}
+
 #[test]
 fn a_stranger_is_admitted_and_both_send() {
     let (mut one, mut other) = (open(1), open(2));
@@ -218,6 +233,39 @@ fn the_memory_of_a_job_is_not_that_of_an_open_transport() {
     let data = crate::address::ShmAddress::decode(&job.address()).expect("an address");
     let read = read_address(data.pid, data.data, &Layout::open());
     assert!(read.is_err(), "another length");
+}
+
+#[test]
+fn chunks_return_when_both_sides_end_the_connection() {
+    let (mut one, mut other) = pair(30);
+    let body = vec![9; 20_000];
+    other.send(1, b"h", &[IoSlice::new(&body)]).expect("room");
+    assert!(one.drop_peer(1) && other.drop_peer(1));
+    let (mut a, mut b) = (Seen::default(), Seen::default());
+    // One after the other: the words of the first one's pair have to stay.
+    until(&mut [(&mut one, &mut a)], |all| !all[0].1.failed.is_empty());
+    until(&mut [(&mut other, &mut b)], |all| {
+        !all[0].1.failed.is_empty() && all[0].0.live == 0
+    });
+    assert!(other.closing.is_empty());
+}
+
+#[test]
+fn pairs_of_living_former_peers_are_used_again() {
+    let mut server = open(40);
+    let mut seen = Seen::default();
+    let mut clients = Vec::new();
+    for number in 1..=OPEN_PEERS as u32 + 3 {
+        let (mut client, mut theirs) = (open(200 + u64::from(number)), Seen::default());
+        client.add_peer(1, &server.address()).expect("on this node");
+        server.add_peer(number, &client.address()).expect("a pair");
+        let mut all = [(&mut server, &mut seen), (&mut client, &mut theirs)];
+        send(&mut all, 1, 1, b"question");
+        until(&mut all, |all| all[0].1.messages.len() == number as usize);
+        all[0].0.drop_peer(number);
+        until(&mut all, |all| all.iter().all(|(one, _)| one.live == 0));
+        clients.push(client);
+    }
 }
 
 /// A peer that sleeps is woken by a request, and by the admission.

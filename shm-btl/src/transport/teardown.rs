@@ -30,6 +30,7 @@ use btl::{Events, PeerError, Rank};
 use rustix::event::epoll;
 
 use super::events::NO_ENVELOPE;
+use super::open::Reader;
 use super::peer::{Peer, PeerState};
 use super::{ShmBtl, coarse_now};
 use crate::attach::has_ended;
@@ -147,6 +148,7 @@ impl ShmBtl {
         let PeerState::Added(peer) = entry else {
             return true;
         };
+        // A peer that has ended the connection reads no chunk any more.
         let gone = peer.is_gone();
         // A corrupt count is limited to what was sent.
         let _ = peer.producer.refresh();
@@ -157,9 +159,13 @@ impl ShmBtl {
             return false;
         }
         let _ = epoll::delete(&own.epoll, &peer.pidfd);
-        *entry = PeerState::Closed(peer.ending.clone().unwrap_or(PeerError::Died));
+        let closed = PeerState::Closed(peer.ending.clone().unwrap_or(PeerError::Died));
+        let reader = match std::mem::replace(entry, closed) {
+            PeerState::Added(peer) => Some(Reader::new(peer.common, peer.pidfd, true)),
+            _ => None,
+        };
         self.live -= 1;
-        self.release_place(rank, gone);
+        self.release_place(rank, reader);
         true
     }
 
