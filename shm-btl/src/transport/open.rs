@@ -12,6 +12,9 @@
 //!   finds itself in B's directory  ◀────────  finds itself in A's directory, wakes A
 //! ```
 //!
+//! A request that is not answered is repeated: it may have arrived while B was ending an earlier
+//! connection to A, or its refusal may have been displaced by others.
+//!
 //! The words of a pair stay as they are until its peer reads them no more: they tell it that the
 //! connection has ended. Then the pair is assigned again.
 //!
@@ -21,19 +24,24 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use btl::{Events, PeerError, PeerInfo, PendingPeers, Rank, Unreachable};
 use rustix::event::epoll;
 
 use super::peer::PeerState;
-use super::{Own, ShmBtl};
+use super::{Own, ShmBtl, coarse_now};
 use crate::address::{OpenAddress, ShmAddress};
 use crate::attach::{Files, eligible, has_ended, probe, read_address};
 use crate::layout::{
     ADDRESS_WORDS, Common, END_BROKEN, Layout, OPEN_PEERS, PairHead, REFUSED, REQUESTS, Requests,
 };
+use crate::process::NodeView;
 use shmem::sync::{AtomicU64, Ordering};
 use shmem::{Mapping, Shared};
+
+/// Time after which a request that was not answered is repeated.
+const REPEAT: Duration = Duration::from_millis(500);
 
 /// State of an open transport in addition to that of a rank.
 pub(super) struct Open {
@@ -65,7 +73,8 @@ struct Joining {
     /// `None` after a failure.
     files: Option<Files>,
     one_sided: bool,
-    requested: bool,
+    /// Time of the last request (coarse clock).
+    requested: Option<Duration>,
     /// Reason of its failure, which `progress` reports.
     ending: Option<PeerError>,
 }
@@ -174,12 +183,22 @@ impl Joining {
         files.is_some_and(|files| contains(&files.common.refused, identity).is_some())
     }
 
+    /// Returns true if the peer should be asked for a connection, for the first time or again.
+    fn is_due(&self) -> bool {
+        let overdue = |at| coarse_now().saturating_sub(at) >= REPEAT;
+        self.requested.is_none_or(overdue)
+    }
+
     /// Asks the peer for a connection. False: too many others ask.
     fn request(&self, own: &ShmAddress) -> bool {
         let Some(files) = &self.files else {
             return true;
         };
         let word = u64::from(own.pid) << 32 | u64::from(own.data);
+        if contains(&files.requests.from, word).is_some() {
+            // The peer has not read the last request yet.
+            return true;
+        }
         let free = |place: &&AtomicU64| {
             let taken = place.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
             taken.is_ok()
@@ -253,7 +272,7 @@ impl ShmBtl {
             address,
             files: Some(files),
             one_sided: one_copy.is_ok(),
-            requested: false,
+            requested: None,
             ending: None,
         };
         self.join_or_wait(joining);
@@ -265,7 +284,8 @@ impl ShmBtl {
     pub(super) fn advance_open(&mut self) -> usize {
         let Some(open) = &mut self.open else { return 0 };
         if open.has_requests() {
-            open.take_requests(&self.layout, self.job, &self.node, self.own.as_ref());
+            let view = (&self.layout, self.job, &self.node);
+            open.take_requests(view, self.own.as_ref(), &self.peers);
         }
         let joining = mem::take(&mut open.joining).into_iter();
         joining.map(|one| usize::from(self.join_or_wait(one))).sum()
@@ -294,10 +314,11 @@ impl ShmBtl {
             let refused = || PeerError::Lost("it refused the connection".into());
             joining.ending.get_or_insert_with(refused);
         } else if joining.ending.is_none()
-            && !joining.requested
+            && joining.is_due()
             && let Some(own) = &self.own
+            && joining.request(&own.address)
         {
-            joining.requested = joining.request(&own.address);
+            joining.requested = Some(coarse_now());
         }
         self.check_now |= joining.ending.is_some();
         open.joining.push(joining);
@@ -400,12 +421,12 @@ fn clear(own: &Own, layout: &Layout, place: u32) {
 }
 
 impl Open {
+    /// Reads the requests of other processes. `peers` are this process's.
     fn take_requests(
         &mut self,
-        layout: &Layout,
-        job: u64,
-        node: &crate::process::NodeView,
+        (layout, job, node): (&Layout, u64, &NodeView),
         own: Option<&Own>,
+        peers: &[PeerState],
     ) {
         let count = self.requests.count.load(Ordering::Acquire);
         let requests = self.requests.clone();
@@ -425,13 +446,17 @@ impl Open {
                 continue;
             };
             let identity = address.nonce[0];
+            let peer = self.numbers.get(&identity);
+            let peer = peer.and_then(|number| peers.get(*number as usize));
+            let closed = matches!(peer, Some(PeerState::Closed(_)));
             let is_known = identity == self.identity
-                || self.numbers.contains_key(&identity)
+                || peer.is_some()
                 || self.strangers.iter().any(|one| one.nonce[0] == identity);
-            if is_known {
+            if is_known && !closed {
                 continue;
             }
-            if eligible(&address, 0, job, node).is_ok() {
+            // A peer that has ended is not added again under its identity.
+            if !closed && eligible(&address, 0, job, node).is_ok() {
                 self.strangers.push_back(address);
             } else if let Some(own) = own {
                 self.refuse(identity, &own.common);
@@ -441,6 +466,9 @@ impl Open {
     }
 
     fn refuse(&mut self, identity: u64, common: &Common) {
+        if contains(&common.refused, identity).is_some() {
+            return;
+        }
         common.refused[self.refusals % REFUSED].store(identity, Ordering::Release);
         self.refusals += 1;
     }

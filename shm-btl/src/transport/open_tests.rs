@@ -268,6 +268,35 @@ fn pairs_of_living_former_peers_are_used_again() {
     }
 }
 
+#[test]
+fn a_request_of_a_peer_that_has_ended_is_refused() {
+    let (mut one, mut other) = (open(60), open(61));
+    let (mut a, mut b) = (Seen::default(), Seen::default());
+    one.add_peer(1, &other.address()).expect("on this node");
+    other.progress(&mut b);
+    assert!(one.drop_peer(1));
+    until(&mut [(&mut one, &mut a)], |all| !all[0].1.failed.is_empty());
+    other.admit(1, identity(&one)).expect("it is there");
+    let mut all = [(&mut one, &mut a), (&mut other, &mut b)];
+    until(&mut all, |all| !all[1].1.failed.is_empty());
+    assert!(matches!(&b.failed[..], [(1, PeerError::Lost(why))] if why.contains("refused")));
+}
+
+#[test]
+fn a_request_that_was_not_answered_is_repeated() {
+    let (mut one, mut other) = (open(70), open(71));
+    let (mut a, mut b) = (Seen::default(), Seen::default());
+    other.add_peer(1, &one.address()).expect("on this node");
+    one.progress(&mut a);
+    one.admit(1, identity(&other)).expect("it is there");
+    // The connection ends before the other side has looked.
+    assert!(one.drop_peer(1));
+    until(&mut [(&mut one, &mut a)], |all| !all[0].1.failed.is_empty());
+    let mut all = [(&mut one, &mut a), (&mut other, &mut b)];
+    until(&mut all, |all| !all[1].1.failed.is_empty());
+    assert!(matches!(&b.failed[..], [(1, PeerError::Lost(why))] if why.contains("refused")));
+}
+
 /// A peer that sleeps is woken by a request, and by the admission.
 #[test]
 fn sleepers_are_woken() {
