@@ -9,7 +9,7 @@
 //!             sleep: odd while the owner sleeps         read by each process that sends to it
 //!             posted: receives posted so far
 //!             posted receives
-//!             address, directory, refused: of open transports (`transport/open.rs`)
+//!             address, directory, refused, full: of open transports (`transport/open.rs`)
 //! chunks      pool for long messages, of all peers
 //! pair[rank]  one for each rank of the job, or for each peer of an open transport:
 //!   PairHead    consumed: messages from `rank` that the owner has consumed
@@ -97,6 +97,8 @@ pub(crate) struct Common {
     pub(crate) directory: [AtomicU64; OPEN_PEERS],
     /// Identities of the peers that an open transport refused last.
     pub(crate) refused: [AtomicU64; REFUSED],
+    /// 1 while an open transport can assign no further pair.
+    pub(crate) full: AtomicU64,
 }
 
 /// Words of the claims file by which peers ask an open transport for a connection.

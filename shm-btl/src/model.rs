@@ -80,6 +80,7 @@ fn common() -> Shared<Common> {
         address: std::array::from_fn(|_| zero()),
         directory: std::array::from_fn(|_| zero()),
         refused: std::array::from_fn(|_| zero()),
+        full: zero(),
     })
 }
 

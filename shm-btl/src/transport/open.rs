@@ -141,6 +141,11 @@ impl Open {
         self.free.is_empty() && self.used as usize >= OPEN_PEERS
     }
 
+    /// Publishes whether there is a free pair.
+    fn publish_full(&self, common: &Common) {
+        common.full.store(self.is_full().into(), Ordering::Release);
+    }
+
     /// Assigns a pair to a peer.
     fn take_place(&mut self) -> Option<u32> {
         self.free.pop().or_else(|| {
@@ -251,6 +256,12 @@ impl ShmBtl {
         }
         eligible(&address, 0, self.job, &self.node)?;
         let files = Files::open(&address, &self.layout)?;
+        // It publishes that it is full after it has assigned its last pair.
+        if files.common.full.load(Ordering::Acquire) != 0
+            && contains(&files.common.directory, open.identity).is_none()
+        {
+            return Err(format!("it has {OPEN_PEERS} peers on this node"));
+        }
         let one_copy = probe(&address, &self.node, self.config.one_copy);
         let Some(place) = open.take_place() else {
             return Err(format!("this process has {OPEN_PEERS} peers on this node"));
@@ -264,6 +275,7 @@ impl ShmBtl {
         open.places.insert(rank, place);
         open.strangers.retain(|other| other.nonce[0] != identity);
         own.common.directory[place as usize].store(identity, Ordering::Release);
+        open.publish_full(&own.common);
         self.peers[number] = PeerState::Joining;
         let info = self.path(&address, &one_copy);
         let joining = Joining {
@@ -406,6 +418,7 @@ impl ShmBtl {
             clear(own, &self.layout, place);
             open.free.push(place);
         }
+        open.publish_full(&own.common);
     }
 }
 

@@ -269,6 +269,30 @@ fn pairs_of_living_former_peers_are_used_again() {
 }
 
 #[test]
+fn a_full_transport_is_unreachable_until_a_peer_leaves() {
+    let (mut server, mut seen) = (open(50), Seen::default());
+    let mut clients = Vec::new();
+    for number in 1..=OPEN_PEERS as u32 {
+        let mut client = open(300 + u64::from(number));
+        client.add_peer(1, &server.address()).expect("on this node");
+        server.add_peer(number, &client.address()).expect("a pair");
+        clients.push((client, Seen::default()));
+    }
+    let mut late = open(400);
+    let why = late.add_peer(1, &server.address()).expect_err("full");
+    assert!(why.reason.contains("peers on this node"), "{}", why.reason);
+    // A peer that the server has added itself is one of those that it has.
+    let (known, _) = &mut clients[0];
+    let mut all = [(&mut server, &mut seen), (known, &mut Seen::default())];
+    send(&mut all, 1, 1, b"question");
+    clients.pop();
+    until(&mut [(&mut server, &mut seen)], |all| {
+        !all[0].1.failed.is_empty()
+    });
+    late.add_peer(1, &server.address()).expect("a free pair");
+}
+
+#[test]
 fn a_request_of_a_peer_that_has_ended_is_refused() {
     let (mut one, mut other) = (open(60), open(61));
     let (mut a, mut b) = (Seen::default(), Seen::default());
