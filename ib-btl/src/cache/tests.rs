@@ -6,10 +6,16 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::*;
 use crate::fabric::{Fabric, FabricNic};
+use crate::raw::watch::tests::ALONE;
 
 const PAGE: usize = 4096;
 
-fn setup(limit: u64) -> Option<(Fabric, FabricNic, Cache)> {
+type Alone = std::sync::MutexGuard<'static, ()>;
+
+fn setup(limit: u64) -> Option<(Alone, Fabric, FabricNic, Cache)> {
+    let alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
     let watch = match Watch::new() {
         Ok(watch) => watch,
         Err(error) => {
@@ -23,7 +29,7 @@ fn setup(limit: u64) -> Option<(Fabric, FabricNic, Cache)> {
     };
     let fabric = Fabric::new();
     let (_, nic) = fabric.nic().unwrap();
-    Some((fabric, nic, Cache::new(Some(watch), limit)))
+    Some((alone, fabric, nic, Cache::new(Some(watch), limit)))
 }
 
 /// Maps pages of this test, at a given address if it is not 0.
@@ -66,7 +72,7 @@ fn used(cache: &mut Cache, nic: &mut FabricNic, at: usize, length: usize) -> boo
 
 #[test]
 fn a_buffer_used_a_thousand_times_is_registered_once() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+    let Some((_alone, fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
     let at = map(0, 64);
@@ -79,7 +85,7 @@ fn a_buffer_used_a_thousand_times_is_registered_once() {
 
 #[test]
 fn contained_disjoint_and_overlapping_ranges() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+    let Some((_alone, fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
     let at = map(0, 100);
@@ -119,7 +125,7 @@ fn contained_disjoint_and_overlapping_ranges() {
 /// Only a full device or limit evicts others.
 #[test]
 fn memory_that_cannot_be_registered_evicts_nothing() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+    let Some((_alone, fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
     let at = map(0, 64);
@@ -136,7 +142,7 @@ fn memory_that_cannot_be_registered_evicts_nothing() {
 
 #[test]
 fn a_registration_in_use_outlives_its_tree_entry() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+    let Some((_alone, fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
     let at = map(0, 10);
@@ -159,7 +165,7 @@ fn a_registration_in_use_outlives_its_tree_entry() {
 
 #[test]
 fn the_least_recently_used_are_evicted_at_the_limit() {
-    let Some((fabric, mut nic, mut cache)) = setup(10 * PAGE as u64) else {
+    let Some((_alone, fabric, mut nic, mut cache)) = setup(10 * PAGE as u64) else {
         return;
     };
     let at = map(0, 100);
@@ -191,7 +197,7 @@ fn the_least_recently_used_are_evicted_at_the_limit() {
 
 #[test]
 fn unused_registrations_are_evicted_before_a_refusal_is_reported() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 30) else {
+    let Some((_alone, fabric, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
     let at = map(0, 100);
@@ -214,7 +220,7 @@ fn unused_registrations_are_evicted_before_a_refusal_is_reported() {
 /// Five ways to replace the pages at an address between two uses.
 #[test]
 fn replaced_memory_is_registered_again() {
-    let Some((_, mut nic, mut cache)) = setup(1 << 30) else {
+    let Some((_alone, _, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
     let at = map(0, 16);
@@ -266,7 +272,7 @@ fn replaced_memory_is_registered_again() {
 /// An unmapped range must not become valid again when a larger range over it is watched.
 #[test]
 fn a_stale_range_is_not_found_under_a_new_one() {
-    let Some((_, mut nic, mut cache)) = setup(1 << 30) else {
+    let Some((_alone, _, mut nic, mut cache)) = setup(1 << 30) else {
         return;
     };
     let at = map(0, 32);
@@ -303,7 +309,7 @@ fn a_stale_range_is_not_found_under_a_new_one() {
 /// number.
 #[test]
 fn other_threads_may_free_meanwhile() {
-    let Some((fabric, mut nic, mut cache)) = setup(1 << 20) else {
+    let Some((_alone, fabric, mut nic, mut cache)) = setup(1 << 20) else {
         return;
     };
     let stop = std::sync::atomic::AtomicBool::new(false);

@@ -15,15 +15,20 @@
 //!
 //! Only private anonymous memory is watched, because pages of a file may be removed by others
 //! without an event here.
+//!
+//! A process has one userfaultfd for all watches. The kernel does not tell by whose userfaultfd a
+//! range is registered, so with several, [`Watch::holds`] would count a range as watched whose
+//! events another watch gets. It stays open, and its thread runs, until the process ends: ranges
+//! stay registered while a forked child has a copy of the descriptor, and unmapping them without
+//! the thread would wait for that child.
 
 use std::ffi::c_int;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 
 /// `linux/userfaultfd.h`
 const UFFD_USER_MODE_ONLY: c_int = 1;
@@ -41,6 +46,8 @@ const EVENT_UNMAP: u8 = 0x16;
 /// Maximum number of recorded ranges; beyond it all memory counts as unmapped.
 const ROOM: usize = 128;
 const EVERYTHING: (u64, u64) = (0, u64::MAX);
+/// Maximum number of watches of a process. A job has one for each rail.
+const WATCHES: usize = 64;
 
 /// `struct uffd_msg`
 #[repr(C)]
@@ -57,12 +64,26 @@ struct Gone {
     count: usize,
 }
 
+/// The ranges for each watch, by its place; `None`: the place is free.
+type Lists = [Option<Box<Gone>>; WATCHES];
+
+/// The userfaultfd of a process.
+struct Source {
+    fd: OwnedFd,
+    /// Nothing is allocated or freed while it is locked: freeing watched memory waits for the
+    /// thread, which waits for this lock.
+    lists: Mutex<Lists>,
+    /// Process that created it. It watches the memory of that one, also in a forked child.
+    process: u32,
+}
+
+/// The userfaultfd of this process, once there was a watch.
+static SOURCE: Mutex<Option<Arc<Source>>> = Mutex::new(None);
+
 /// Watches ranges of this process's memory.
 pub(crate) struct Watch {
-    fd: Arc<OwnedFd>,
-    stop: OwnedFd,
-    gone: Arc<Mutex<Gone>>,
-    thread: Option<JoinHandle<()>>,
+    source: Arc<Source>,
+    place: usize,
 }
 
 impl std::fmt::Debug for Watch {
@@ -82,50 +103,109 @@ fn control<const N: usize>(fd: &OwnedFd, request: u64, words: &mut [u64; N]) -> 
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gone {
+    fn push(&mut self, range: (u64, u64)) {
+        if let Some(place) = self.ranges.get_mut(self.count) {
+            *place = range;
+        }
+        self.count = (self.count + 1).min(ROOM + 1);
+    }
+}
+
+impl Source {
+    /// Returns the userfaultfd of this process, and creates it at the first call.
+    fn of_process() -> io::Result<Arc<Source>> {
+        let process = std::process::id();
+        let mut known = lock(&SOURCE);
+        if let Some(source) = known.as_ref().filter(|one| one.process == process) {
+            return Ok(Arc::clone(source));
+        }
+        let source = Arc::new(Source {
+            fd: userfaultfd()?,
+            lists: Mutex::new([const { None }; WATCHES]),
+            process,
+        });
+        let read = Arc::clone(&source);
+        std::thread::Builder::new()
+            .name("ib-watch".into())
+            .stack_size(64 << 10)
+            .spawn(move || read.read_events())?;
+        *known = Some(Arc::clone(&source));
+        Ok(source)
+    }
+
+    /// Runs the thread, which allocates nothing, frees nothing and calls no other code.
+    fn read_events(&self) {
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN)];
+            if poll(&mut fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+                return;
+            }
+            if fds[0].revents().contains(PollFlags::IN) {
+                // Locked before the read, because reading lets the program continue.
+                let mut lists = lock(&self.lists);
+                while let Some(range) = next(&self.fd) {
+                    lists.iter_mut().flatten().for_each(|list| list.push(range));
+                }
+            } else if !fds[0].revents().is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+/// Creates a userfaultfd that reports unmapped memory.
+fn userfaultfd() -> io::Result<OwnedFd> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    let fd = c_int::try_from(fd)
+        .ok()
+        .filter(|fd| *fd >= 0)
+        .ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: just created, and owned by nothing else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    control(&fd, IOC_API, &mut [UFFD_API, FEATURES | FEATURE_WP, 0])?;
+    Ok(fd)
+}
+
 impl Watch {
     /// Creates a watch without any ranges.
     ///
     /// # Errors
-    /// The kernel has no userfaultfd, has it without write protection, or does not allow it.
+    /// The kernel has no userfaultfd, has it without write protection, or does not allow it; or the
+    /// process has too many watches.
     pub(crate) fn new() -> io::Result<Watch> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
-        // SAFETY: no memory is passed.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        let fd = c_int::try_from(fd)
-            .ok()
-            .filter(|fd| *fd >= 0)
-            .ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: just created, and owned by nothing else.
-        let fd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
-        control(&fd, IOC_API, &mut [UFFD_API, FEATURES | FEATURE_WP, 0])?;
-        let gone = Arc::new(Mutex::new(Gone {
+        let source = Source::of_process()?;
+        let mut list = Some(Box::new(Gone {
             ranges: [(0, 0); ROOM],
             count: 0,
         }));
-        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
-        let (theirs, list, ended) = (Arc::clone(&fd), Arc::clone(&gone), stop.try_clone()?);
-        let thread = std::thread::Builder::new()
-            .name("ib-watch".into())
-            .stack_size(64 << 10)
-            .spawn(move || watch(&theirs, &list, &ended))?;
-        Ok(Watch {
-            fd,
-            stop,
-            gone,
-            thread: Some(thread),
-        })
+        let place = {
+            let mut lists = lock(&source.lists);
+            let free = lists.iter().position(Option::is_none);
+            free.inspect(|free| lists[*free] = list.take())
+        };
+        match place {
+            Some(place) => Ok(Watch { source, place }),
+            None => Err(io::ErrorKind::ResourceBusy.into()),
+        }
     }
 
     /// Watches whole pages from now on.
     ///
     /// # Errors
-    /// The range is not private anonymous memory, or is watched already.
+    /// The range is not private anonymous memory, or is watched by other code.
     pub(crate) fn add(&self, start: usize, end: usize) -> io::Result<()> {
         if !anonymous(start, end)? {
             return Err(io::ErrorKind::Unsupported.into());
         }
         control(
-            &self.fd,
+            &self.source.fd,
             IOC_REGISTER,
             &mut [start as u64, (end - start) as u64, REGISTER_WP, 0],
         )
@@ -134,7 +214,7 @@ impl Watch {
     /// Returns whether all of the range is watched and no event is pending.
     pub(crate) fn holds(&self, start: usize, end: usize) -> Result<(), Moving> {
         let result = control(
-            &self.fd,
+            &self.source.fd,
             IOC_WRITEPROTECT,
             &mut [start as u64, (end - start) as u64, 0],
         );
@@ -156,9 +236,10 @@ impl Watch {
     /// Passes the ranges unmapped since the last call to `each`.
     pub(crate) fn gone(&self, each: impl FnMut((usize, usize))) {
         let (ranges, count) = {
-            // Nothing is allocated or freed while the lock is held: freeing watched memory waits
-            // for the thread, which waits for this lock.
-            let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lists = lock(&self.source.lists);
+            let Some(Some(gone)) = lists.get_mut(self.place) else {
+                return;
+            };
             (gone.ranges, std::mem::take(&mut gone.count))
         };
         let ranges = ranges.get(..count).unwrap_or(&[EVERYTHING]);
@@ -178,39 +259,10 @@ pub(crate) enum Moving {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Runs the thread, which allocates nothing, frees nothing and calls no other code.
-fn watch(fd: &OwnedFd, list: &Mutex<Gone>, stop: &OwnedFd) {
-    loop {
-        let mut fds = [
-            PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-        ];
-        if poll(&mut fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
-            return;
-        }
-        if !fds[1].revents().is_empty() {
-            return;
-        }
-        if fds[0].revents().contains(PollFlags::IN) {
-            // Locked before the read, because reading lets the program continue.
-            let mut gone = list.lock().unwrap_or_else(PoisonError::into_inner);
-            while let Some(range) = next(fd) {
-                let at = gone.count;
-                if let Some(place) = gone.ranges.get_mut(at) {
-                    *place = range;
-                }
-                gone.count = (gone.count + 1).min(ROOM + 1);
-            }
-        } else if !fds[0].revents().is_empty() {
-            return;
-        }
+        let mut lists = lock(&self.source.lists);
+        let list = lists.get_mut(self.place).and_then(Option::take);
+        drop(lists);
+        drop(list);
     }
 }
 
@@ -272,13 +324,16 @@ fn anonymous(start: usize, end: usize) -> io::Result<bool> {
 const _: () = assert!(std::mem::size_of::<Message>() == 32);
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use rustix::mm::{
         Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munmap,
     };
 
     const PAGE: usize = 4096;
+
+    /// Locked by tests with a watch, which also sees what the watches of others see.
+    pub(crate) static ALONE: Mutex<()> = Mutex::new(());
 
     fn map(at: usize, pages: usize) -> usize {
         let (flags, prot) = (MapFlags::PRIVATE, ProtFlags::READ | ProtFlags::WRITE);
@@ -307,9 +362,10 @@ mod tests {
         unsafe { munmap(std::ptr::with_exposed_provenance_mut(at), pages * PAGE) }.unwrap();
     }
 
-    fn watch() -> Option<Watch> {
+    fn watch() -> Option<(MutexGuard<'static, ()>, Watch)> {
+        let alone = lock(&ALONE);
         match Watch::new() {
-            Ok(watch) => Some(watch),
+            Ok(watch) => Some((alone, watch)),
             Err(error) => {
                 assert!(
                     std::env::var_os("ESP_TEST_REQUIRE_RDMA").is_none(),
@@ -329,7 +385,9 @@ mod tests {
 
     #[test]
     fn every_way_of_unmapping_is_detected() {
-        let Some(watch) = watch() else { return };
+        let Some((_alone, watch)) = watch() else {
+            return;
+        };
         let start = map(0, 8);
         let end = start + 8 * PAGE;
         assert_eq!(watch.holds(start, end), Err(Moving::No));
@@ -372,7 +430,9 @@ mod tests {
 
     #[test]
     fn memory_of_files_is_not_watched() {
-        let Some(watch) = watch() else { return };
+        let Some((_alone, watch)) = watch() else {
+            return;
+        };
         let file = rustix::fs::memfd_create("watched", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, PAGE as u64).unwrap();
         // SAFETY: new memory.
@@ -393,7 +453,9 @@ mod tests {
 
     #[test]
     fn more_ranges_than_fit_count_as_everything() {
-        let Some(watch) = watch() else { return };
+        let Some((_alone, watch)) = watch() else {
+            return;
+        };
         let start = map(0, ROOM + 1);
         watch.add(start, start + (ROOM + 1) * PAGE).unwrap();
         for page in 0..=ROOM {
@@ -401,5 +463,71 @@ mod tests {
         }
         assert_eq!(taken(&watch), [(0, usize::MAX)]);
         assert_eq!(taken(&watch), []);
+    }
+
+    #[test]
+    fn every_watch_sees_what_another_one_watches() {
+        let Some((_alone, first)) = watch() else {
+            return;
+        };
+        let second = Watch::new().unwrap();
+        let start = map(0, 1);
+        let end = start + PAGE;
+        first.add(start, end).unwrap();
+        // Mapped again, and watched again on behalf of the first watch.
+        map(start, 1);
+        first.add(start, end).unwrap();
+        for watch in [&first, &second] {
+            assert_eq!(watch.holds(start, end), Ok(()));
+            assert_eq!(taken(watch), [(start, end)]);
+        }
+        second.add(start, end).unwrap();
+        unmap(start, 1);
+    }
+
+    #[test]
+    fn a_process_has_a_limited_number_of_watches() {
+        let Some((_alone, first)) = watch() else {
+            return;
+        };
+        let others: Vec<Watch> = std::iter::from_fn(|| Watch::new().ok()).collect();
+        assert_eq!(others.len(), WATCHES - 1);
+        drop(first);
+        assert!(Watch::new().is_ok());
+    }
+
+    #[test]
+    fn unmapping_ends_after_the_last_watch_beside_a_forked_child() {
+        let Some((_alone, watch)) = watch() else {
+            return;
+        };
+        let start = map(0, 1);
+        watch.add(start, start + PAGE).unwrap();
+        // SAFETY: the child calls only functions that are allowed after a fork.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above. It ends, too, if this test is ended.
+            unsafe {
+                libc::alarm(60);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
+        assert!(child > 0, "fork: {}", io::Error::last_os_error());
+        drop(watch);
+        let (over, ended) = std::sync::mpsc::channel();
+        let unmapping = std::thread::spawn(move || {
+            unmap(start, 1);
+            let _ = over.send(());
+        });
+        let ended = ended.recv_timeout(std::time::Duration::from_secs(10));
+        // SAFETY: a child of this test, which has not been waited for.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        unmapping.join().unwrap();
+        assert!(ended.is_ok(), "unmapping waited for the child");
     }
 }
