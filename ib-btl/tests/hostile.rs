@@ -158,6 +158,35 @@ fn a_connection_request_from_another_queue_pair_is_ignored() {
     assert_eq!((a.stats().forged, saw_a.failed.len()), (6, 0));
 }
 
+/// The messages of a peer with more blocks fill the queue of one with few.
+#[test]
+fn a_put_behind_a_full_queue_continues_when_the_messages_are_complete() {
+    let fabric = Fabric::new();
+    let one = |rank, blocks| {
+        let mut config = IbConfig::new(rank, 2, b"unequal");
+        (config.add_wait, config.blocks) = (Duration::ZERO, blocks);
+        IbBtl::over(Box::new(fabric.nic().unwrap().1), config).unwrap()
+    };
+    let (mut a, mut b) = (one(0, 8), one(1, 4096));
+    let (mut saw_a, mut saw_b) = (Seen::default(), Seen::default());
+    meet(&mut a, (1, &mut b), (&mut saw_a, &mut saw_b));
+    send(&mut a, &mut b, (&mut saw_a, &mut saw_b), 1, b"connected");
+    let mut target = [0u8; 100];
+    // SAFETY: the memory outlives the transports, and is read after the last access.
+    let region = unsafe { b.register(target.as_mut_ptr(), target.len()) }.unwrap();
+    while a.send(1, b"", &[IoSlice::new(b"one more")]) == Ok(()) {}
+    let source = [7u8; 100];
+    // SAFETY: the memory lives until completion.
+    let began = unsafe { a.put(1, source.as_ptr(), source.len(), &region.key, 0, 5) };
+    assert_eq!(began, Ok(Started::Pending));
+    until((&mut a, &mut saw_a), (&mut b, &mut saw_b), |a, _| {
+        !a.completed.is_empty()
+    });
+    assert_eq!(saw_a.completed, [(5, Ok(()))]);
+    drop((a, b));
+    assert_eq!(target, source);
+}
+
 /// Two peers that send as fast as they can do not delay the report of a third one's death.
 #[test]
 fn a_death_is_reported_while_others_keep_sending() {

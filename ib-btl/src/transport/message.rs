@@ -231,8 +231,8 @@ impl IbBtl {
                 let _ = credits.give(flight.theirs);
             }
         });
-        // With shared blocks, completions return the credits.
-        let waits = shared && !peer.unposted.is_empty();
+        // Completions make room in the queue. With shared blocks they return the credits, too.
+        let waits = !peer.unposted.is_empty();
         if status != GOOD {
             self.fail_by(rank, status);
         } else if waits {
