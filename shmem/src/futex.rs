@@ -41,6 +41,9 @@ pub struct Spin {
     pub yields: u32,
 }
 
+/// Number of checks of the condition after which a spinning thread checks its deadline.
+const DEADLINE_CHECKS: u32 = 256;
+
 /// A sleeper of one condition.
 #[derive(Clone, Copy, Debug)]
 pub struct FutexSleeper<'a> {
@@ -64,16 +67,26 @@ impl FutexSleeper<'_> {
         if condition() {
             return true;
         }
-        for _ in 0..spin.spins {
+        let is_late = |checks: u32| {
+            checks % DEADLINE_CHECKS == DEADLINE_CHECKS - 1
+                && deadline.is_some_and(|deadline| deadline <= Instant::now())
+        };
+        for checks in 0..spin.spins {
             spin_loop();
             if condition() {
                 return true;
             }
+            if is_late(checks) {
+                return false;
+            }
         }
-        for _ in 0..spin.yields {
+        for checks in 0..spin.yields {
             yield_now();
             if condition() {
                 return true;
+            }
+            if is_late(checks) {
+                return false;
             }
         }
         let mut was_woken = false;

@@ -136,7 +136,12 @@ impl EmbeddedEngine {
     /// something to do, else the time until the next deadline. In either case
     /// [`EmbeddedEngine::awake`] follows.
     pub(crate) fn try_sleep(&self) -> Option<Option<Duration>> {
-        let mut engine = self.try_engine()?;
+        let Some(mut engine) = self.try_engine() else {
+            // A thread that waits drives the engine, for as long as it likes, and then the progress
+            // thread does: both write to the notify pair for events.
+            let is_driven = !self.is_forked() && !self.progress.is_retired();
+            return is_driven.then_some(None);
+        };
         engine.watch(true);
         let work = engine.collect() | engine.poll();
         self.count(work);

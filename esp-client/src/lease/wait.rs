@@ -12,7 +12,7 @@ use super::parked::{Event, Slept};
 use crate::session::DAEMON_TIMEOUT;
 use crate::sync::lock;
 
-/// Number of polls with work after which a driver checks its deadline.
+/// Number of polls after which a driver that does not sleep checks its deadline.
 const DEADLINE_POLLS: u32 = 16;
 /// Longest sleep of a parked thread, so that a lost wake-up (a bug) shows as slowness.
 const LONGEST_PARK: Duration = Duration::from_secs(1);
@@ -78,6 +78,10 @@ impl EmbeddedEngine {
                 } else if yields == u32::MAX {
                     // This wait never sleeps.
                     std::thread::yield_now();
+                    polls = polls.wrapping_add(1);
+                    if polls.is_multiple_of(DEADLINE_POLLS) && is_late() {
+                        break Some(false);
+                    }
                 } else if yields > 0 {
                     yields = if self.let_others_run() { yields - 1 } else { 0 };
                 } else {
