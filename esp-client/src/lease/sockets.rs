@@ -22,6 +22,8 @@ pub(crate) const FIRST_LEASED_SLOT: u16 = 4096;
 const _: () = assert!(FIRST_LEASED_SLOT as usize == esp_engine::shm::SLOTS);
 /// Ports of a range, and so the number of its connections to one port of one peer.
 const RANGE_PORTS: u16 = 32;
+/// Maximum number of further ports that are tried in a range.
+const MAX_TRIES: u16 = 1024;
 /// Maximum number of ranges of one interface.
 const MAX_RANGES: usize = 8;
 
@@ -65,13 +67,16 @@ impl Leases {
             let leased = lock(&self.table).iter().filter(serves).nth(range).cloned();
             let ports = match leased {
                 Some(ports) => ports,
+                // All ports of the UDP socket are in the first range.
+                None if self.session.is_local() => break,
                 None => {
                     let ports = self.lease(interface, None, RANGE_PORTS)?;
                     self.prepare_standbys(&ports);
                     ports
                 }
             };
-            for _ in 0..RANGE_PORTS {
+            let count = ports.ports.end() - ports.ports.start();
+            for _ in 0..=count.min(MAX_TRIES) {
                 if let Some(opened) = self.connect_from(&ports, peer, key, sizes)? {
                     return Ok(opened);
                 }

@@ -234,8 +234,7 @@ int esp_alltoall(const void *out, int64_t length, void *into, esp_comm_t comm);
  *  - One thread may read a stream while another writes it. A call that waits while another thread
  *    closes the handle goes on; the stream is closed when it returns.
  *  - When the daemon ends, calls wait up to 15 seconds for the next one, and streams and listeners
- *    continue there. Those of a poller end with ESP_ERR_DAEMON instead, except over leases, which
- *    go on without a daemon.
+ *    continue there, those of a poller, too. Those over leases go on without a daemon.
  *  - Handles do not work in a child of fork().
  */
 
