@@ -455,14 +455,19 @@ impl Conn {
             if first || self.probe_at.is_none() {
                 self.plan(now);
             }
-            // A window of which less than half is used in slow start does not grow.
-            self.limited = f64::from(self.pipe) * 2.0 > self.window.size;
+            self.check_use();
             return Some(self.segment(now, seq, len));
         }
         if self.ack_now {
             return Some(self.segment(now, self.next, 0));
         }
         None
+    }
+
+    /// Notes whether the window limits the rate: one of which less than half is used does not grow
+    /// in slow start. Segments that are lost or selectively acknowledged count, as in Linux.
+    fn check_use(&mut self) {
+        self.limited = self.sent.len() as f64 * 2.0 > self.window.size;
     }
 
     fn enter(&mut self, at: u64, seq: u64, len: u16) {
@@ -486,6 +491,7 @@ impl Conn {
         self.lost -= 1;
         self.pipe += 1;
         self.retransmits += 1;
+        self.check_use();
         Some(self.segment(now, seq, len))
     }
 
@@ -625,15 +631,19 @@ mod tests {
     }
 
     /// The receiver acknowledges each of the first segments after the pause, and the sender's
-    /// window doubles, so that one timeout is all that the losses cost.
+    /// window doubles, so that one timeout is all that the losses cost, also where the message had
+    /// not used the window.
     #[test]
     fn slow_start_follows_a_timeout() {
-        let mut pair = Pair::new();
-        pair.send(50, |_| true);
-        // All that is sent before the timeout is lost, and the probe.
-        let window = pair.left.window.size.floor() as usize;
-        let time = pair.send(40, |number| number > 40.min(window));
-        assert_eq!(pair.left.timeouts, 1);
-        assert!(time < RTO_MIN + DELAY, "{time}");
+        for segments in [12, 40] {
+            let mut pair = Pair::new();
+            pair.send(50, |_| true);
+            // All that is sent before the timeout is lost, and the probe.
+            let window = pair.left.window.size.floor() as usize;
+            let lost = window.min(segments) + 1;
+            let time = pair.send(segments as u64, |number| number >= lost);
+            assert_eq!(pair.left.timeouts, 1);
+            assert!(time < RTO_MIN + DELAY, "{segments}: {time}");
+        }
     }
 }
