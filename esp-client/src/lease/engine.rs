@@ -216,8 +216,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Unlocks the engine. Wakes a thread that waits for it, since no thread drives it now, and,
-    /// after a poll, the progress thread if it took the program for away.
+    /// Unlocks the engine. Wakes a thread that waits for it, since no thread drives it now, and the
+    /// progress thread if it waits for the engine or, after a poll, took the program for away.
     pub(super) fn leave(&self, engine: MutexGuard<'_, Engine>) {
         let polled_at = engine.polled_at().as_nanos();
         // A program that only writes serves doorbells without a poll, and is away all the same.
@@ -225,9 +225,7 @@ impl EmbeddedEngine {
         self.last_poll.store(polled_at, Ordering::Relaxed);
         drop(engine);
         self.parked.call_driver();
-        if polled {
-            self.progress.wake();
-        }
+        self.progress.unlocked(polled);
     }
 
     /// Wakes all waiting threads to check their condition again.

@@ -17,11 +17,11 @@
 //! ([`Poller::drive`](crate::Poller::drive)). The thread then only maintains the leases.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use esp_engine::Clock;
+use esp_engine::{Clock, Engine};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::adopt;
@@ -47,6 +47,8 @@ const AWAKE: u8 = 0;
 const CHECKS_RARELY: u8 = 1;
 /// Sleeps because the program is away.
 const STANDS_IN: u8 = 2;
+/// As [`STANDS_IN`], but another thread had the engine, which is not watched.
+const LOCKED_OUT: u8 = 3;
 
 /// How the progress thread's sleep ends early.
 pub(super) struct ProgressSleep {
@@ -81,11 +83,19 @@ impl ProgressSleep {
         self.driven.load(Ordering::Relaxed)
     }
 
-    /// Ends the sleep of a thread that stands in: the program polls again. The caller has made a
-    /// full fence since its poll.
+    /// Ends the sleep of a thread that stands in, if the program has `polled`, or if the thread did
+    /// not get the engine. The caller has made a full fence since it unlocked the engine.
     #[inline]
-    pub(super) fn wake(&self) {
-        self.end_sleep(STANDS_IN);
+    pub(super) fn unlocked(&self, polled: bool) {
+        if polled {
+            self.end_sleep(STANDS_IN);
+        }
+        self.end_sleep(LOCKED_OUT);
+    }
+
+    /// Ends the sleep of a thread that stands in.
+    fn wake(&self) {
+        self.unlocked(true);
     }
 
     /// Has the thread check every [`AWAY`] until the bytes are sent that a write left unsent.
@@ -132,12 +142,12 @@ impl EmbeddedEngine {
         }
         state.interval = AWAY;
         // Before the lock is tried: a poll of the program from here on ends the sleep.
-        self.progress.state.store(STANDS_IN, Ordering::Relaxed);
-        // Against the one between an unlock and `wake`: we get the lock, or are woken.
-        fence(Ordering::SeqCst);
+        let engine = self.try_engine_as(STANDS_IN);
+        let engine = engine.or_else(|| self.try_engine_as(LOCKED_OUT));
         let mut limit = HOUSEKEEPING;
         let mut watch = false;
-        if let Some(mut engine) = self.try_engine() {
+        if let Some(mut engine) = engine {
+            self.progress.state.store(STANDS_IN, Ordering::Relaxed);
             let work = engine.collect() | engine.poll();
             self.count(work);
             state.own_poll = engine.polled_at().as_nanos();
@@ -163,6 +173,15 @@ impl EmbeddedEngine {
             }
         }
         state.woken_by_engine = self.sleep_until_work(limit, watch);
+    }
+
+    /// Announces a state, then tries to lock the engine: this thread gets the lock, or an unlock
+    /// finds the state.
+    fn try_engine_as(&self, state: u8) -> Option<MutexGuard<'_, Engine>> {
+        self.progress.state.store(state, Ordering::Relaxed);
+        // Against the one between an unlock and `unlocked`.
+        fence(Ordering::SeqCst);
+        self.try_engine()
     }
 
     /// Time until the program counts as away; zero if it does.
