@@ -8,6 +8,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use bench::plan::Case;
+use bench::run::Rig;
+use bench::task::{Protocol, Wait, Work};
 use common::{Downer, TestResult, bare, esplab, esplab_ends, programs, skip, unique, wait_until};
 use lab::{Lab, LabError, Node, ProcessRef, State};
 use rustix::process::{Pid, Signal, kill_process};
@@ -432,6 +435,38 @@ fn tcp_runs_on_the_same_wire_with_and_without_offload() -> TestResult {
         frames[0] < frames[1],
         "super-packets count as one: {frames:?}"
     );
+    Ok(())
+}
+
+#[test]
+fn udp_runs_on_the_same_wire_with_and_without_offload() -> TestResult {
+    let Some(lab) = common::lab(&bare(2)) else {
+        return Ok(());
+    };
+    let mut rig = Rig::default();
+    // The frames of one, for each datagram of MTU size without the loop's header.
+    let mut frames_for_each = |offload| -> Result<f64, Box<dyn std::error::Error>> {
+        let case = Case {
+            lab: 0,
+            path: Protocol::RawUdp,
+            wait: Wait::Block,
+            work: Work::Stream {
+                millis: 100,
+                size: 1,
+            },
+            offload,
+        };
+        let before = received_frames(&lab, 1)?;
+        let bytes = rig.measure(&lab, &case)?.bytes;
+        let frames = received_frames(&lab, 1)? - before;
+        assert!(bytes > 1 << 20, "{bytes} bytes in {frames} frames");
+        Ok(frames as f64 / (bytes as f64 / 1463.0))
+    };
+    let with = frames_for_each(true)?;
+    let without = frames_for_each(false)?;
+    assert!(without > 0.99, "a frame for each datagram: {without}");
+    assert!(with < 0.5, "super-packets count as one: {with}");
+    assert!(frames_for_each(true)? < 0.5, "on again");
     Ok(())
 }
 

@@ -55,6 +55,8 @@ pub struct Case {
     pub wait: Wait,
     /// Traffic.
     pub work: Work,
+    /// False: segmentation offload of both nodes is off meanwhile.
+    pub offload: bool,
 }
 
 impl Case {
@@ -195,9 +197,9 @@ pub static BENCHES: [About; 8] = [
         name: "loss",
         title: "bandwidth with 1 % of the frames lost, one way",
         limits: "The rate is limited by how much stays in flight while the lost frames are \
-                 repaired; selective acknowledgements repair many losses in one round trip. TCP is \
-                 measured without offload, because the loss of one large packet would be that of \
-                 many frames at once.",
+                 repaired; selective acknowledgements repair many losses in one round trip. TCP and \
+                 ESP in UDP are measured without offload, because the loss of one large packet \
+                 would be that of many frames at once.",
         millis: [800, 300],
     },
     About {
@@ -293,6 +295,7 @@ fn bench(about: &'static About, quick: bool) -> Bench {
                     path,
                     wait,
                     work,
+                    offload: path != Protocol::TcpNoOffload && about.name != "loss",
                 }));
             }
         }
@@ -307,7 +310,7 @@ fn bench(about: &'static About, quick: bool) -> Bench {
 
 /// Returns true if the benchmark measures this protocol.
 ///
-/// Bulk traffic is compared with TCP with and without offload; under loss only without (see the
+/// Bulk traffic is compared with TCP with and without offload; under loss all is without (see the
 /// limits of `loss`). Small messages do not use offload. The bare loop has no send calls, no repair
 /// of losses and no messages above one frame.
 fn fits(bench: &str, path: Protocol, work: Work, lab: &LabPlan) -> bool {

@@ -211,13 +211,12 @@ impl Rig {
 
     /// Measures a case once.
     pub fn measure(&mut self, lab: &Lab, case: &Case) -> Result<Measured, Failure> {
-        let plain = case.path == Protocol::TcpNoOffload;
-        if plain {
+        if !case.offload {
             set_offload(lab, false)?;
         }
         let cpu = daemons_cpu(lab);
         let result = self.both_workers(lab, case);
-        if plain {
+        if !case.offload {
             set_offload(lab, true)?;
         }
         let mut measured = result?;

@@ -358,7 +358,7 @@ impl Lab {
         joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Turns segmentation offload of a node's TCP on or off.
+    /// Turns segmentation offload of a node's TCP and UDP on or off.
     pub fn set_offload(&self, node: usize, on: bool) -> Result<(), LabError> {
         let mut command = self.enter(self.state.holder(node)?);
         command

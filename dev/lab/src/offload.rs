@@ -14,12 +14,14 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 
-/// Kernel features that make up segmentation offload of TCP, the last one in software.
-const FEATURES: [&str; 5] = [
+/// Kernel features that make up segmentation offload of TCP and UDP. The last one is that of TCP in
+/// software; without its own, UDP is cut into datagrams before the interface sends them.
+const FEATURES: [&str; 6] = [
     "tx-tcp-segmentation",
     "tx-tcp-ecn-segmentation",
     "tx-tcp-mangleid-segmentation",
     "tx-tcp6-segmentation",
+    "tx-udp-segmentation",
     "tx-generic-segmentation",
 ];
 

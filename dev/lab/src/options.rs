@@ -56,7 +56,8 @@ pub struct WireOptions {
     pub rate: Option<u64>,
     /// Frames lost, per million, in both directions.
     pub loss_ppm: u32,
-    /// False: TCP hands whole segments of MTU size to the wire (no segmentation offload).
+    /// False: TCP and UDP pass packets of at most the MTU to the wire (no segmentation offload).
+    /// True: a packet of up to 64 KiB crosses the wire whole, and is one frame for loss and queue.
     pub offload: bool,
     /// The second half of the nodes is on a segment of its own, and the switch is a router between
     /// the two: IP passes, Ethernet frames do not.
