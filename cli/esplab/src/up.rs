@@ -37,13 +37,16 @@ pub(super) struct Flags {
     /// MTU of the wire in bytes, 576 to 65535
     #[arg(long, value_name = "BYTES", default_value_t = 1500)]
     mtu: u32,
-    /// Bandwidth from the switch to each node, with a queue of 64 frames: 10mbit, 1gbit
+    /// Bandwidth from the switch to each node, with a queue of 64 frames: 10mbit, 1gbit. A packet
+    /// of segmentation offload counts as one frame
     #[arg(long, value_parser = units::rate)]
     rate: Option<u64>,
-    /// Share of frames that are lost: 0.01 or 1%
+    /// Share of frames that are lost: 0.01 or 1%. A packet of segmentation offload counts as one
+    /// frame
     #[arg(long, value_name = "P", value_parser = units::share)]
     loss: Option<u32>,
-    /// Disable segmentation offload for TCP
+    /// Disable segmentation offload for TCP and UDP, whose packets of up to 64 KiB cross the wire
+    /// whole
     #[arg(long)]
     no_offload: bool,
     /// Start no esp-daemons
