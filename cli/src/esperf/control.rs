@@ -87,14 +87,13 @@ pub(super) fn send(mut stream: &EspStream, message: &impl Serialize) -> Result<(
     stream.write_all(line.as_bytes()).map_err(Failure::broken)
 }
 
-/// Receives a message, within this time.
+/// Receives a message, within this time; without one, waits until the stream ends or breaks.
 pub(super) fn receive<T: DeserializeOwned>(
     mut stream: &EspStream,
-    patience: Duration,
+    patience: impl Into<Option<Duration>>,
 ) -> Result<T, Failure> {
-    stream
-        .set_read_timeout(Some(patience))
-        .map_err(Failure::broken)?;
+    let patience = patience.into();
+    stream.set_read_timeout(patience).map_err(Failure::broken)?;
     let mut line = Vec::new();
     let mut byte = [0];
     // Byte by byte: what follows the line in a stream of data is not a message.
@@ -111,7 +110,7 @@ pub(super) fn receive<T: DeserializeOwned>(
             Err(error) if error.kind() == ErrorKind::TimedOut => {
                 return Err(Failure::Broken(format!(
                     "no answer for {} s: is a test of another client running?",
-                    patience.as_secs()
+                    patience.unwrap_or_default().as_secs()
                 )));
             }
             Err(error) => return Err(Failure::broken(error)),

@@ -115,7 +115,7 @@ impl Flows {
         let tasks = pairs.map(task).collect();
         if !sends {
             let (control, shared) = (Arc::clone(control), Arc::clone(&shared));
-            let patience = plan.time.saturating_add(AT_ONCE);
+            let patience = patience(plan);
             let named = thread::Builder::new().name("end".into());
             let wait = move || {
                 // An error is found again by the next message.
@@ -132,6 +132,13 @@ impl Flows {
             links: Box::new(Vec::new),
         })
     }
+}
+
+/// Returns the longest wait for the sender's end. The time for a number of bytes is unknown: such a
+/// wait ends with the control stream, whose keep-alive finds out that the peer is dead.
+fn patience(plan: &Plan) -> Option<Duration> {
+    let is_timed = plan.bytes.is_none();
+    is_timed.then(|| plan.time.saturating_add(AT_ONCE))
 }
 
 /// Sends datagrams at this rate in bits per second, 0: as fast as the ring takes them.
@@ -299,6 +306,22 @@ mod tests {
             "{}",
             arrivals.jitter
         );
+    }
+
+    #[test]
+    fn a_number_of_bytes_may_take_as_long_as_it_takes() {
+        let mut plan = Plan {
+            streams: 1,
+            length: 1000,
+            reverse: false,
+            time: Duration::from_secs(10),
+            bytes: None,
+            datagrams: Some(1_000_000),
+        };
+        assert_eq!(patience(&plan), Some(plan.time + AT_ONCE));
+        // The default of `-t` stays in such a plan.
+        plan.bytes = Some(10_000_000);
+        assert_eq!(patience(&plan), None);
     }
 
     #[test]
