@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use esp_client::{Client, EspAddr, EspStream};
 
-use super::control::{AT_ONCE, Begin, End, Hello, Reply, Results, receive, send};
+use super::control::{AT_ONCE, Begin, End, Hello, Reply, Results, receive, refused, send};
 use super::datagrams::Flows;
 use super::flags::Flags;
 use super::measure::measure;
@@ -79,17 +79,16 @@ enum Kind {
 
 /// Receives the server's answer, with its ports of datagrams.
 fn agree(control: &EspStream, flows: &mut Option<Flows>) -> Result<Kind, Failure> {
-    let broken = |why: String| Err(Failure::Broken(why));
     match (receive(control, AT_ONCE)?, flows) {
         (Reply::Ready, None) => Ok(Kind::Streams),
         (Reply::Ports(ports), Some(flows)) => {
             flows.connect(ports)?;
             Ok(Kind::Datagrams)
         }
-        (Reply::Refused(why), _) => broken(format!("the server refuses: {why}")),
-        _ => broken(
-            "the server is no esperf of this version: it answers another kind of test".into(),
-        ),
+        (Reply::Refused(why), _) => Err(refused(&why)),
+        _ => Err(Failure::broken(
+            "the server is no esperf of this version: it answers another kind of test",
+        )),
     }
 }
 

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::flags::Plan;
-use crate::out::Failure;
+use crate::out::{Failure, printable};
 
 /// Longest message, in bytes.
 const MAX_MESSAGE: usize = 64 << 10;
@@ -117,6 +117,33 @@ pub(super) fn receive<T: DeserializeOwned>(
         }
     }
     stream.set_read_timeout(None).map_err(Failure::broken)?;
-    serde_json::from_slice(&line)
-        .map_err(|error| Failure::Broken(format!("the peer is no esperf of this version: {error}")))
+    parse(&line)
+}
+
+/// Parses a message. The error repeats text of the peer.
+fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(line).map_err(|error| {
+        let error = printable(&error.to_string());
+        Failure::Broken(format!("the peer is no esperf of this version: {error}"))
+    })
+}
+
+/// Returns the failure of a test that the server refuses, for a reason that it has sent.
+pub(super) fn refused(why: &str) -> Failure {
+    Failure::Broken(format!("the server refuses: {}", printable(why)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_the_peer_does_not_reach_the_terminal_as_it_is() {
+        let unknown = r#"{"\u001b]0;title\u0007": 1}"#;
+        let error = parse::<Reply>(unknown.as_bytes()).expect_err("no such reply");
+        for text in [error.to_string(), refused("\u{1b}[2Jfull\r\n").to_string()] {
+            assert!(!text.contains(char::is_control), "{text:?}");
+        }
+        assert!(refused("full").to_string().ends_with(": full"));
+    }
 }
