@@ -7,7 +7,8 @@ local M = {}
 
 -- Sequence numbers are serial numbers of 16 bits.
 local WRAP = 65536
--- Packets of a direction that are remembered until they are acknowledged: twice the largest window.
+-- Numbers of a direction below the highest one of which packets and gaps are remembered, until they
+-- are acknowledged: twice the largest window.
 local REMEMBERED = 8192
 -- A gap that is filled within a round trip was reordered, not lost; within this time, where the
 -- round trip is unknown. TCP's analysis does so, too.
@@ -109,6 +110,19 @@ local function forget(direction, upto)
   direction.acked = upto
 end
 
+-- Advances the highest number. What lies too far below it is forgotten: its acknowledgement may
+-- never be captured.
+local function advance(direction, high)
+  if high - direction.high > REMEMBERED then
+    direction.sent, direction.missing = {}, {}
+  else
+    for number = direction.high - REMEMBERED, high - 1 - REMEMBERED do
+      direction.sent[number], direction.missing[number] = nil, nil
+    end
+  end
+  direction.high = high
+end
+
 -- Measures the first round trip: from the SYN to the acknowledgement of its answer, wherever
 -- between the two ends the capture was made. Unknown if the SYN was repeated.
 local function follow_setup(packet, stream, me, peer)
@@ -151,19 +165,20 @@ local function follow_sequence(result, packet, stream, me)
   if number > me.high then
     note(result, "lost_segment", "Packets before this one that were not captured: "
       .. number - me.high)
-    for missing = math.max(me.high, number - REMEMBERED), number - 1 do
+    local first = math.max(me.high, number - REMEMBERED)
+    advance(me, number)
+    for missing = first, number - 1 do
       me.missing[missing] = packet.time
     end
-    me.high = number
   end
   if not taken then return end
   result.next_seq = number + 1
   if number < me.high then
     judge_old(result, packet, stream, me, number)
   else
-    me.high = number + 1
+    advance(me, number + 1)
   end
-  if number >= me.acked then
+  if number >= me.acked and number >= me.high - REMEMBERED then
     local entry = me.sent[number]
     if entry then
       entry.resent = true
@@ -171,7 +186,6 @@ local function follow_sequence(result, packet, stream, me)
     else
       me.sent[number] = { frame = packet.frame, time = packet.time, first_frame = packet.frame,
         first_time = packet.time }
-      me.sent[number - REMEMBERED] = nil
     end
   end
   result.in_flight = me.high - me.acked

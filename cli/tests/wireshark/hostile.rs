@@ -3,10 +3,13 @@
 use std::fs;
 
 use super::vectors::rows;
-use super::{Capture, Record, UDP_PORT, ethernet, has_tshark, padded, tshark, udp};
+use super::{Capture, Record, UDP_PORT, ethernet, has_tshark, padded, tshark, tshark_within, udp};
 
 /// Text of Wireshark for an error of a Lua script.
 const LUA_ERROR: &str = "Lua Error";
+
+/// Bytes of address space of a tshark that is to take little memory. It needs half without a packet.
+const LIMIT: u64 = 600 << 20;
 
 /// Random numbers that repeat (splitmix64).
 struct Dice(u64);
@@ -98,6 +101,27 @@ fn captures_that_cut_packets_do_not_make_the_dissector_fail() {
     // The packets are sound: only the capture lacks bytes.
     assert!(!text.contains("[Malformed]"), "a cut packet was blamed");
     assert!(text.contains("The capture has not all bytes"));
+}
+
+/// A capture in which each packet of a connection opens a gap, and no one acknowledges: each gap is
+/// as wide as what is remembered, and only the last one may be.
+#[test]
+fn gaps_without_end_take_no_memory_without_end() {
+    if !has_tshark("gaps_without_end_take_no_memory_without_end") {
+        return;
+    }
+    const GAP: u16 = 8192;
+    let packet = |number: u16| {
+        let words = [0x88b5, 5000, 40000, number.wrapping_mul(GAP), 0, 1];
+        let mut bytes: Vec<u8> = words.into_iter().flat_map(u16::to_be_bytes).collect();
+        bytes.extend([0x02, 0x5a]); // data
+        Record::new(u32::from(number), ethernet(&bytes, false))
+    };
+    let records: Vec<Record> = (0..3000).map(packet).collect();
+    let args = ["-T", "fields", "-e", "espe.stream"];
+    let text = tshark_within(LIMIT, &Capture::of(&records), &args);
+    assert_eq!(text.lines().count(), records.len());
+    assert!(text.lines().all(|line| line == "0"), "one connection");
 }
 
 /// The check above sees errors: this script has one.

@@ -125,7 +125,17 @@ fn has_tshark(test: &str) -> bool {
 
 /// Runs tshark with the dissector on a capture; returns its standard output.
 fn tshark(capture: &Capture, scripts: &[&Path], args: &[&str]) -> String {
-    let mut command = Command::new("tshark");
+    run(Command::new("tshark"), capture, scripts, args)
+}
+
+/// Runs tshark with the dissector within this many bytes of address space.
+fn tshark_within(limit: u64, capture: &Capture, args: &[&str]) -> String {
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--as={limit}")).arg("tshark");
+    run(command, capture, &[], args)
+}
+
+fn run(mut command: Command, capture: &Capture, scripts: &[&Path], args: &[&str]) -> String {
     command.arg("-n").arg("-r").arg(&capture.0);
     // Neither the preferences nor the plugins of the user.
     command.env("HOME", "/nonexistent").env("LC_ALL", "C.UTF-8");
