@@ -224,20 +224,29 @@ impl Root {
         &self.0
     }
 
-    /// Creates the folder if it is missing, and checks that no other user can write to it: it may
-    /// be in /tmp.
+    /// Creates the folder if it is missing, and checks it.
     fn make(&self) -> Result<(), LabError> {
         let doing = || format!("making {}", self.0.display());
         match DirBuilder::new().mode(0o700).create(&self.0) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e).at(doing),
-            _ => {}
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e).at(doing),
+            _ => self.check(),
         }
-        let found = fs::symlink_metadata(&self.0).at(doing)?;
-        if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o022 != 0 {
-            let text = "it exists, but is not a private folder of this user: remove it";
-            return Err(io::Error::other(text)).at(doing);
+    }
+
+    /// Checks that no other user but root can write to the folder: it may be in /tmp, and this user
+    /// ends the processes that the states in it name. One that does not exist is fine.
+    fn check(&self) -> Result<(), LabError> {
+        let doing = || format!("using {}", self.0.display());
+        let found = match fs::symlink_metadata(&self.0) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found.at(doing)?,
+        };
+        let is_trusted = found.uid() == geteuid().as_raw() || found.uid() == 0;
+        if found.is_dir() && is_trusted && found.mode() & 0o022 == 0 {
+            return Ok(());
         }
-        Ok(())
+        let text = "it exists, but is not a private folder of this user: remove it";
+        Err(io::Error::other(text)).at(doing)
     }
 
     /// Returns a lab's folder.
@@ -280,6 +289,7 @@ impl Root {
     /// Returns the lab of this name.
     pub(crate) fn open(&self, name: &str) -> Result<(State, PathBuf), LabError> {
         check_name(name)?;
+        self.check()?;
         let dir = self.dir(name);
         let name = name.to_owned();
         match State::read(&dir) {
@@ -300,6 +310,7 @@ impl Root {
 
     /// Returns all labs, by name, except those that cannot be read.
     pub(crate) fn list(&self) -> Result<Vec<State>, LabError> {
+        self.check()?;
         let entries = match fs::read_dir(&self.0) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.at(|| format!("reading {}", self.0.display()))?,
@@ -310,5 +321,87 @@ impl Root {
             .collect();
         labs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(labs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    use super::*;
+    use crate::options::LabOptions;
+
+    /// A folder of labs with the state of one, removed on drop.
+    struct Planted(Root);
+
+    impl Planted {
+        fn new(what: &str) -> io::Result<Planted> {
+            let name = format!("esplab-state-{what}-{}", std::process::id());
+            let root = Root(std::env::temp_dir().join(name));
+            DirBuilder::new().mode(0o700).create(&root.0)?;
+            let planted = Planted(root);
+            let state = State {
+                name: "lab".into(),
+                boot: boot_id(),
+                creator: ProcessRef::me()?,
+                ready: true,
+                rootless: false,
+                wire: LabOptions::new(1).wire,
+                switch: None,
+                nodes: Vec::new(),
+            };
+            let dir = planted.0.dir("lab");
+            fs::create_dir(&dir)?;
+            state.write(&dir).map_err(io::Error::other)?;
+            Ok(planted)
+        }
+
+        #[track_caller]
+        fn is_used(&self, expected: bool) {
+            let root = &self.0;
+            assert_eq!(root.open("lab").is_ok(), expected);
+            assert_eq!(root.list().is_ok_and(|labs| labs.len() == 1), expected);
+            assert_eq!(root.make().is_ok(), expected);
+        }
+    }
+
+    impl Drop for Planted {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0.0);
+        }
+    }
+
+    #[test]
+    fn folders_to_which_others_write_are_not_used() -> io::Result<()> {
+        let planted = Planted::new("mode")?;
+        planted.is_used(true);
+        let path = &planted.0.0;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o770))?;
+        planted.is_used(false);
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+        planted.is_used(true);
+        // Only root can give a folder away.
+        if geteuid().is_root() {
+            chown(path, Some(65534), None)?;
+            planted.is_used(false);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_link_to_a_folder_is_not_used() -> io::Result<()> {
+        let planted = Planted::new("link")?;
+        let link = planted.0.0.join("link");
+        std::os::unix::fs::symlink(&planted.0.0, &link)?;
+        let root = Root(link);
+        assert!(root.open("lab").is_err() && root.list().is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn a_folder_that_does_not_exist_has_no_labs() {
+        let root = Root("/nonexistent/esplab".into());
+        assert!(root.list().is_ok_and(|labs| labs.is_empty()));
+        assert!(root.open("lab").is_err());
     }
 }
