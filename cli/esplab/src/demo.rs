@@ -44,7 +44,7 @@ pub(super) fn run(_flags: &Flags) -> Result<Verdict, Failure> {
     for (carrier, target) in TARGETS {
         out::line(format_args!("   esping {target} ({carrier})"))?;
         let echo = echo(&lab, target)?;
-        is_fine &= echo["received"] == echo["sent"];
+        is_fine &= is_answered(&echo);
         summary += &format!(
             "{:23} {} of {} answered, {:.1} µs on average\n",
             format!("echo, {carrier}"),
@@ -97,16 +97,27 @@ fn echo(lab: &Lab, target: &str) -> Result<Value, Failure> {
     let mut summary = None;
     lines(&mut esping, "esping", |line| {
         let value: Value = serde_json::from_str(line).doing("esping")?;
-        match value["type"].as_str() {
-            Some("reply") => {
-                let (seq, rtt) = (&value["seq"], value["rtt_us"].as_f64().unwrap_or_default());
-                out::line(format_args!("   seq={seq} time={rtt:.1} µs"))?;
-            }
-            _ => summary = Some(value),
+        if value["type"] == "reply" {
+            let (seq, rtt) = (&value["seq"], value["rtt_us"].as_f64().unwrap_or_default());
+            out::line(format_args!("   seq={seq} time={rtt:.1} µs"))?;
         }
+        keep_summary(&mut summary, value);
         Ok(())
     })?;
     summary.ok_or_else(|| Failure::new("esping ended without a summary"))
+}
+
+/// Keeps the object with the summary. After a total loss others follow, with its probable cause.
+fn keep_summary(summary: &mut Option<Value>, value: Value) {
+    if value["type"] == "summary" {
+        *summary = Some(value);
+    }
+}
+
+/// Returns true if each echo of a summary was answered.
+fn is_answered(summary: &Value) -> bool {
+    let count = |name: &str| summary[name].as_u64();
+    count("received").is_some() && count("received") == count("sent")
 }
 
 /// Runs `esplab recv` in node 1 and `esplab send` in node 0, which shows its progress.
@@ -194,4 +205,29 @@ fn measure(rig: &mut Rig, lab: &Lab, name: &str) -> Result<String, Failure> {
         table = report::table(&report::rows(&bench, &results?), Style::Text);
     }
     Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_total_loss_is_not_fine() -> Result<(), serde_json::Error> {
+        let lines = |received: u32| {
+            [
+                format!(r#"{{"type":"summary","sent":5,"received":{received}}}"#),
+                r#"{"type":"streams","datagrams":false,"streams":null}"#.to_owned(),
+            ]
+        };
+        for (received, fine) in [(5, true), (4, false), (0, false)] {
+            let mut summary = None;
+            for line in lines(received) {
+                keep_summary(&mut summary, serde_json::from_str(&line)?);
+            }
+            let summary = summary.unwrap_or_default();
+            assert_eq!(is_answered(&summary), fine, "{received} of 5: {summary}");
+        }
+        assert!(!is_answered(&Value::Null), "nothing is known");
+        Ok(())
+    }
 }
