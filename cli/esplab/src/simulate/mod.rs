@@ -18,6 +18,9 @@ use scale::workload::{Case, Workload};
 
 use cli::out::{self, Failure, Verdict};
 
+/// Default of `--mtu`.
+const DEFAULT_MTU: u32 = 1500;
+
 /// Simulate ESP and TCP on thousands of nodes in a leaf-spine network
 ///
 /// The protocol core of each node is the real one; network, time and programs are simulated. A run
@@ -39,7 +42,8 @@ pub(super) struct Flags {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// MTU of the nodes' links
-    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=9000))]
+    #[arg(long, default_value_t = DEFAULT_MTU)]
+    #[arg(value_parser = clap::value_parser!(u32).range(576..=9000))]
     mtu: u32,
     /// Gbit/s of a node's link
     #[arg(long, value_name = "GBIT", default_value = "25", value_parser = gbits)]
@@ -260,6 +264,31 @@ mod tests {
             8
         );
         assert_eq!(spines("--spines 3")?, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn the_command_of_a_report_repeats_its_network() -> Result<(), clap::Error> {
+        let rows = simulate(
+            &flags("--nodes 12")?.plan(),
+            Workload::JobStart,
+            &[Transport::EspUdp],
+        );
+        for line in [
+            "--nodes 12",
+            "--nodes 12 --seed 7 --mtu 9000 --host-rate 100 --fabric-rate 400 --per-leaf 6 \
+             --spines 1 --buffer 24 --mark 200",
+            // As many spine switches as the changed rates need.
+            "--nodes 400 --host-rate 100",
+        ] {
+            let plan = flags(line)?.plan();
+            let command = table::command(&plan, Workload::JobStart, &rows);
+            let options = command.trim_start_matches("esplab simulate");
+            let repeated = flags(options)?.plan();
+            assert_eq!(format!("{repeated:?}"), format!("{plan:?}"), "{command}");
+            let names_default = command.contains("mtu") || command.contains("spines");
+            assert_eq!(names_default, line.contains("spines"), "{command}");
+        }
         Ok(())
     }
 

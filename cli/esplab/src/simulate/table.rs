@@ -6,6 +6,8 @@ use scale::footprint::Footprint;
 use scale::run::{Plan, Row, Transport};
 use scale::workload::Workload;
 
+use super::DEFAULT_MTU;
+
 /// A column: its heading, `>` before one of numbers, and the cell of a row.
 type Column = (&'static str, fn(&Row) -> String);
 
@@ -135,11 +137,33 @@ pub(super) fn command(plan: &Plan, kind: Workload, rows: &[Row]) -> String {
         format!(" --transport {}", names.join(","))
     };
     format!(
-        "esplab simulate --nodes {} --workload {}{some} --seed {}",
+        "esplab simulate --nodes {} --workload {}{some} --seed {}{}",
         plan.topology.nodes,
         kind.name(),
-        plan.seed
+        plan.seed,
+        options(plan)
     )
+}
+
+/// Returns the options of a network that differ from their defaults.
+fn options(plan: &Plan) -> String {
+    let (network, usual) = (&plan.topology, Topology::of(plan.topology.nodes));
+    let options = [
+        ("mtu", plan.mtu, DEFAULT_MTU),
+        ("host-rate", network.host_gbits, usual.host_gbits),
+        ("fabric-rate", network.fabric_gbits, usual.fabric_gbits),
+        ("per-leaf", network.per_leaf, usual.per_leaf),
+        ("spines", network.spines, network.full_spines()),
+        ("mark", network.mark_kib, usual.mark_kib),
+    ];
+    let mut text = String::new();
+    for (name, value, _) in options.iter().filter(|(_, value, usual)| value != usual) {
+        text += &format!(" --{name} {value}");
+    }
+    if network.buffer != usual.buffer {
+        text += &format!(" --buffer {}", network.buffer >> 20);
+    }
+    text
 }
 
 #[cfg(test)]
