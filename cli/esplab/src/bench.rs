@@ -269,6 +269,9 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     let selection = flags.selection().map_err(Failure::new)?;
     // Read before the report is written, which may be in the same folder.
     let before = flags.against.as_deref().map(results::read).transpose()?;
+    // A report that cannot be continued is found before the measurement, not after it.
+    let report = flags.report.as_deref();
+    report.map(results::existing).transpose()?;
     if cfg!(debug_assertions) && !flags.json {
         out::note("esplab bench: built without optimisation, the figures of ESP are too low");
     }

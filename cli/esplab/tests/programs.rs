@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
-use common::{TestResult, esplab, programs, skip};
+use common::{TestResult, esplab, programs, skip, unique};
 use lab::{Lab, LabError, LabOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -375,6 +376,20 @@ fn a_benchmark_gives_rows() -> TestResult {
         "{lossy}"
     );
     assert_eq!((&lossy["mtu"], &lossy["rounds"]), (&1500.into(), &3.into()));
+    Ok(())
+}
+
+#[test]
+fn a_report_that_cannot_be_continued_is_refused_before_the_measurement() -> TestResult {
+    let dir = std::env::temp_dir().join(unique("report"));
+    fs::create_dir(&dir)?;
+    fs::write(dir.join("results.json"), "{}")?;
+    let folder = dir.to_string_lossy();
+    let output = esplab(&["bench", "--quick", "--only", "send", "--report", &folder]);
+    fs::remove_dir_all(&dir)?;
+    // One line: without one for the beginning of a benchmark.
+    let text = refusal(&output);
+    assert!(text.contains("results.json is no report"), "{text}");
     Ok(())
 }
 

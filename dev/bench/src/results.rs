@@ -183,6 +183,18 @@ fn parse(text: &[u8]) -> Result<Vec<Figure>, String> {
     Ok(results.figures)
 }
 
+/// Reads the figures of the report in this folder; none if there is no report yet.
+///
+/// # Errors
+/// The file is not a report.
+pub fn existing(folder: &Path) -> Result<Vec<Figure>, Failure> {
+    if folder.join(FILE).exists() {
+        read(folder)
+    } else {
+        Ok(Vec::new())
+    }
+}
+
 /// Puts the figures into the report in this folder, in place of earlier ones of these benchmarks.
 /// Returns all figures of the report.
 ///
@@ -194,11 +206,7 @@ pub(crate) fn update(
     figures: Vec<Figure>,
 ) -> Result<Vec<Figure>, Failure> {
     let path = folder.join(FILE);
-    let mut all = if path.exists() {
-        read(folder)?
-    } else {
-        Vec::new()
-    };
+    let mut all = existing(folder)?;
     all.retain(|figure| !benches.contains(&figure.bench.as_str()));
     all.extend(figures);
     let results = Results {

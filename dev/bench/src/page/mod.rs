@@ -9,6 +9,7 @@ mod sections;
 
 use std::fmt::Write;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub use chart::{Chart, Plot, Point};
@@ -109,9 +110,18 @@ fn page_with(page: &str, machine: &str, sections: &[Section]) -> String {
     merged(page, BEGIN, machine, sections)
 }
 
+/// Returns the file names of the charts that a page shows.
+fn linked(page: &str) -> impl Iterator<Item = &str> {
+    let links = page.split("](").skip(1);
+    let targets = links.filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+    let names = targets.filter_map(|target| target.strip_prefix(CHARTS)?.strip_prefix('/'));
+    names.filter(|name| name.ends_with(".svg") && !name.contains('/'))
+}
+
 /// Writes `performance.md`, `index.html`, `results.json` and the charts in `charts/` into the
 /// folder. Hand-written parts of an existing page and figures of other benchmarks stay as they are;
-/// charts that the page no longer shows are removed. Returns the paths of both pages.
+/// charts that the page no longer shows are removed, other files stay. Returns the paths of both
+/// pages.
 ///
 /// # Errors
 /// A chart cannot be drawn, or a file cannot be read, written or removed.
@@ -125,13 +135,15 @@ pub fn write(folder: &Path, sections: &[Section]) -> Result<[PathBuf; 2], Failur
     }
     let facts = facts(&Cores::here());
     let path = folder.join(PAGE);
-    let page = fs::read_to_string(&path).unwrap_or_else(|_| "# Performance\n\n".into());
-    let page = page_with(&page, &machine::table(&facts), sections);
+    let old = fs::read_to_string(&path).unwrap_or_else(|_| "# Performance\n\n".into());
+    let page = page_with(&old, &machine::table(&facts), sections);
     fs::write(&path, &page).doing(path.display())?;
-    for entry in fs::read_dir(&charts).doing(charts.display())?.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".svg") && !page.contains(&format!("({CHARTS}/{name})")) {
-            fs::remove_file(entry.path()).doing(entry.path().display())?;
+    let shown: Vec<_> = linked(&page).collect();
+    for name in linked(&old).filter(|name| !shown.contains(name)) {
+        let chart = charts.join(name);
+        match fs::remove_file(&chart) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.doing(chart.display())?,
         }
     }
     let measured = sections.iter().filter(|section| section.content.is_ok());
@@ -206,8 +218,15 @@ mod tests {
     fn a_page_has_tables_charts_limits_and_the_machine() -> Result<(), Box<dyn std::error::Error>> {
         let scratch = crate::scratch::Scratch::new()?;
         let failed = Section::failed(&ABOUT, &Failure::new("no legs"));
-        fs::create_dir_all(scratch.path().join(CHARTS))?;
-        fs::write(scratch.path().join(CHARTS).join("old.svg"), "old")?;
+        let charts = scratch.path().join(CHARTS);
+        fs::create_dir_all(&charts)?;
+        fs::write(charts.join("old.svg"), "old")?;
+        fs::write(charts.join("other.svg"), "of another page")?;
+        fs::write(scratch.path().join("other.svg"), "beside the page")?;
+        let old = "### walk\n\n![a](charts/old.svg) ![b](charts/gone.svg) \
+                   ![c](charts/../other.svg) ![d](charts/walk-1500.svg)\n";
+        let old = format!("{BEGIN}\n\n{old}\n{END}\n");
+        fs::write(scratch.path().join(PAGE), old)?;
         let [path, html] = write(scratch.path(), &[section()])?;
         let page = fs::read_to_string(path)?;
         let html = fs::read_to_string(html)?;
@@ -228,7 +247,8 @@ mod tests {
         }
         let chart = fs::read_to_string(scratch.path().join("charts/walk-1500.svg"))?;
         assert!(chart.starts_with("<svg"), "{chart}");
-        assert!(!scratch.path().join("charts/old.svg").exists());
+        assert!(!charts.join("old.svg").exists());
+        assert!(charts.join("other.svg").exists() && scratch.path().join("other.svg").exists());
         assert!(failed.markdown().contains("The error was: no legs."));
         Ok(())
     }
