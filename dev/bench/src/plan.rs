@@ -167,13 +167,15 @@ pub static BENCHES: [About; 8] = [
     },
     About {
         name: "send",
-        title: "time of a send call, 1 byte, bursts of 32 with 20 µs between",
-        limits: "Through the daemon a call is a copy into shared memory and an atomic operation, \
-                 and only the first one after the daemon fell asleep is a system call. Over a \
-                 lease, and over UDP without a daemon, it is a copy, too, and sends a frame \
-                 through the kernel, on this virtual link up to the receiver's socket, only while \
-                 window and credit allow it. Most calls of these bursts do not: their bytes share \
-                 a later frame.",
+        title: "mean time of the send calls of a burst of 32, 1 byte each, 20 µs between bursts",
+        limits: "A sample is the mean of a burst, because reading the clock at each call would be \
+                 a good part of a call through the daemon: p50 and p99 are those of bursts, and \
+                 single calls take longer. Through the daemon a call is a copy into shared memory \
+                 and an atomic operation, and only the first one after the daemon fell asleep is a \
+                 system call. Over a lease, and over UDP without a daemon, it is a copy, too, and \
+                 sends a frame through the kernel, on this virtual link up to the receiver's \
+                 socket, only while window and credit allow it. Most calls of these bursts do not: \
+                 their bytes share a later frame.",
         millis: [490, 130],
     },
     About {

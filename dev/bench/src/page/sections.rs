@@ -279,7 +279,10 @@ fn send_calls(name: &str, rows: &[report::Row]) -> Chart {
     }
     Chart {
         name: name.into(),
-        title: format!("{name}: time of a send call of 1 byte"),
+        title: match name {
+            "send" => "send: mean time of the send calls of a burst, 1 byte each".into(),
+            _ => format!("{name}: time of a send call of 1 byte"),
+        },
         unit: "µs",
         plot: Plot::Bars {
             series: paths.into_iter().map(label).collect(),
