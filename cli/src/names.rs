@@ -16,7 +16,7 @@ impl Names {
         Names::parse(&fs::read_to_string(ethers_path()).unwrap_or_default())
     }
 
-    fn parse(text: &str) -> Names {
+    pub(crate) fn parse(text: &str) -> Names {
         let entry = |line: &str| {
             let mut words = line.split('#').next()?.split_whitespace();
             Some((words.next()?.parse().ok()?, words.next()?.to_owned()))

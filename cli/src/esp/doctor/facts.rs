@@ -209,6 +209,10 @@ pub(super) struct Network {
     pub(super) serves_udp: bool,
     /// All nodes that answer were asked for.
     pub(super) all: bool,
+    /// Nodes that answered and were not asked, since there were too many.
+    pub(super) left_out: usize,
+    /// Nodes that were not asked, since a signal came.
+    pub(super) interrupted: usize,
     pub(super) peers: Vec<Peer>,
 }
 

@@ -17,7 +17,8 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     };
     names(network, findings);
     addresses(network, findings);
-    if network.all && network.peers.is_empty() {
+    not_asked(network, findings);
+    if network.all && network.peers.is_empty() && network.interrupted == 0 {
         findings.push(
             Finding::warning("segment.alone", "no other node answers a broadcast")
                 .mend("start esp-daemon on the others; check the switch's VLAN of each port"),
@@ -27,6 +28,30 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
         let mut of_peer = Vec::new();
         self::peer(network, peer, &mut of_peer);
         findings.extend(of_peer.into_iter().map(|finding| finding.of(&peer.name)));
+    }
+}
+
+/// Says which nodes were not asked.
+fn not_asked(network: &Network, findings: &mut Vec<Finding>) {
+    let Network {
+        left_out,
+        interrupted,
+        ..
+    } = network;
+    if *left_out > 0 {
+        findings.push(Finding::note(
+            "segment.many",
+            format!("{left_out} more nodes answered the broadcast and were not asked"),
+        ));
+    }
+    if *interrupted > 0 {
+        findings.push(
+            Finding::warning(
+                "segment.interrupted",
+                format!("a signal came before {interrupted} nodes were asked"),
+            )
+            .mend("let doctor end by itself, or name some nodes with --peer"),
+        );
     }
 }
 

@@ -35,6 +35,10 @@ const TRIES: Tries = Tries {
     tries: 3,
     wait: Duration::from_millis(200),
 };
+/// Maximum number of nodes that are asked because they answered the broadcast. One sender can make
+/// up thousands, and each takes seconds.
+const MAX_HEARD: usize = 256;
+
 /// A peer with its addresses.
 #[derive(Clone, Debug, Default)]
 struct Target {
@@ -75,28 +79,36 @@ pub(super) fn read(
         });
         Ok(())
     })?;
-    let targets = targets(flags, &network);
+    let (targets, left_out) = targets(flags, &network, &Names::load());
+    network.left_out = left_out;
     let bar = progress(
         targets.len() as u64,
         "asking {pos} of {len} nodes {wide_bar}",
     );
+    let count = targets.len();
     for target in targets {
+        let peer = peer(&mut wires, &network, target, interrupt);
         if interrupt.is_set() {
-            return Err(Failure::new("interrupted"));
+            break; // what is known of this peer is not complete
         }
-        let peer = peer(&mut wires, &network, target, interrupt)?;
-        network.peers.push(peer);
+        network.peers.push(peer?);
         bar.inc(1);
     }
     bar.finish_and_clear();
+    network.interrupted = count - network.peers.len();
     Ok(network)
 }
 
 /// Asks the peers that are named over UDP, for which no daemon is needed.
 pub(super) fn without_daemon(flags: &Flags, interrupt: &Interrupt) -> Network {
     let mut network = Network::default();
-    for target in targets(flags, &network) {
+    let (targets, _) = targets(flags, &network, &Names::load());
+    let count = targets.len();
+    for target in targets {
         let routes = target.udp.map(|addr| udp(addr, interrupt));
+        if interrupt.is_set() {
+            break;
+        }
         network.peers.push(Peer {
             name: target.name,
             unknown: target.unknown,
@@ -106,6 +118,7 @@ pub(super) fn without_daemon(flags: &Flags, interrupt: &Interrupt) -> Network {
             esp: None,
         });
     }
+    network.interrupted = count - network.peers.len();
     network
 }
 
@@ -120,27 +133,33 @@ fn wires(client: &Client, state: Option<&State>, flags: &Flags) -> Vec<Datagrams
         .collect()
 }
 
-/// Returns the peers that the command line names, then those that answered the broadcast.
-fn targets(flags: &Flags, network: &Network) -> Vec<Target> {
-    let names = Names::load();
+/// Returns the peers that the command line names, then those that answered the broadcast, at most
+/// [`MAX_HEARD`], of known addresses first; and the number of the others.
+fn targets(flags: &Flags, network: &Network, names: &Names) -> (Vec<Target>, usize) {
     let mut targets: Vec<Target> = flags
         .peer
         .iter()
-        .map(|text| named(text, &names, network.serves_udp))
+        .map(|text| named(text, names, network.serves_udp))
         .collect();
     if !flags.all {
-        return targets;
+        return (targets, 0);
     }
+    let most = targets.len() + MAX_HEARD;
+    let mut left_out = 0;
     let mut known: BTreeSet<u64> = network
         .own
         .iter()
         .map(|node| node.info.incarnation)
         .collect();
     let mut nodes: Vec<&Node> = network.heard.iter().collect();
-    nodes.sort_by_key(|node| node.addr.to_string());
+    nodes.sort_by_key(|node| (names.of(node.addr).is_none(), node.addr.to_string()));
     for node in nodes {
         let is_new = known.insert(node.info.incarnation);
         if !is_new || targets.iter().any(|target| target.mac == Some(node.addr)) {
+            continue;
+        }
+        if targets.len() == most {
+            left_out += 1;
             continue;
         }
         let known_as = names.of(node.addr);
@@ -156,7 +175,7 @@ fn targets(flags: &Flags, network: &Network) -> Vec<Target> {
                 .and_then(|name| resolve_udp(name).ok()),
         });
     }
-    targets
+    (targets, left_out)
 }
 
 /// Looks up a peer that the command line names.
@@ -309,4 +328,48 @@ fn esp(wires: &mut [Datagrams], peer: &Peer) -> Option<bool> {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use esp_client::MacAddr;
+
+    use super::*;
+
+    #[test]
+    fn one_sender_cannot_make_up_work_without_end() {
+        let node = |number: u16| {
+            let [high, low] = number.to_be_bytes();
+            Node {
+                interface: "eth0".into(),
+                addr: NodeAddr::Mac(MacAddr([2, 0, 0, 0, high, low])),
+                info: NodeInfo {
+                    version: 1,
+                    max_payload: 1489,
+                    features: 0,
+                    incarnation: number.into(),
+                    name: String::new(),
+                },
+            }
+        };
+        let known = node(9999);
+        let network = Network {
+            heard: (0..10_000).map(node).collect(),
+            all: true,
+            ..Network::default()
+        };
+        let flags = Flags {
+            peer: vec!["02:00:00:00:27:0e".into()],
+            all: true,
+            ..Flags::default()
+        };
+        let names = Names::parse("02:00:00:00:27:0f known\n");
+        let (targets, left_out) = targets(&flags, &network, &names);
+        assert_eq!(targets.len(), 1 + MAX_HEARD);
+        assert_eq!(targets.len() + left_out, 10_000);
+        assert_eq!(
+            (targets[1].mac, &*targets[1].name),
+            (Some(known.addr), "known")
+        );
+    }
 }

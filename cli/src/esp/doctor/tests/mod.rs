@@ -116,6 +116,8 @@ fn healthy() -> Facts {
             own: vec![node(OWN, 1, "node0")],
             serves_udp: true,
             all: true,
+            left_out: 0,
+            interrupted: 0,
             peers: vec![Peer {
                 name: "node1".into(),
                 mac: Some(PEER),

@@ -32,6 +32,17 @@ fn faults_of_the_segment_are_found() {
             |facts| network(facts).peers.clear(),
             &[("segment.alone", Level::Warning)],
         ),
+        (
+            |facts| network(facts).left_out = 3,
+            &[("segment.many", Level::Note)],
+        ),
+        (
+            |facts| {
+                network(facts).peers.clear();
+                network(facts).interrupted = 1;
+            },
+            &[("segment.interrupted", Level::Warning)],
+        ),
     ]);
 }
 
