@@ -34,7 +34,8 @@ pub(super) struct Flags {
     /// leases, protect, incast, rails, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Between nodes, measure ESP over this carrier only: `raw` or `udp`. Default: both
+    /// Between nodes, measure ESP over this carrier only: `raw` or `udp`. Benchmarks without it are
+    /// left out. Default: both
     #[arg(long, value_name = "CARRIER", default_value = "both")]
     carrier: Carriers,
     /// Within a node, only messages of these sizes in bytes, separated by commas
@@ -157,17 +158,27 @@ impl Flags {
             bench.rounds = rounds(bench.rounds);
         }
         intra.retain(|bench| !bench.measures.is_empty());
-        let mut incast = chosen(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
-        let mut rails = chosen(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
+        // These two measure ESP over raw Ethernet alone.
+        let raw = |name| chosen(name) && self.carrier != Carriers::Udp;
+        let mut incast = raw(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
+        let mut rails = raw(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
         incast.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         rails.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
-        Ok(Selection {
+        let selection = Selection {
             quick: self.quick,
             nodes,
             incast,
             rails,
             intra,
-        })
+        };
+        if selection.times().is_empty() {
+            return Err(
+                "nothing to measure: no chosen benchmark has this carrier or size; change \
+                 --only, --carrier or --sizes"
+                    .into(),
+            );
+        }
+        Ok(selection)
     }
 }
 
@@ -439,6 +450,17 @@ mod tests {
             selected(&["--only", "shm", "--only", "send"])?,
             ["send", "shm"]
         );
+        let udp = selected(&["--carrier", "udp"])?;
+        for (name, has) in [
+            ("stream", true),
+            ("shm", true),
+            ("incast", false),
+            ("rails", false),
+        ] {
+            assert_eq!(udp.contains(&name), has, "{name}");
+        }
+        let nothing = selected(&["--only", "incast", "--carrier", "udp"]);
+        assert!(nothing.is_err_and(|e| e.contains("nothing to measure")));
         let unknown = selected(&["--only", "shm", "--only", "speed"]);
         assert!(unknown.is_err_and(|e| e.contains("speed")));
         Ok(())
