@@ -45,6 +45,14 @@ impl Protection {
         }
     }
 
+    /// Returns the bytes that it adds to a packet (W-140): session, counter and tag.
+    pub(crate) fn overhead(self) -> u32 {
+        match self {
+            Protection::None => 0,
+            Protection::Checksum | Protection::Integrity | Protection::Encrypt => 4 + 8 + 16,
+        }
+    }
+
     /// Returns true if the daemons need a key.
     pub(crate) fn has_key(self) -> bool {
         matches!(self, Protection::Integrity | Protection::Encrypt)

@@ -8,6 +8,9 @@ use crate::samples::{Samples, median};
 use crate::table::{Column, Ratio, Style, render, rounded};
 use crate::task::{Carrier, Protocol, TaskResult, Wait, Work};
 
+/// Bytes of ESP's header behind the EtherType (W-08).
+const HEADER: u32 = 11;
+
 /// One line of `esplab bench --json`. Fields without meaning for a benchmark are left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
@@ -179,7 +182,7 @@ pub fn rows(bench: &Bench, results: &Results) -> Vec<Row> {
 
 fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
     let lab = bench.labs.get(case.lab).copied().unwrap_or_default();
-    let payload = f64::from(lab.mtu.saturating_sub(11).max(1));
+    let payload = payload(&lab, case.path);
     let mine = rounds_of(results, index);
     let stream = matches!(case.work, Work::Stream { .. });
     let ratio = |others: Vec<usize>, value: &dyn Fn(&Measured) -> Option<f64>| {
@@ -273,6 +276,17 @@ fn row(bench: &Bench, case: &Case, index: usize, results: &Results) -> Row {
         rounds: mine.len(),
         cores: results.cores.clone(),
     }
+}
+
+/// Returns the bytes of a stream that a packet of ESP has at most.
+fn payload(lab: &LabPlan, path: Protocol) -> f64 {
+    let carrier = match path.carrier() {
+        // The headers of IPv4 and UDP, and the EtherType.
+        Some(Carrier::Udp) => 20 + 8 + 2,
+        _ => 0,
+    };
+    let headers = carrier + HEADER + lab.protection.overhead();
+    f64::from(lab.mtu.saturating_sub(headers).max(1))
 }
 
 fn rounds_of(results: &Results, case: usize) -> &[Measured] {
@@ -435,6 +449,22 @@ mod tests {
         assert_eq!(daemon.cpu_ns_per_kib.map(f64::round), Some(2063.0));
         assert_eq!(daemon.cpu_ratio_to_tcp.map(|r| r.median), Some(1.0));
         Ok(())
+    }
+
+    #[test]
+    fn the_payload_of_a_packet_is_what_headers_leave() {
+        let of = |protection, path| {
+            let lab = LabPlan {
+                mtu: 1500,
+                protection,
+                ..LabPlan::default()
+            };
+            payload(&lab, path)
+        };
+        assert_eq!(of(Protection::None, Protocol::Daemon), 1489.0);
+        assert_eq!(of(Protection::None, Protocol::UdpDaemon), 1459.0);
+        assert_eq!(of(Protection::Encrypt, Protocol::Daemon), 1461.0);
+        assert_eq!(of(Protection::Checksum, Protocol::UdpDaemon), 1431.0);
     }
 
     #[test]
