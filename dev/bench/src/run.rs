@@ -16,7 +16,7 @@ use crate::protect::{Protection, without_kernel_tls};
 use crate::report::{Measured, Results};
 use crate::scratch::Scratch;
 use crate::task::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
-use cli::out::{Doing, Failure};
+use cli::out::{self, Doing, Failure};
 use lab::{Carriers, Lab, LabOptions, cpu_time};
 
 /// Time limit of a worker for a case.
@@ -106,7 +106,10 @@ impl Rig {
                     .ok_or_else(|| Failure::new("a case names no lab"))?;
                 let doing = format_args!("bench {}, path {}", bench.about.name, case.path.name());
                 // One more attempt: the bare loop fails if its only acknowledgement is lost.
-                let result = self.measure(lab, case).or_else(|_| self.measure(lab, case));
+                let result = self.measure(lab, case).or_else(|failure| {
+                    out::note(format_args!("{doing}: {failure}; it is measured once more"));
+                    self.measure(lab, case)
+                });
                 measured.push(result.doing(doing)?);
                 step();
             }
