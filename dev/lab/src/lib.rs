@@ -457,8 +457,8 @@ fn unique_name() -> String {
 }
 
 /// Ends the processes of a lab except `spare`, and all other processes in its nodes except the
-/// callers of this function. Removes the lab's folder. Returns the processes that still run in a
-/// node.
+/// callers of this function. Of a node whose holder has ended, only the daemon is known. Removes
+/// the lab's folder. Returns the processes that still run in a node.
 pub(crate) fn teardown(
     state: &State,
     dir: &Path,
