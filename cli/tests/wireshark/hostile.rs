@@ -8,7 +8,7 @@ use super::{Capture, Record, UDP_PORT, ethernet, has_tshark, padded, tshark, tsh
 /// Text of Wireshark for an error of a Lua script.
 const LUA_ERROR: &str = "Lua Error";
 
-/// Bytes of address space of a tshark that is to take little memory. It needs half without a packet.
+/// Bytes of address space of a tshark that is to take little memory. Half of it is for libraries.
 const LIMIT: u64 = 600 << 20;
 
 /// Random numbers that repeat (splitmix64).

@@ -172,10 +172,10 @@ pub static BENCHES: [About; 8] = [
                  a good part of a call through the daemon: p50 and p99 are those of bursts, and \
                  single calls take longer. Through the daemon a call is a copy into shared memory \
                  and an atomic operation, and only the first one after the daemon fell asleep is a \
-                 system call. Over a lease, and over UDP without a daemon, it is a copy, too, and \
-                 sends a frame through the kernel, on this virtual link up to the receiver's \
-                 socket, only while window and credit allow it. Most calls of these bursts do not: \
-                 their bytes share a later frame.",
+                 system call. Over a lease, and over UDP without a daemon, it sends a frame \
+                 through the kernel, on this virtual link up to the receiver's socket, while \
+                 window and credit allow it; else it is a copy, too, and its bytes share a later \
+                 frame. Which of the two most calls do differs from round to round.",
         millis: [490, 130],
     },
     About {
