@@ -125,7 +125,7 @@ pub struct FutexWord(AtomicU32);
 
 #[cfg(not(loom))]
 impl FutexWord {
-    /// Returns the value that [`FutexWord::wait`] must find to sleep.
+    /// Returns the value that the word must have for a thread to sleep on it.
     #[inline]
     pub fn load(&self) -> u32 {
         // SYNC POINT wake-count
@@ -183,7 +183,7 @@ impl Default for FutexWord {
 
 #[cfg(loom)]
 impl FutexWord {
-    /// Returns the value that [`FutexWord::wait`] must find to sleep.
+    /// Returns the value that the word must have for a thread to sleep on it.
     pub fn load(&self) -> u32 {
         self.word.load(Ordering::Acquire)
     }

@@ -471,6 +471,17 @@ mod tests {
     }
 
     #[test]
+    fn under_loss_all_are_measured_without_offload() -> Result<(), String> {
+        for bench in plan(false, &[])? {
+            for case in &bench.cases {
+                let off = bench.about.name == "loss" || case.path == Protocol::TcpNoOffload;
+                assert_eq!(case.offload, !off, "{}: {case:?}", bench.about.name);
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
     fn only_named_benchmarks_are_planned() -> Result<(), String> {
         let benches = plan(true, &["loss".into(), "send".into()])?;
         assert_eq!(
