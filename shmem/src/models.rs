@@ -11,30 +11,43 @@ use loom::thread;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::{Fence, FutexSleeper, FutexWord, PeerSleep, SleepEpoch, Spin};
 
+/// Words of a futex sleeper: waiting bits, wake count, and the value that it waits for.
+type Words = (AtomicU32, FutexWord, AtomicU32);
+
+fn words() -> Arc<Words> {
+    Arc::new((AtomicU32::new(0), FutexWord::default(), AtomicU32::new(0)))
+}
+
+/// Sets the value, and wakes those that wait.
+fn publish((waiting, wakes, value): &Words) {
+    value.store(1, Ordering::Release);
+    // SYNC POINT sleep
+    fence(Ordering::SeqCst);
+    if waiting.load(Ordering::Relaxed) != 0 {
+        waiting.fetch_and(!1, Ordering::AcqRel);
+        wakes.bump_and_wake();
+    }
+}
+
+/// Waits for the value.
+fn wait((waiting, wakes, value): &Words) {
+    let sleeper = FutexSleeper {
+        waiting,
+        bit: 1,
+        wakes,
+    };
+    assert!(sleeper.wait(Spin::default(), || value.load(Ordering::Acquire) == 1, None));
+}
+
 #[test]
 fn loom_a_futex_sleeper_is_woken() {
     loom::model(|| {
-        let words = Arc::new((AtomicU32::new(0), FutexWord::default(), AtomicU32::new(0)));
+        let words = words();
         let publisher = {
             let words = words.clone();
-            thread::spawn(move || {
-                let (waiting, wakes, value) = &*words;
-                value.store(1, Ordering::Release);
-                // SYNC POINT sleep
-                fence(Ordering::SeqCst);
-                if waiting.load(Ordering::Relaxed) != 0 {
-                    waiting.fetch_and(!1, Ordering::AcqRel);
-                    wakes.bump_and_wake();
-                }
-            })
+            thread::spawn(move || publish(&words))
         };
-        let (waiting, wakes, value) = &*words;
-        let sleeper = FutexSleeper {
-            waiting,
-            bit: 1,
-            wakes,
-        };
-        assert!(sleeper.wait(Spin::default(), || value.load(Ordering::Acquire) == 1, None));
+        wait(&words);
         publisher.join().expect("the publisher");
     });
 }
@@ -46,28 +59,12 @@ fn loom_one_publication_wakes_all_sleepers() {
     // Without a bound, three threads have too many interleavings.
     builder.preemption_bound = Some(3);
     builder.check(|| {
-        let words = Arc::new((AtomicU32::new(0), FutexWord::default(), AtomicU32::new(0)));
-        let wait = |words: &(AtomicU32, FutexWord, AtomicU32)| {
-            let (waiting, wakes, value) = words;
-            let sleeper = FutexSleeper {
-                waiting,
-                bit: 1,
-                wakes,
-            };
-            assert!(sleeper.wait(Spin::default(), || value.load(Ordering::Acquire) == 1, None));
-        };
+        let words = words();
         let threads = [(); 2].map(|()| {
             let words = words.clone();
             thread::spawn(move || wait(&words))
         });
-        let (waiting, wakes, value) = &*words;
-        value.store(1, Ordering::Release);
-        // SYNC POINT sleep
-        fence(Ordering::SeqCst);
-        if waiting.load(Ordering::Relaxed) != 0 {
-            waiting.fetch_and(!1, Ordering::AcqRel);
-            wakes.bump_and_wake();
-        }
+        publish(&words);
         for thread in threads {
             thread.join().expect("a sleeper");
         }

@@ -22,7 +22,7 @@ fn ask(asker: &mut ShmBtl, id: u32, (from, to, length): (u64, u64, u64)) {
 }
 
 /// Returns receiver and sender, with memory of the sender that the receiver can get.
-fn pair(length: usize) -> Option<(ShmBtl, ShmBtl, Vec<u8>, btl::Region)> {
+pub(super) fn pair(length: usize) -> Option<(ShmBtl, ShmBtl, Vec<u8>, btl::Region)> {
     let (mut one, mut other) = (transport(0), transport(1));
     let path = one.add_peer(1, &other.address()).expect("reachable");
     other.add_peer(0, &one.address()).expect("reachable");

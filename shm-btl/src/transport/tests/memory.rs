@@ -2,6 +2,7 @@
 
 use btl::{Btl, PeerError, PostedReceives, SendError, Tx};
 
+use super::help::pair;
 use super::transport;
 use crate::address::ShmAddress;
 use crate::transport::ShmBtl;
@@ -65,16 +66,7 @@ fn receives_of_a_closed_transport_are_not_filled() {
 /// Gets a region of another transport that has ended the connection in this way, and has used the
 /// memory for something else.
 fn get_after(end: fn(&mut ShmBtl), length: usize) -> Option<PeerError> {
-    let (mut one, mut other) = (transport(0), transport(1));
-    let path = one.add_peer(1, &other.address()).expect("reachable");
-    other.add_peer(0, &one.address()).expect("reachable");
-    if !path.one_sided {
-        println!("SKIPPED: cross-memory attach is not allowed here");
-        return None;
-    }
-    let mut source = vec![7u8; length];
-    // SAFETY: the memory lives until the end of this function.
-    let region = unsafe { other.register(source.as_mut_ptr(), length) }.expect("registered");
+    let (mut one, mut other, mut source, region) = pair(length)?;
     end(&mut other);
     source.fill(9);
     let mut target = vec![0u8; length];
