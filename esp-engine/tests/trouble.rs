@@ -14,7 +14,7 @@ use esp_engine::shm::{
     Doorbell, EngineView, Events, MIN_RING, Region, RingSizes, RxConsumer, Status, StreamState,
     TxProducer, Wake,
 };
-use esp_engine::{Command, EngineEvent, ListenerId, Reply};
+use esp_engine::{Clock, Command, EngineEvent, ListenerId, Reply};
 use esp_proto::{CloseReason, NodeAddr, Port, ResetReason};
 use netns::{Namespace, TwoNodes};
 
@@ -340,7 +340,7 @@ fn serving_doorbells_is_no_poll() -> Outcome {
     let (mut engine, _handle, _link, _page) = embedded(&namespace)?;
     engine.poll();
     let polled = engine.polled_at();
-    std::thread::sleep(Duration::from_millis(1));
+    eventually("the clock goes on", || Clock.now() > polled);
     engine.poll_doorbells();
     assert_eq!(engine.polled_at(), polled);
     engine.poll();

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use esp_client::control::ErrorKind;
 use esp_client::{Client, EspError, EspListener, EspStream, Path};
-use esp_tests::process::{Daemon, bare_lab, signal};
+use esp_tests::process::{Daemon, bare_lab, signal, waits_in};
 use esp_tests::program::Program;
 use esp_tests::{PATIENCE, address, client, counter, wait_until};
 use lab::Lab;
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
-use rustix::process::Signal;
+use rustix::process::{Pid as Process, Signal};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 const ALL: &str = "[lease]\nallow = \"all\"\n";
@@ -347,8 +347,10 @@ fn a_stream_is_not_opened_over_a_lease_that_no_daemon_keeps() {
     signal(near.pid(), Signal::STOP);
     holder.release();
     holder.says("ok hold");
-    // Until it waits for the reply to its request for a lease of the ports to connect from.
-    thread::sleep(Duration::from_millis(300));
+    let thread = Process::from_raw(holder.pid()).expect("a process id");
+    wait_until("it waits for the reply to its request for a lease", || {
+        waits_in(thread, "futex")
+    });
     let stopped = StoppedThread::new(&holder);
     signal(near.pid(), Signal::CONT);
     wait_until("the lease is granted", || {
@@ -365,7 +367,11 @@ fn a_stream_is_not_opened_over_a_lease_that_no_daemon_keeps() {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     echo(&stream);
     // The ports of a lease without a keeper are free after the grace period, and the peer is reset.
-    thread::sleep(Duration::from_secs(4));
+    let record = lab.socket(0).with_extension("sock.leases");
+    let recorded = || fs::read_to_string(&record).unwrap_or_default();
+    wait_until("the grace period is over", || {
+        recorded().lines().count() == 1
+    });
     echo(&stream);
     drop((stream, near));
 }

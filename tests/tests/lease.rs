@@ -4,7 +4,7 @@ use std::io::{IoSlice, Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use esp_client::{Client, EspError, EspListener, EspStream, Interest, Path, Spin};
+use esp_client::{Client, EspError, EspListener, EspStream, Interest, Path};
 use esp_tests::exchange::both_ways;
 use esp_tests::process::{configured_lab, daemon_pid, ip, signal};
 use esp_tests::program::Program;
@@ -520,74 +520,6 @@ fn bytes_beyond_the_window_arrive_while_the_program_makes_no_call() {
         }
         assert!(got == sent && buffer.iter().all(|byte| [0, 7].contains(byte)));
     }
-}
-
-#[test]
-fn a_time_out_ends_a_wait_that_never_sleeps() {
-    let Some(lab) = configured_lab("lease_spins", 2, ALL) else {
-        return;
-    };
-    for (port, path) in (7000..).zip([Path::Lease, Path::Daemon]) {
-        let listener = EspListener::builder()
-            .path(path)
-            .bind_at(&client(&lab, 1), port)
-            .unwrap();
-        let spin = Spin {
-            spins: 0,
-            yields: u32::MAX,
-        };
-        let stream = EspStream::builder()
-            .path(path)
-            .spin(spin)
-            .connect_at(&client(&lab, 0), address(1, port))
-            .unwrap();
-        let _silent = listener.accept_timeout(PATIENCE).unwrap();
-        let limit = Some(Duration::from_millis(100));
-        stream.set_read_timeout(limit).unwrap();
-        let error = (&stream).read(&mut [0; 1]).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
-    }
-}
-
-#[test]
-fn a_poller_sleeps_while_another_thread_reads() {
-    let Some(lab) = configured_lab("lease_poller_sleeps", 2, ALL) else {
-        return;
-    };
-    let listener = EspListener::builder()
-        .path(Path::Lease)
-        .bind_at(&client(&lab, 1), 7000)
-        .unwrap();
-    let (polled, mut poller) = Client::polled_by(lab.socket(0), Path::Lease).unwrap();
-    let connect = || {
-        let builder = EspStream::builder().path(Path::Lease);
-        let stream = builder.connect_at(&polled, address(1, 7000)).unwrap();
-        (stream, listener.accept_timeout(PATIENCE).unwrap().0)
-    };
-    let (read, far_read) = connect();
-    let (other, far_other) = connect();
-    read.set_read_timeout(Some(PATIENCE)).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| (&read).read_exact(&mut [0; 4]).expect("read"));
-        // It waits from now on.
-        thread::sleep(Duration::from_millis(100));
-        wait_until("the poller may sleep", || {
-            poller.poll(|_| ());
-            other.arm(Interest::Readable);
-            poller.try_sleep()
-        });
-        (&far_other).write_all(b"here").unwrap();
-        let fd = poller.fd();
-        let limit = Timespec::try_from(PATIENCE).unwrap();
-        let woken = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).unwrap();
-        assert_eq!(woken, 1, "nothing wakes the poller");
-        let mut changed = Vec::new();
-        wait_until("the event", || {
-            poller.poll(|slot| changed.push(slot));
-            changed.contains(&other.slot())
-        });
-        (&far_read).write_all(b"done").unwrap();
-    });
 }
 
 #[test]
