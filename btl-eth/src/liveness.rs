@@ -127,7 +127,7 @@ impl EthBtl {
             Err(error) => Some(error),
         };
         self.set_owner(stream.slot(), SlotOwner::None);
-        // Retries of a failed attempt decide for themselves.
+        // A failed attempt has its own retries.
         let idle = (self.peer(probe.rank))
             .is_some_and(|peer| matches!(peer.connection, Connection::Idle { retry_at: None }));
         let Some(error) = error.filter(|_| idle) else {

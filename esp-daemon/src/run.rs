@@ -408,8 +408,8 @@ fn reload(node: &Node, engine: &EngineHandle, settings: &Settings) {
     let (had, has) = (!settings.config.auth.key_files.is_empty(), !keys.is_empty());
     if had != has {
         warn!(
-            "SIGHUP: reloaded limits; authentication is turned on or off by a restart only, and is {} \
-             until then",
+            "SIGHUP: reloaded limits; authentication is turned on or off by a restart only, and \
+             is {} until then",
             if had {
                 "on, with the previous keys"
             } else {

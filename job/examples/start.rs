@@ -1,4 +1,4 @@
-//! Measures what the start of a job costs each rank: the time to join, the time of the first and of
+//! Measures the cost of a job's start for each rank: the time to join, the time of the first and of
 //! the next message to a neighbour, the process's memory, and its descriptors. Prints the
 //! median and the maximum over all ranks.
 //!
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use p2p::{Comm, Error, Rank};
 
-/// What is measured on each rank, in the order of [`measure`].
+/// Labels of the values of a rank, in the order of [`measure`].
 const ROWS: [&str; 6] = [
     "join, ms",
     "first message, µs",

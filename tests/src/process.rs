@@ -221,8 +221,8 @@ pub fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).expect("a process id"), signal).expect("send a signal");
 }
 
-/// Returns true if a thread of this or another process sleeps in a function of the kernel whose name
-/// contains `function`: `futex` for a lock or a condition, `poll` for descriptors.
+/// Returns true if a thread of this or another process sleeps in a function of the kernel whose
+/// name contains `function`: `futex` for a lock or a condition, `poll` for descriptors.
 pub fn waits_in(thread: Pid, function: &str) -> bool {
     let path = format!("/proc/{}/wchan", thread.as_raw_nonzero());
     std::fs::read_to_string(path).is_ok_and(|name| name.contains(function))

@@ -23,10 +23,11 @@ use lab::{Lab, LabOptions, Node, WireOptions};
 pub static ABOUT: About = About {
     name: "incast",
     title: "8 nodes send to one through 1 Gbit/s with a queue of 64 frames, MTU 1500",
-    limits: "All are measured without segmentation offload: the queue counts frames, and would hold \
-             the bytes of many in one large packet. The link is the limit; a flow stalls when its frames are dropped and when its process \
-             waits for a core, and here 18 processes share two cores. In the simulator, where no \
-             process waits for a core, the longest stall is 5 ms.",
+    limits: "All are measured without segmentation offload: the queue counts frames, and would \
+             hold the bytes of many in one large packet. The link is the limit; a flow stalls when \
+             its frames are dropped and when its process waits for a core, and here 18 processes \
+             share two cores. In the simulator, where no process waits for a core, the longest \
+             stall is 5 ms.",
     millis: [3_100, 1_700],
 };
 

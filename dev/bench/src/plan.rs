@@ -199,9 +199,9 @@ pub static BENCHES: [About; 8] = [
         name: "loss",
         title: "bandwidth with 1 % of the frames lost, one way",
         limits: "The rate is limited by how much stays in flight while the lost frames are \
-                 repaired; selective acknowledgements repair many losses in one round trip. TCP and \
-                 ESP in UDP are measured without offload, because the loss of one large packet \
-                 would be that of many frames at once.",
+                 repaired; selective acknowledgements repair many losses in one round trip. TCP \
+                 and ESP in UDP are measured without offload, because the loss of one large \
+                 packet would be that of many frames at once.",
         millis: [800, 300],
     },
     About {

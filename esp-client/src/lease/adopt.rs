@@ -6,7 +6,8 @@
 //! 0.1 to 1 second, and requests each lease again. The daemon checks the request as any for a
 //! lease, and opens new sockets for the same ports, which replace the old ones. Then the
 //! connections are registered anew. The next daemon reserves the ports for their user meanwhile
-//! (`lease.grace` in its configuration).
+//! (`lease.grace` in its configuration). A lease that the last daemon granted meanwhile is adopted
+//! with the others, or given up if it comes later ([`Leases::keep`]).
 //!
 //! A lease that is refused (by policy or limits, or because its ports are in use) is closed: its
 //! connections end here and at their peers, and its listener with the daemon's error. It could not

@@ -137,8 +137,8 @@ impl EmbeddedEngine {
     /// [`EmbeddedEngine::awake`] follows.
     pub(crate) fn try_sleep(&self) -> Option<Option<Duration>> {
         let Some(mut engine) = self.try_engine() else {
-            // A thread that waits drives the engine, for as long as it likes, and then the progress
-            // thread does: both write to the notify pair for events.
+            // Another thread drives the engine, and then the progress thread does. Both serve the
+            // deadlines, and write to the notify pair for events.
             let is_driven = !self.is_forked() && !self.progress.is_retired();
             return is_driven.then_some(None);
         };

@@ -204,7 +204,7 @@ impl Leases {
     /// # Errors
     /// The daemon has ended, and the next one has adopted the leases of the table: it would not
     /// adopt this one any more.
-    fn keep(&self, session: &Session, ports: &Arc<LeasedPorts>) -> Result<(), EspError> {
+    pub(super) fn keep(&self, session: &Session, ports: &Arc<LeasedPorts>) -> Result<(), EspError> {
         let registry = lock(&self.registry);
         if std::ptr::eq(&*registry.keeper, session) {
             lock(&self.table).push(Arc::clone(ports));

@@ -5,7 +5,7 @@
 //! for [`AWAY`] the program computes or waits for something else. The thread then sleeps in the
 //! engine's epoll set and polls at each frame, doorbell and deadline: acknowledgements, bytes that
 //! the peer's window held back, retransmissions, closes. The program's next poll sends it back to
-//! its checks.
+//! its checks. A write serves a doorbell and is no poll: a program that only writes is away.
 //!
 //! A check takes some 20 µs of the program's core, so checks become rare while they find the
 //! program polling: the interval doubles from [`AWAY`] to [`RARELY`], and is [`AWAY`] again once

@@ -301,9 +301,8 @@ pub fn control_of(id: &str) -> String {
     format!("esp.{id}.control")
 }
 
-/// Asks a broker, to which `stream` is connected, for the sockets of its programs. The texts are
-/// what it says. Any user can make a socket of such a name: the wait ends at `deadline`, whatever
-/// the other end does.
+/// Asks a broker, to which `stream` is connected, for the sockets of its programs, and waits until
+/// `deadline`. Any user can make a socket of such a name, so the texts of the answer are untrusted.
 ///
 /// # Errors
 /// It is another user's, or does not answer in time.
