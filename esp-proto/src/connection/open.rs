@@ -73,7 +73,7 @@ const BLIND_RESETS: (u32, u32) = (1, 16);
 
 impl Connection {
     /// Creates a connection for `connect`, which sends a SYN. The receive buffer has at least 64
-    /// bytes.
+    /// bytes; two payloads of the connection fit in it, unless it is smaller than 128.
     pub(crate) fn active(
         cx: &Cx,
         id: ConnId,
@@ -82,7 +82,8 @@ impl Connection {
         buffers: Buffers,
         job_key: Vec<u8>,
     ) -> Self {
-        let offered = buffers.rx.min(cx.max_payload.into()) as u16;
+        // A window of one packet would be closed by each byte that waits to be read.
+        let offered = (buffers.rx / 2).max(64).min(cx.max_payload.into()) as u16;
         let opening = Opening {
             job_key,
             offered,
@@ -381,6 +382,11 @@ impl Connection {
             return false;
         }
         cx.counters.rx_drop_backlog += 1;
+        if self.key.peer.is_udp() && !self.proven {
+            // Over UDP it did not run yet (W-123).
+            self.timers
+                .set(Timer::Syn, cx.now + syn_interval(self.nonce, 0));
+        }
         self.proven = true;
         true
     }

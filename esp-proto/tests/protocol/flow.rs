@@ -74,6 +74,38 @@ fn a_lost_credit_update_does_not_stop_the_connection() {
     assert!(pair.kinds(MAC_A, from, FrameType::Probe) >= 1, "W-40");
 }
 
+/// A host is not notified of each byte that its program reads: it looks when it has progress.
+#[test]
+fn a_probe_finds_what_was_read_without_a_notice() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 300_000);
+    pair.run(Duration::from_millis(100));
+    assert_eq!(pair.a.ep.info(a).unwrap().credit, 0);
+    pair.b.consume = true;
+    pair.run_until(Duration::from_millis(250), |p| {
+        p.b.app(b).received == 300_000
+    });
+}
+
+/// Bytes that wait to be read leave room for a packet.
+#[test]
+fn two_packets_fit_in_the_buffer_of_the_side_that_connects() {
+    for room in [128, 4096, 8192, 12_000] {
+        let mut pair = Pair::with(9000, EndpointConfig::default());
+        pair.listen(1000, 4);
+        let options = ConnOptions {
+            buffers: Buffers { rx: room, tx: room },
+            key: vec![],
+        };
+        let a = pair.connect_with(5000, 1000, options);
+        pair.run(Duration::from_millis(1));
+        let b = pair.b.only();
+        assert_eq!(pair.b.ep.info(b).unwrap().credit, 2, "{room}");
+        assert_eq!(pair.a.state(a), State::Established);
+    }
+}
+
 #[test]
 fn credit_probes_back_off() {
     let (mut pair, a, _) = Pair::connected();

@@ -41,6 +41,8 @@ struct Routed {
     got: [Bytes; 2],
     log: Vec<Sent>,
     lost: fn(&Sent) -> bool,
+    /// The program of B accepts.
+    accepts: bool,
 }
 
 impl Routed {
@@ -61,6 +63,7 @@ impl Routed {
             got: Default::default(),
             log: vec![],
             lost: |_| false,
+            accepts: true,
         }
     }
 
@@ -119,7 +122,7 @@ impl Routed {
 
     fn serve(&mut self, end: usize) {
         let ep = &mut self.ends[end];
-        while let Some(event) = ep.poll_event() {
+        while let Some(event) = self.accepts.then(|| ep.poll_event()).flatten() {
             if let Event::Incoming { conn, .. } = event {
                 assert!(ep.attach(self.now, conn, buffers()));
             }
@@ -233,6 +236,41 @@ fn an_address_that_is_not_validated_gets_no_more_than_it_sent() {
     let again = net.feed("10.9.0.1", &requests[0]);
     assert_eq!(again.len(), 1, "the SYN was repeated");
     assert_eq!(again[0].esp().kind, FrameType::SynAck);
+}
+
+/// W-123: the side that connects is silent once it believes that it is connected.
+#[test]
+fn a_connection_that_waited_for_room_is_accepted_soon_after() {
+    // The least MTU, at which there are no probes of the path.
+    let mut net = Routed::new(1260, &EndpointConfig::default());
+    let options = ListenOptions {
+        backlog: 1,
+        ..ListenOptions::default()
+    };
+    assert!(net.ends[1].listen(1001, options).is_ok());
+    net.accepts = false;
+    for port in [5000, 5001] {
+        let options = ConnOptions {
+            buffers: buffers(),
+            key: vec![],
+        };
+        let to = B.parse().unwrap();
+        net.ends[0]
+            .connect(net.now, port, to, 1001, options)
+            .unwrap();
+    }
+    // Both are half open before the first one fills the accept queue.
+    net.run(Duration::from_millis(500));
+    let established = |net: &Routed| {
+        let all = net.ends[1].connections();
+        all.filter(|(_, info)| info.state == State::Established)
+            .count()
+    };
+    assert_eq!(established(&net), 1);
+    assert!(net.ends[1].counters().rx_drop_backlog > 0);
+    net.accepts = true;
+    net.run(Duration::from_millis(500));
+    assert_eq!(established(&net), 2);
 }
 
 /// W-123: 1000 at once, as `endpoint::answers` says.
