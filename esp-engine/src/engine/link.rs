@@ -23,6 +23,8 @@ use crate::shm::Region;
 const LAST_FRAMES: usize = 64;
 /// Payloads and regions that are kept for frames of a batch before it has to become empty.
 const KEPT_PAYLOADS: usize = 2 * UDP_TX_BATCH;
+/// Frames of a batch that streams leave to datagrams which wait for room.
+pub(super) const DATAGRAM_PLACES: usize = TX_BATCH / 4;
 
 /// One interface of the engine.
 pub(super) struct Link {
@@ -186,6 +188,13 @@ impl Link {
     pub(super) fn is_batch_full(&self) -> bool {
         let kept = self.owned.len() + self.retired_regions.len();
         self.tx.is_full() || (kept >= KEPT_PAYLOADS && !self.tx.is_empty())
+    }
+
+    /// Returns true if the rest of the batch is for datagrams that wait: where the kernel refuses
+    /// frames, streams would fill each place that becomes free.
+    #[inline]
+    pub(super) fn is_kept_for_datagrams(&self) -> bool {
+        !self.unfinished.is_empty() && self.tx.capacity() - self.tx.len() <= DATAGRAM_PLACES
     }
 
     /// Queues a frame to the own address, given as parts from the destination address on. The

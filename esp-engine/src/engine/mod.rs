@@ -320,7 +320,8 @@ impl Engine {
             if let Object::Stream(handle) = self.clients.object(client, slot)
                 && let Some(link) = self.links.get_mut(handle.link)
             {
-                link.reset_lingering(now, handle.conn);
+                let next = link.reset_lingering(now, handle.conn);
+                self.deadlines.add(next);
             }
         }
         any

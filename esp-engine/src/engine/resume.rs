@@ -2,7 +2,7 @@
 //! of their rings, in which the earlier engine left the connection's image.
 
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(super) mod tests;
 
 use std::sync::Arc;
 

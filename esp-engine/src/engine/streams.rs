@@ -1,5 +1,8 @@
 //! Streams: a connection of the endpoint joined to the rings of a program.
 
+#[cfg(all(test, not(loom)))]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
@@ -58,6 +61,8 @@ pub(super) struct Joined {
     died: bool,
     /// Time at which it is reset, once its program has closed it or died.
     lingers_until: Option<Instant>,
+    /// Bytes that the peer had acknowledged when this time was set.
+    lingers_from: u64,
     /// Corruption found in the rings. The connection is being reset.
     pub(super) corruption: Option<&'static str>,
 }
@@ -97,6 +102,7 @@ impl Joined {
             discard: false,
             died: false,
             lingers_until: None,
+            lingers_from: 0,
             corruption: None,
         }
     }
@@ -117,8 +123,10 @@ impl Joined {
         }
     }
 
-    fn linger(&mut self, until: Instant) -> Deadline {
+    /// Sets the time at which it is reset unless the peer acknowledges more than `acked` bytes.
+    fn linger(&mut self, until: Instant, acked: u64) -> Deadline {
         self.lingers_until = Some(until);
+        self.lingers_from = acked;
         Reverse((until, self.owner))
     }
 
@@ -224,7 +232,8 @@ impl Link {
             joined.finished = true;
             self.endpoint.shutdown(now, conn);
         }
-        Some(joined.linger(now + ORPHAN_TIMEOUT))
+        let acked = self.endpoint.info(conn).map_or(0, |info| info.bytes_acked);
+        Some(joined.linger(now + ORPHAN_TIMEOUT, acked))
     }
 
     /// Handles the death of a stream's program. Returns the time until which its written bytes are
@@ -242,17 +251,18 @@ impl Link {
             self.endpoint.abort(now, conn, ResetReason::ProgramDied);
             return None;
         }
-        Some(joined.linger(now + LINGER))
+        Some(joined.linger(now + LINGER, info.bytes_acked))
     }
 
-    /// Resets a stream whose program closed it or died, at its deadline.
-    pub(super) fn reset_lingering(&mut self, now: Instant, conn: ConnId) {
-        let Some(joined) = joined_mut(&mut self.streams, conn) else {
-            return;
-        };
+    /// Resets a stream whose program closed it or died, at its deadline. Returns the next deadline
+    /// of a closed one whose peer has taken bytes since the last, and has not taken all.
+    pub(super) fn reset_lingering(&mut self, now: Instant, conn: ConnId) -> Option<Deadline> {
+        let joined = joined_mut(&mut self.streams, conn)?;
         // The slot may hold another stream by now.
-        if joined.lingers_until.is_none_or(|until| until > now) {
-            return;
+        joined.lingers_until.filter(|until| *until <= now)?;
+        let info = self.endpoint.info(conn)?;
+        if !joined.died && info.send_queue > 0 && info.bytes_acked > joined.lingers_from {
+            return Some(joined.linger(now + ORPHAN_TIMEOUT, info.bytes_acked));
         }
         let reason = if joined.died {
             ResetReason::ProgramDied
@@ -260,6 +270,7 @@ impl Link {
             ResetReason::Aborted
         };
         self.endpoint.abort(now, conn, reason);
+        None
     }
 
     /// Resets a stream of a dead program when its last byte is acknowledged, and discards received

@@ -38,9 +38,9 @@ impl Link {
     }
 
     /// Builds frames until the batch is full (returns true) or the endpoint has no more (false).
-    fn fill(&mut self, now: Instant) -> bool {
+    pub(super) fn fill(&mut self, now: Instant) -> bool {
         loop {
-            if self.is_full() {
+            if self.is_full() || self.is_kept_for_datagrams() {
                 return true;
             }
             if self.secure.is_some() && self.fill_setup() {

@@ -20,10 +20,10 @@ use crate::{
     ListenerId,
 };
 
-const CLIENT: ClientId = ClientId(1);
+pub(in crate::engine) const CLIENT: ClientId = ClientId(1);
 const PORT: u16 = 7000;
 /// The smallest ring that sends, and one that receives four frames.
-const SIZES: RingSizes = RingSizes { tx: 4096, rx: 8192 };
+pub(in crate::engine) const SIZES: RingSizes = RingSizes { tx: 4096, rx: 8192 };
 /// Bytes in each direction: more than a ring has.
 const LEN: u64 = 10_000;
 /// Time of one round.
@@ -47,10 +47,10 @@ fn byte(index: u64, side: usize) -> u8 {
 }
 
 /// An engine, and the daemon's part of it.
-struct Host<'a> {
+pub(in crate::engine) struct Host<'a> {
     node: &'a Node,
     /// `None` after its end.
-    engine: Option<Engine>,
+    pub(in crate::engine) engine: Option<Engine>,
     handle: EngineHandle,
     events: Receiver<EngineEvent>,
     page: Arc<ClientPage>,
@@ -101,7 +101,7 @@ impl<'a> Host<'a> {
         host
     }
 
-    fn send(&self, command: Command) {
+    pub(in crate::engine) fn send(&self, command: Command) {
         self.handle.send(command).expect("a queue with room");
     }
 
@@ -113,7 +113,7 @@ impl<'a> Host<'a> {
     }
 
     /// Runs one round; false if the engine has ended.
-    fn poll(&mut self, now: Instant) -> bool {
+    pub(in crate::engine) fn poll(&mut self, now: Instant) -> bool {
         let Host { engine, life, .. } = self;
         let engine = engine.as_mut().expect("it has not ended");
         life.run(|| engine.poll_at(now, None)).is_some()
@@ -121,13 +121,13 @@ impl<'a> Host<'a> {
 }
 
 /// One end of a stream, with its program.
-struct End {
+pub(in crate::engine) struct End {
     side: usize,
     slot: u16,
     file: OwnedFd,
-    tx: TxProducer,
-    rx: RxConsumer,
-    status: Status,
+    pub(in crate::engine) tx: TxProducer,
+    pub(in crate::engine) rx: RxConsumer,
+    pub(in crate::engine) status: Status,
     received: u64,
     /// The daemon has passed the stream to the program.
     granted: Option<Receiver<bool>>,
@@ -154,7 +154,7 @@ impl End {
     }
 
     /// Returns true if the program could bring the stream to the next engine.
-    fn is_established(&mut self) -> bool {
+    pub(in crate::engine) fn is_established(&mut self) -> bool {
         if let Some(granted) = &self.granted {
             self.open |= granted.try_recv().unwrap_or(false);
         } else {
@@ -187,6 +187,10 @@ impl End {
             );
             self.received += 1;
         }
+        self.ring(host);
+    }
+
+    pub(in crate::engine) fn ring(&self, host: &Host<'_>) {
         let view = EngineView::open(host.handle.page_fd()).expect("the engine's page");
         let _ = Doorbell::new(Arc::clone(&host.page), view).ring(self.slot);
     }
@@ -210,14 +214,14 @@ enum Outcome {
     Complete,
 }
 
-struct Rig<'a> {
-    hosts: [Host<'a>; 2],
-    now: Instant,
+pub(in crate::engine) struct Rig<'a> {
+    pub(in crate::engine) hosts: [Host<'a>; 2],
+    pub(in crate::engine) now: Instant,
     transfers: u16,
 }
 
 impl<'a> Rig<'a> {
-    fn new(nodes: &'a TwoNodes) -> Rig<'a> {
+    pub(in crate::engine) fn new(nodes: &'a TwoNodes) -> Rig<'a> {
         Rig {
             hosts: [Host::start(&nodes.a, false), Host::start(&nodes.b, true)],
             now: Clock.now(),
@@ -281,7 +285,7 @@ impl<'a> Rig<'a> {
         (Outcome::Complete, FOREVER.stores - life.stores)
     }
 
-    fn connect(&self, slot: u16) -> End {
+    pub(in crate::engine) fn connect(&self, slot: u16) -> End {
         let (end, region) = End::new(0, slot);
         let peer = esp_proto::MacAddr(self.hosts[1].node.interface().mac.octets());
         self.hosts[0].send(Command::Connect {
@@ -301,7 +305,7 @@ impl<'a> Rig<'a> {
     }
 
     /// Returns the connection of this transfer, once.
-    fn arrival(&self, slot: u16) -> Option<Arrival> {
+    pub(in crate::engine) fn arrival(&self, slot: u16) -> Option<Arrival> {
         self.hosts[1]
             .events
             .try_iter()
@@ -313,7 +317,7 @@ impl<'a> Rig<'a> {
             })
     }
 
-    fn accept(&self, slot: u16, arrival: Arrival) -> End {
+    pub(in crate::engine) fn accept(&self, slot: u16, arrival: Arrival) -> End {
         let (mut end, region) = End::new(1, slot);
         let (sender, granted) = channel();
         end.granted = Some(granted);
