@@ -272,6 +272,13 @@ impl Connection {
         self.timers.set(Timer::Move, cx.now + wait);
     }
 
+    /// Returns true if the nodes agreed that the connection may move to another interface (W-100).
+    pub(crate) fn has_rails(&self) -> bool {
+        self.mobility
+            .as_ref()
+            .is_some_and(|mobility| mobility.rails)
+    }
+
     /// Returns the addresses to ask now.
     pub(crate) fn question(&self) -> Option<Question> {
         let mobility = self.mobility.as_ref()?;

@@ -74,7 +74,9 @@ impl Endpoint {
             Err(error) => return self.cx.counters.wire(error),
         };
         let seq = frame.seq;
-        if self.cx.rails.is_empty() {
+        // Connections from before the node lost its other interfaces still follow their peers.
+        let moves = |conn: &Connection| conn.has_rails();
+        if self.cx.rails.is_empty() && !self.table.find_nonce(block.nonce).is_some_and(moves) {
             return self.serve_move(&MoveFrame { key, seq, block });
         }
         if self.moves.len() >= MOVES_WAITING {

@@ -381,6 +381,31 @@ fn a_connection_does_not_move_to_a_held_port() {
     assert_eq!(fabric.moved(), [0, 0]);
 }
 
+/// A node that has one interface left follows a peer whose interface fails, whichever end asks.
+#[test]
+fn a_node_left_with_one_interface_follows_its_peer() {
+    for silent in [A, B] {
+        let mut fabric = Fabric::connected();
+        fabric.write_both(3_000_000);
+        fabric.run(Duration::from_micros(700));
+        fabric.sides[A].ends.pop();
+        fabric.sides[A].ends[0].ep.set_rails(&[]);
+        let from = [mac(0xa, 0), mac(0xb, 1)][silent];
+        // The other end asks alone.
+        fabric.lost = Box::new(move |_, frame| {
+            let dead = frame.src == mac(0xb, 0) || frame.dst == mac(0xb, 0);
+            let asks = |frame: &OnWire| {
+                frame.kind() == FrameType::Move
+                    && Move::parse(frame.esp().payload).is_ok_and(|block| block.step == Step::Ask)
+            };
+            dead || frame.src == from && asks(frame)
+        });
+        fabric.run_until(Duration::from_secs(5), Fabric::settled);
+        assert_eq!((fabric.sides[A].only().0, fabric.sides[B].only().0), (0, 1));
+        fabric.end_well();
+    }
+}
+
 #[test]
 fn a_lost_interface_resets_connections_that_cannot_move() {
     let mut fabric = Fabric::connected_with([&[1500], &[1500, 1500]]);
