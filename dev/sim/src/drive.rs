@@ -82,7 +82,7 @@ impl World {
             return;
         }
         node.timer_at = None;
-        if node.endpoint.poll_timeout().is_some_and(|at| at <= now) {
+        if node.poll_timeout().is_some_and(|at| at <= now) {
             node.spins = if node.spins.0 == now {
                 (now, node.spins.1 + 1)
             } else {
@@ -94,6 +94,9 @@ impl World {
                 ));
             }
             node.endpoint.handle_timeout(now);
+            if let Some(layer) = &mut node.layer {
+                layer.handle_timeout(now);
+            }
         }
         self.drain(number);
     }
@@ -140,7 +143,7 @@ impl World {
 
     fn plan_timer(&mut self, number: usize) {
         let node = &mut self.nodes[number];
-        let Some(due) = node.endpoint.poll_timeout() else {
+        let Some(due) = node.poll_timeout() else {
             return;
         };
         let slack = node.config.host.timer_slack.as_nanos() as u64;

@@ -177,6 +177,13 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// Returns the earliest deadline of the endpoint and of its protection.
+    pub(crate) fn poll_timeout(&mut self) -> Option<Instant> {
+        let layer = self.layer.as_ref().and_then(Layer::poll_timeout);
+        let endpoint = self.endpoint.poll_timeout();
+        endpoint.into_iter().chain(layer).min()
+    }
+
     pub(crate) fn conn(&mut self, id: ConnId) -> Option<&mut Conn> {
         self.conns.get_mut(&id.slot).filter(|conn| conn.id == id)
     }

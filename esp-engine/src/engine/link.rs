@@ -208,14 +208,23 @@ impl Link {
         self.looped.push_back(frame);
     }
 
-    /// Runs the endpoint's timers. Returns true if one expired.
+    /// Returns the earliest deadline of the endpoint and of protection.
+    pub(super) fn poll_timeout(&mut self) -> Option<Instant> {
+        let protection = self.secure.as_ref().and_then(Secure::poll_timeout);
+        [self.endpoint.poll_timeout(), protection]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Runs the timers of the endpoint and of protection. Returns true if one expired.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
-        let due = self
-            .endpoint
-            .poll_timeout()
-            .is_some_and(|deadline| deadline <= now);
+        let due = self.poll_timeout().is_some_and(|deadline| deadline <= now);
         if due {
             self.endpoint.handle_timeout(now);
+            if let Some(secure) = &mut self.secure {
+                secure.handle_timeout(now);
+            }
         }
         due
     }

@@ -413,11 +413,7 @@ impl Engine {
     }
 
     fn next_deadline(&mut self) -> Option<Instant> {
-        let links = self
-            .links
-            .iter_mut()
-            .filter_map(|link| link.endpoint.poll_timeout())
-            .min();
+        let links = self.links.iter_mut().filter_map(Link::poll_timeout).min();
         // Frames that the kernel refused are sent again soon: a full device queue drains in tens of
         // µs.
         let stuck = self

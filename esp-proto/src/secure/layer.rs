@@ -1,6 +1,6 @@
 //! The layer: sessions with all peers of one address.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use foldhash::fast::FixedState;
@@ -13,7 +13,7 @@ use super::packet::{self, Form, SetUpPacket, Step};
 use super::peer::{Peer, Proposed, Run};
 use super::session::{Refused, Session};
 use super::window::Window;
-use super::{Crypto, Key, SecureConfig, SecureCounters, Suite};
+use super::{Crypto, Key, RETRY, SecureConfig, SecureCounters, Suite};
 use crate::addr::NodeAddr;
 use crate::time::Instant;
 use crate::token_bucket::TokenBucket;
@@ -44,6 +44,10 @@ pub struct Layer<C: Crypto> {
     pub(super) peers: HashMap<NodeAddr, Peer<C::Key>, FixedState>,
     /// Packets that wait in all peers.
     held: usize,
+    /// Peers in which packets wait, perhaps with some in which none does any more.
+    waiting: BTreeSet<NodeAddr>,
+    /// Time of [`handle_timeout`](Self::handle_timeout), while packets wait.
+    due: Option<Instant>,
     answers: TokenBucket,
     outbox: VecDeque<(NodeAddr, Vec<u8>)>,
     /// The last opened packet.
@@ -82,6 +86,8 @@ impl<C: Crypto> Layer<C> {
             recent: VecDeque::new(),
             peers: HashMap::with_hasher(hasher),
             held: 0,
+            waiting: BTreeSet::new(),
+            due: None,
             answers: TokenBucket::new(ANSWER_RATE.0, ANSWER_RATE.1),
             outbox: VecDeque::new(),
             opened: Vec::new(),
@@ -126,6 +132,8 @@ impl<C: Crypto> Layer<C> {
         self.peers.clear();
         self.outbox.clear();
         self.held = 0;
+        self.waiting.clear();
+        self.due = None;
         self.derive_group_key();
     }
 
@@ -192,13 +200,44 @@ impl<C: Crypto> Layer<C> {
         if self.held >= MAX_HELD {
             self.counters.auth_unsent += 1;
         } else {
-            let lost = self.peer(now, dst).hold(packet);
+            let lost = self.peer(now, dst).hold(now, packet);
             self.counters.auth_unsent += lost;
             if lost == 0 {
                 self.held += 1;
             }
+            self.waiting.insert(dst);
+            self.due.get_or_insert(now + RETRY);
         }
         self.greet(now, dst, true);
+    }
+
+    /// Returns the time of the next [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Repeats HELLO to the peers in which packets wait, and gives up those that have waited too
+    /// long: they would occupy the room of all, and surprise the peer once it answers.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.due.is_none_or(|due| due > now) {
+            return;
+        }
+        let mut waiting = core::mem::take(&mut self.waiting);
+        waiting.retain(|&addr| {
+            let Some(peer) = self.peers.get_mut(&addr) else {
+                return false; // forgotten with its packets
+            };
+            let lost = peer.expire_held(now);
+            let waits = !peer.held.is_empty();
+            self.held = self.held.saturating_sub(lost);
+            self.counters.auth_unsent += lost as u64;
+            if waits {
+                self.greet(now, addr, true);
+            }
+            waits
+        });
+        self.due = (!waiting.is_empty()).then(|| now + RETRY);
+        self.waiting = waiting;
     }
 
     /// Sends HELLO if one is due. `held`: packets wait for the session.
@@ -452,7 +491,7 @@ impl<C: Crypto> Layer<C> {
     fn release(&mut self, now: Instant, dst: NodeAddr) {
         let held = core::mem::take(&mut self.peer(now, dst).held);
         self.held = self.held.saturating_sub(held.len());
-        for packet in held {
+        for (_, packet) in held {
             if let Some(sealed) = self.seal(now, dst, packet) {
                 self.outbox.push_back((dst, sealed));
             }

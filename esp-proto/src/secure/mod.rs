@@ -173,6 +173,8 @@ impl SecureConfig {
 
 /// Time after which a set-up packet is repeated, if packets wait for it.
 const RETRY: Duration = Duration::from_millis(20);
+/// Time for which a packet waits for a session: for longer only if its peer does not answer.
+const HELD_TIME: Duration = Duration::from_secs(1);
 /// Time without a packet from the peer, while packets are sent to it, after which a new session is
 /// set up (W-145): it may have restarted.
 const SILENCE: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::session::Session;
 use super::window::Window;
-use super::{FORGET, RETRY, SILENCE};
+use super::{FORGET, HELD_TIME, RETRY, SILENCE};
 use crate::time::{Duration, Instant};
 
 /// Maximum number of sessions that a peer has proposed and not used yet.
@@ -57,7 +57,7 @@ pub(super) struct Peer<K> {
     pub(super) broadcast: Option<Broadcast>,
     pub(super) hello: Option<Hello>,
     /// Packets that wait for a session.
-    pub(super) held: VecDeque<Vec<u8>>,
+    pub(super) held: VecDeque<(Instant, Vec<u8>)>,
     /// Time of the last packet with a valid tag, or of the first contact.
     pub(super) heard: Instant,
     /// Time of the first packet sent since then.
@@ -124,14 +124,22 @@ impl<K> Peer<K> {
     }
 
     /// Keeps a packet until there is a session. Returns the number of packets given up.
-    pub(super) fn hold(&mut self, packet: Vec<u8>) -> u64 {
+    pub(super) fn hold(&mut self, now: Instant, packet: Vec<u8>) -> u64 {
         let mut lost = 0;
         while self.held.len() >= MAX_HELD {
             self.held.pop_front();
             lost += 1;
         }
-        self.held.push_back(packet);
+        self.held.push_back((now, packet));
         lost
+    }
+
+    /// Gives up the packets that have waited too long. Returns their number.
+    pub(super) fn expire_held(&mut self, now: Instant) -> usize {
+        let is_old = |(since, _): &(Instant, Vec<u8>)| now.since(*since) >= HELD_TIME;
+        let old = self.held.iter().take_while(|held| is_old(held)).count();
+        self.held.drain(..old);
+        old
     }
 
     /// Records a packet with a valid tag.

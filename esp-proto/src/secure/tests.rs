@@ -451,6 +451,47 @@ fn waiting_packets_are_bounded() {
     assert_eq!(a.sent.len(), 100, "one HELLO each");
 }
 
+/// W-143: packets to nodes that do not answer leave the room to those of others, and are not sent
+/// when they are of no more use.
+#[test]
+fn packets_do_not_wait_for_ever() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    for peer in 0..100u8 {
+        for _ in 0..100 {
+            a.send(at(0), MacAddr([2, 9, 0, 0, 0, peer]).into(), b"x");
+        }
+    }
+    a.send(at(0), B, b"too many");
+    let mut now = 0;
+    while let Some(due) = a.layer.poll_timeout() {
+        assert!(due > at(now) && now < 10_000, "{now} ms");
+        now += 1;
+        a.layer.handle_timeout(at(now));
+    }
+    assert_eq!(counted(&a, "auth_unsent"), 10_001);
+    while a.layer.poll_transmit().is_some() {}
+    a.sent.clear();
+    a.send(at(now), B, b"data");
+    let (got, _) = run(at(now), &mut a, &mut b);
+    assert_eq!(got, [plain(b"data")]);
+}
+
+/// W-143: HELLO is repeated while a packet waits, though nothing else is sent.
+#[test]
+fn a_lost_hello_is_repeated() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    a.send(at(0), B, b"data");
+    a.sent.clear();
+    let mut now = 0;
+    while a.sent.is_empty() && now < 1000 {
+        now += 1;
+        a.layer.handle_timeout(at(now));
+        a.sent.extend(a.layer.poll_transmit());
+    }
+    let (got, _) = run(at(now), &mut a, &mut b);
+    assert_eq!(got, [plain(b"data")]);
+}
+
 #[test]
 fn a_node_has_no_session_with_itself() {
     let (mut a, _) = pair(Suite::ENCRYPT);
