@@ -91,6 +91,8 @@ pub struct Rx {
     pub delivered: u64,
     /// Bytes consumed.
     pub consumed: u64,
+    /// Of these, the bytes that the endpoint knows.
+    pub reported: u64,
     name: [u8; NAME_LEN as usize],
     /// Id of the stream, once known.
     pub stream: Option<u64>,
@@ -210,6 +212,12 @@ impl Conn {
         calls
     }
 
+    /// Reports to the endpoint what was read.
+    pub(crate) fn report(&mut self) -> Call {
+        self.rx.reported = self.rx.consumed;
+        Call::Consumed(self.rx.consumed)
+    }
+
     fn read(&mut self, now: Instant, calls: &mut Vec<Call>) {
         if let Some(pause) = self
             .plan
@@ -226,7 +234,10 @@ impl Conn {
             return;
         }
         self.rx.consumed = self.rx.delivered;
-        calls.push(Call::Consumed(self.rx.consumed));
+        let unknown = self.rx.consumed - self.rx.reported;
+        if !self.plan.reports_late || unknown >= u64::from(self.rx.capacity / 4) {
+            calls.push(self.report());
+        }
     }
 
     fn write(&mut self, now: Instant, calls: &mut Vec<Call>) {

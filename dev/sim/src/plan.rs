@@ -89,6 +89,9 @@ pub struct SidePlan {
     pub rx_buffer: u32,
     /// Writing behaviour.
     pub write: Write,
+    /// Reports to the endpoint what was read together with progress, and after each quarter of the
+    /// buffer, as an engine does for programs in other processes; otherwise at once.
+    pub reports_late: bool,
     /// Pause of reading.
     pub pause: Option<Pause>,
     /// Way of ending.
@@ -112,6 +115,7 @@ impl Default for SidePlan {
         SidePlan {
             tx_buffer: 1 << 20,
             rx_buffer: 1 << 20,
+            reports_late: false,
             write: Write::Bulk(0),
             pause: None,
             end: End::Shutdown,

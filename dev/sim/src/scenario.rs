@@ -91,6 +91,7 @@ impl Scenario {
         scenario.add_datagrams(&mut rng);
         scenario.add_losses(&mut Rng::new(mix(mix(seed))));
         scenario.add_changes(&mut Rng::new(mix(mix(mix(seed)))));
+        scenario.choose_readers(&mut Rng::new(mix(mix(mix(mix(seed))))));
         scenario
     }
 
@@ -131,6 +132,20 @@ impl Scenario {
         }
         world.run_to_end(LIMIT);
         world
+    }
+
+    /// Has half of the programs report late what they read, and some of those that connect read
+    /// through a buffer of a few packets, or less than two.
+    fn choose_readers(&mut self, rng: &mut Rng) {
+        for flow in &mut self.flows {
+            flow.active.reports_late = rng.chance(500_000);
+            flow.passive.reports_late = rng.chance(500_000);
+            let small = rng.magnitude(64, 1 << 14) as u32;
+            if rng.chance(250_000) {
+                let bytes = u32::try_from(flow.passive.write.total()).unwrap_or(u32::MAX);
+                flow.active.rx_buffer = small.max(bytes / 100);
+            }
+        }
     }
 
     fn add_faults(&mut self, rng: &mut Rng) {
@@ -385,5 +400,7 @@ mod tests {
         );
         let losses = |(_, action): &(Duration, Action)| matches!(action, Action::Lose(..));
         assert!(some(&|s| s.actions.iter().any(losses)) > 50);
+        assert!(some(&|s| s.flows.iter().any(|f| f.active.reports_late)) > 100);
+        assert!(some(&|s| s.flows.iter().any(|f| f.active.rx_buffer < 1 << 12)) > 20);
     }
 }

@@ -40,7 +40,12 @@ impl World {
             conn.tx.acked = acked;
             conn.moved = now;
         }
+        let report = (conn.rx.consumed > conn.rx.reported).then(|| conn.report());
+        let stream = tx.stream;
         self.nodes[number].dirty.push_back(id);
+        if let Some(report) = report {
+            self.call(number, id, stream, report);
+        }
         if !sound {
             self.fail(&format!("{progress:?} does not fit {tx:?}"));
         }
