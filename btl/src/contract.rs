@@ -45,6 +45,8 @@
 //!   most a second after its death while `progress` is called. Its pending operations complete with
 //!   an error before. Other peers are not affected. If the peer lives (it violated the protocol, or
 //!   was dropped), these events wait until it cannot access this process's memory any more.
+//!   Operations may return [`SendError::Failed`] earlier than that: messages that the peer sent
+//!   before still follow, and the owner gives the peer up at the event.
 //! - *Hostile peers*: whatever a peer writes can fail that peer ([`PeerError::Violation`]) and has
 //!   no other effect.
 //!

@@ -29,7 +29,8 @@ pub enum SendError {
     /// The rank was never added, or `add_peer` reported it unreachable.
     #[error("rank {0} was not added to this transport")]
     NoPeer(Rank),
-    /// The peer failed. [`Events::failed`](crate::Events::failed) has reported it or is about to.
+    /// The peer failed. [`Events::failed`](crate::Events::failed) has reported it or is about to,
+    /// after the messages of the peer that have not been delivered yet.
     #[error("rank {peer}: {error}")]
     Failed {
         /// Rank of the peer.

@@ -28,7 +28,7 @@ const ENVELOPES: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
     Sent,
-    /// No room, or no credit.
+    /// No room, no credit, or the transport is about to report that the peer failed.
     Blocked,
     /// The peer failed; its requests end.
     Failed,
@@ -151,12 +151,8 @@ impl Engine {
         let btl = &mut self.transports[primary].btl;
         while let Some(Control { header, key }) = state.control.front() {
             match btl.send(peer.rank(), header.bytes(), &[IoSlice::new(key.bytes())]) {
-                // Messages that it sent over other rails may still arrive.
-                Err(SendError::Failed {
-                    error: PeerError::Left,
-                    ..
-                }) if state.rails.len() > 1 => {}
-                Ok(()) => {}
+                // A failed peer needs no answers, but messages that it sent may still arrive.
+                Ok(()) | Err(SendError::Failed { .. }) => {}
                 Err(error) => {
                     self.refused(peer, error);
                     return done;
@@ -275,16 +271,19 @@ impl Engine {
         }
     }
 
-    /// Handles an error of a transport. `Busy` leaves the message queued; others fail the peer.
+    /// Handles an error of a transport. `Busy` leaves the message queued, and so does `Failed`: the
+    /// event that ends the peer follows its messages, which may not have arrived yet. Other errors
+    /// fail the peer.
     pub(super) fn refused(&mut self, peer: PeerId, error: SendError) -> Attempt {
-        let error = match error {
-            SendError::Busy => return Attempt::Blocked,
-            SendError::Failed { error, .. } => error,
-            SendError::Closed if self.protocol.closed => return Attempt::Blocked,
-            other => PeerError::Lost(format!("its transport refuses to send: {other}")),
-        };
-        self.protocol.fail(peer, error, None);
-        Attempt::Failed
+        match error {
+            SendError::Busy | SendError::Failed { .. } => Attempt::Blocked,
+            SendError::Closed if self.protocol.closed => Attempt::Blocked,
+            other => {
+                let error = PeerError::Lost(format!("its transport refuses to send: {other}"));
+                self.protocol.fail(peer, error, None);
+                Attempt::Failed
+            }
+        }
     }
 
     /// Sends fragments of the oldest message, to each rail its share.

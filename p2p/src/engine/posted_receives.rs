@@ -3,7 +3,7 @@
 //!
 //! A receive may be published only if no older unpublished receive could match a message for it.
 
-use btl::{PostedDelivery, PostedReceive, SendError};
+use btl::{PostedDelivery, PostedReceive};
 
 use super::outgoing::Attempt;
 use super::request::{Request, RequestOutcome};
@@ -34,10 +34,6 @@ impl Engine {
             Ok(PostedDelivery::Delivered) => {
                 self.protocol.end(key, RequestOutcome::Done);
                 Attempt::Sent
-            }
-            Err(SendError::Failed { error, .. }) => {
-                self.protocol.fail(peer, error, None);
-                Attempt::Failed
             }
             Ok(PostedDelivery::NotPosted) | Err(_) => Attempt::Blocked,
         }

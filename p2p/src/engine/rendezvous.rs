@@ -191,9 +191,8 @@ impl Engine {
                     transfer.open = started == Started::Pending;
                 }
                 Err(SendError::Busy) => return self.protocol.again.push(number),
-                Err(SendError::Failed { error, .. }) => {
-                    return self.protocol.fail(peer, error, None);
-                }
+                // The event that ends the peer ends its transfers.
+                Err(SendError::Failed { .. }) => return,
                 Err(_) => transfer.refused = true,
             }
         }

@@ -299,3 +299,68 @@ fn messages_of_a_peer_that_leaves_arrive_on_all_rails() {
         receiver.join().unwrap();
     }
 }
+
+/// Every send to a peer that has left is refused before its messages are read.
+#[test]
+fn messages_of_a_peer_that_left_arrive_though_it_takes_no_answers() {
+    let limits = Limits {
+        burst: 4,
+        entries: 128,
+        ..Limits::default()
+    };
+    let mut config = config(2);
+    // SKEW is sent upon the second message.
+    config.tuning.skew_queue = 1;
+    config.tuning.skew_after = Duration::ZERO;
+    // Lengths of what is sent to it meanwhile: nothing, EAGER, and RTS.
+    for answer in [None, Some(8), Some(100_000)] {
+        let [near, far] = <[P2p; 2]>::try_from(start(loopbacks(2, limits).0, &config)).unwrap();
+        for i in 0..100u64 {
+            far.world().send(&i.to_le_bytes(), 0, 1).unwrap();
+        }
+        far.finalize().unwrap();
+        let comm = near.world();
+        if let Some(length) = answer {
+            let sent = comm.send(&vec![1; length], 1, 1);
+            let left = Err(Error::PeerFailed {
+                peer: 1,
+                error: PeerError::Left,
+            });
+            assert_eq!(sent, left, "{answer:?}");
+        }
+        for i in 0..100u64 {
+            let mut buffer = [0; 8];
+            let result = comm.recv(&mut buffer, 1, 1);
+            assert_eq!(result.map(|status| status.length), Ok(8), "{answer:?} {i}");
+            assert_eq!(buffer, i.to_le_bytes());
+        }
+        assert!(failed(&comm.recv(&mut [], 1, 1), 1), "{answer:?}");
+    }
+}
+
+/// The receiver asks for the bytes of a message whose sender has left.
+#[test]
+fn a_long_message_of_a_peer_that_left_fails_after_its_others() {
+    for (name, limits) in all_limits() {
+        let limits = Limits {
+            burst: 1,
+            entries: 16,
+            ..limits
+        };
+        let layers = start(loopbacks(2, limits).0, &config(2));
+        let [near, far] = <[P2p; 2]>::try_from(layers).unwrap();
+        let long = far.world().isend_owned(vec![1; 100_000], 0, 1).unwrap();
+        for _ in 0..9 {
+            far.world().send(b"short", 0, 2).unwrap();
+        }
+        // It leaves without waiting for its send.
+        far.clone().finalize().unwrap();
+        drop(long);
+        let comm = near.world();
+        assert!(failed(&comm.recv(&mut vec![0; 100_000], 1, 1), 1), "{name}");
+        for i in 0..9 {
+            let result = comm.recv(&mut [0; 8], 1, 2);
+            assert_eq!(result.map(|status| status.length), Ok(5), "{name} {i}");
+        }
+    }
+}
