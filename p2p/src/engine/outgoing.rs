@@ -15,9 +15,7 @@ use crate::error::Error;
 use crate::matching::unexpected::RegionKey;
 use crate::wire::{self, ASK, Header, Sequenced};
 
-/// Maximum number of control messages queued for one peer. Each answers an envelope of the peer,
-/// and two windows of credit pay for 8192 envelopes, so a peer that reads its messages stays far
-/// below.
+/// Number of control messages that may be queued for one peer in any case; see [`control_max`].
 const CONTROL_MAX: usize = 64 << 10;
 /// Maximum number of fragments sent to one peer in one poll.
 const FRAGMENTS: usize = 16;
@@ -34,6 +32,15 @@ pub(super) enum Attempt {
     Failed,
 }
 
+/// Returns the maximum number of control messages queued for one peer.
+///
+/// Each answers an envelope of the peer. While the peer reads nothing, this process may answer all
+/// of its messages that waited for a receive, which `limit` bounds, and those that its credit still
+/// pays for: two windows pay for 8192 envelopes.
+fn control_max(limit: usize) -> usize {
+    CONTROL_MAX.max(limit / cost(0))
+}
+
 impl Protocol {
     /// Queues a control message.
     pub(super) fn control(&mut self, peer: PeerId, header: Header) {
@@ -42,12 +49,13 @@ impl Protocol {
 
     /// Queues a control message whose body is a key.
     pub(super) fn control_with(&mut self, peer: PeerId, header: Header, key: RegionKey) {
+        let most = control_max(self.limit);
         let state = &mut self.peers[peer];
         if !state.alive || state.own {
             return;
         }
-        if state.control.len() >= CONTROL_MAX {
-            let reason = format!("it accepts none of the {CONTROL_MAX} answers queued for it");
+        if state.control.len() >= most {
+            let reason = format!("it accepts none of the {most} answers queued for it");
             return self.fail(peer, PeerError::Lost(reason.clone()), Some(reason));
         }
         state.control.push_back(Control {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-use crate::common::{HANG, config, loopbacks, pattern};
+use crate::common::{HANG, config, loopbacks, pattern, start};
 use crate::passed_on::passed_on;
 use btl::{
     Btl, Envelope, Events, HeldSends, NoticedPuts, PeerError, PeerInfo, PendingPeers, PostId,
@@ -15,7 +15,7 @@ use btl::{
 };
 use btl_conformance::loopback::{self, Limits};
 use p2p::wire::{Header, Sequenced};
-use p2p::{Error, P2p, REACH_BYTES, Setup, Tag, TransportAddress};
+use p2p::{Config, Error, P2p, REACH_BYTES, RequestId, Setup, Tag, TransportAddress};
 
 /// Loopback that misbehaves on request.
 #[derive(Debug)]
@@ -164,7 +164,11 @@ fn with_bare(limits: Limits) -> (P2p, Box<dyn Btl>, Arc<AtomicBool>, Arc<AtomicU
         rank: 0,
         size: 2,
         transports: vec![Box::new(odd)],
-        config: config(2),
+        // Bounds the answers that may wait, too.
+        config: Config {
+            unexpected_bytes: 8 << 20,
+            ..config(2)
+        },
     };
     (
         P2p::start(setup, |_| Ok(vec![other.clone()])).unwrap(),
@@ -269,6 +273,41 @@ fn answers_for_a_peer_that_reads_none_are_bounded() {
     let error = layer.world().recv(&mut buffer, 1, 1).unwrap_err();
     assert!(error.to_string().contains("answers"), "{error}");
     assert!(sent > 8192 * 4, "{sent} answers, more than any peer needs");
+}
+
+/// More messages wait than credit pays for at once, and the sender of all of them computes.
+#[test]
+fn a_peer_that_waits_for_many_confirmations_need_not_read_them_meanwhile() {
+    const COUNT: usize = 70_000;
+    static BODY: [u8; 8] = [1; 8];
+    let layers = start(loopbacks(2, Limits::default()).0, &config(2));
+    let sends: Vec<RequestId> = (0..COUNT)
+        .map(|_| {
+            // SAFETY: static.
+            unsafe { layers[0].world().issend_raw(BODY.as_ptr(), 8, 1, 1) }.unwrap()
+        })
+        .collect();
+    let begin = Instant::now();
+    while layers[1].stats().unexpected_now < COUNT {
+        layers.iter().for_each(|layer| {
+            layer.progress();
+        });
+        assert!(begin.elapsed() < HANG, "{:?}", layers[1].stats());
+    }
+    for n in 0..COUNT {
+        let received = layers[1].world().recv(&mut [0; 8], 0, 1);
+        assert_eq!(received.map(|status| status.length), Ok(8), "message {n}");
+    }
+    for (n, send) in sends.into_iter().enumerate() {
+        let over = loop {
+            layers[1].progress();
+            if let Some(over) = layers[0].test(send).transpose() {
+                break over;
+            }
+            assert!(begin.elapsed() < HANG, "confirmation {n}");
+        };
+        assert!(over.is_ok(), "confirmation {n}: {over:?}");
+    }
 }
 
 #[test]
