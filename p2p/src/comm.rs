@@ -506,8 +506,8 @@ impl Message {
     }
 
     fn irecv_memory(mut self, memory: Memory, lent: bool) -> Result<RequestId, Error> {
-        let entry = self.entry.take().ok_or(Error::UnknownRequest)?;
         let selector = self.comm.selector(Source::Any, Tag::Any)?;
+        let entry = self.entry.take().ok_or(Error::UnknownRequest)?;
         let request = Request::receive(memory, &selector, lent);
         let mut engine = self.comm.layer().shared.lock();
         let key = engine.receive_taken(request, entry)?;

@@ -52,8 +52,12 @@ impl Engine {
         protocol.check_context(request.context)?;
         let arrived = protocol.unexpected.get(entry);
         let arrived = arrived.ok_or(Error::UnknownRequest)?;
-        if !matches!(arrived.arrival, Arrival::Eager { .. }) {
-            protocol.check_alive(arrived.source)?;
+        // The bytes of a long message are with its sender.
+        if !matches!(arrived.arrival, Arrival::Eager { .. })
+            && let Err(error) = protocol.check_alive(arrived.source)
+        {
+            protocol.discard(entry);
+            return Err(error);
         }
         let key = protocol.requests.insert(request);
         protocol.receive_waiting(key, entry);

@@ -364,3 +364,16 @@ fn a_long_message_of_a_peer_that_left_fails_after_its_others() {
         }
     }
 }
+
+#[test]
+fn a_claimed_message_whose_sender_died_is_given_up_when_it_is_received() {
+    let (transports, killer) = loopbacks(2, Limits::default());
+    let [near, far] = <[P2p; 2]>::try_from(start(transports, &config(2))).unwrap();
+    let _long = far.world().isend_owned(vec![1; 100_000], 0, 1).unwrap();
+    let claimed = near.world().mprobe(1, 1).unwrap();
+    killer.kill(1);
+    until(&[&near], "the failure", || near.stats().failed_peers == 1);
+    assert!(failed(&claimed.recv(&mut vec![0; 100_000]), 1));
+    let stats = near.stats();
+    assert_eq!((stats.unexpected_now, stats.unexpected_bytes), (0, 0));
+}
