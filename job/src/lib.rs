@@ -119,10 +119,10 @@ impl Job {
     }
 
     /// Leaves the job. Every process calls it; it returns when all have, or one of them has died.
+    /// There is no time limit: a process that computes takes messages sent to it when it is done.
     ///
     /// # Errors
-    /// Sent data could not be delivered, or the launcher is gone. The process has left the job
-    /// nevertheless.
+    /// The launcher is gone. The process has left the job nevertheless.
     pub fn finalize(self) -> Result<(), FinalizeError> {
         if self.verbose {
             let rank = self.world.rank();

@@ -17,6 +17,10 @@ use crate::regions::Regions;
 use crate::shared::Shared;
 use crate::types::{RequestId, Stats, TransportAddress};
 
+/// Maximum time that [`Endpoint::close`] takes to send queued messages: no launcher ends a peer
+/// that takes none.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
 /// Point-to-point layer of a process that belongs to no job.
 ///
 /// Each endpoint has a random *identity*. It numbers its peers by itself, from 1 on, in the order
@@ -449,7 +453,7 @@ impl Endpoint {
     /// `Unflushed` after 10 seconds; the transports are closed nevertheless.
     pub fn close(&self) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
-        P2p { shared }.finalize()
+        P2p { shared }.close(Some(Instant::now() + CLOSE_LIMIT))
     }
 }
 

@@ -69,8 +69,8 @@ pub enum Error {
     /// After [`P2p::finalize`](crate::P2p::finalize).
     #[error("the layer is closed")]
     Closed,
-    /// Messages were still queued when [`P2p::finalize`](crate::P2p::finalize) gave up.
-    #[error("{0} sends were still queued at the time limit of finalizing")]
+    /// Messages were still queued when [`Endpoint::close`](crate::Endpoint::close) gave up.
+    #[error("{0} sends were still queued at the time limit of closing")]
     Unflushed(usize),
 }
 

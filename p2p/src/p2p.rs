@@ -1,7 +1,7 @@
 //! The layer of one process.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use btl::Rank;
 
@@ -11,9 +11,6 @@ use crate::error::{Error, NotStarted, StartError};
 use crate::shared::Shared;
 use crate::start::Agree;
 use crate::types::{PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress};
-
-/// Maximum time that [`P2p::finalize`] takes to send queued messages.
-const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Point-to-point layer of one process. Clones refer to one layer. Any thread may use it.
 #[derive(Clone, Debug)]
@@ -140,15 +137,25 @@ impl P2p {
     /// Sends queued messages, then closes all transports. Requests that are not complete end with
     /// `Closed`.
     ///
+    /// It waits for peers that have no room for their messages, because they compute, for as long
+    /// as that takes. Peers that have failed are not waited for.
+    ///
     /// # Errors
-    /// `Unflushed` after 10 seconds; the transports are closed nevertheless.
+    /// None at present.
     pub fn finalize(self) -> Result<(), Error> {
-        let deadline = Instant::now() + FINALIZE_LIMIT;
+        self.close(None)
+    }
+
+    /// Sends queued messages, then closes all transports, at the deadline in any case.
+    ///
+    /// # Errors
+    /// `Unflushed` at the deadline.
+    pub(crate) fn close(&self, deadline: Option<Instant>) -> Result<(), Error> {
         self.shared.wait_until(self.shared.lock(), None, |engine| {
             let mut result = Ok(());
             if !engine.protocol.closed {
                 if !engine.is_flushed() {
-                    if Instant::now() < deadline {
+                    if deadline.is_none_or(|at| Instant::now() < at) {
                         return None;
                     }
                     result = Err(Error::Unflushed(engine.protocol.unsent().max(1)));

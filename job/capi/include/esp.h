@@ -117,7 +117,11 @@ enum { ESP_SUM = 1, ESP_PROD = 2, ESP_MIN = 3, ESP_MAX = 4, ESP_BAND = 5, ESP_BO
 
 /* Joins the job. Once in a process. */
 int esp_init(void);
-/* Leaves the job; all processes call it. What was started and not waited for is given up. */
+/*
+ * Leaves the job; all processes call it. What was started and not waited for is given up. It waits
+ * for processes that have no room for messages sent to them, without a time limit, unless they have
+ * failed.
+ */
 int esp_finalize(void);
 /* 1 between esp_init and esp_finalize, else 0. */
 int esp_initialized(void);

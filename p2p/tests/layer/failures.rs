@@ -377,3 +377,37 @@ fn a_claimed_message_whose_sender_died_is_given_up_when_it_is_received() {
     let stats = near.stats();
     assert_eq!((stats.unexpected_now, stats.unexpected_bytes), (0, 0));
 }
+
+#[test]
+fn finalize_waits_for_room_until_the_peer_has_failed() {
+    let limits = Limits {
+        entries: 2,
+        ..Limits::default()
+    };
+    let (transports, killer) = loopbacks(3, limits);
+    let [near, far, _dead] = <[P2p; 3]>::try_from(start(transports, &config(3))).unwrap();
+    let sends: Vec<OwnedRequest> = (0..40)
+        .map(|i| near.world().isend_owned(vec![i], 1 + u32::from(i) % 2, 1))
+        .collect::<Result<_, _>>()
+        .unwrap();
+    let leaves = near.clone();
+    let leaving = std::thread::spawn(move || leaves.finalize());
+    // Longer than an endpoint would wait.
+    std::thread::sleep(Duration::from_secs(11));
+    killer.kill(2);
+    for i in (0..40).step_by(2) {
+        let mut buffer = [0];
+        far.world().recv(&mut buffer, 0, 1).unwrap();
+        assert_eq!(buffer, [i]);
+    }
+    assert_eq!(leaving.join().unwrap(), Ok(()));
+    assert!(failed(&far.world().recv(&mut [], 0, 1), 0));
+    for (i, send) in sends.into_iter().enumerate() {
+        let result = send.wait().0;
+        // Some of those to the dead rank found room before.
+        assert!(
+            result.is_ok() || i % 2 == 1 && failed(&result, 2),
+            "{result:?}"
+        );
+    }
+}
