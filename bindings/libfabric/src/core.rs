@@ -17,7 +17,7 @@ use crate::ffi::*;
 use crate::memory::Regions;
 use crate::operations::{Kind, Multi, Operation, Operations};
 use crate::peers::Map;
-use crate::queue::{Counter, Queue};
+use crate::queue::{Counter, NAP, Queue};
 use crate::vector::{Name, padded};
 use crate::wakeups::Wakeups;
 
@@ -252,11 +252,15 @@ impl Core {
         all.iter().for_each(|one| one.ring());
     }
 
-    /// Waits until `over` returns true or the deadline has passed, at least for one event.
+    /// Waits until `over` returns true or the deadline has passed, at least for one event; while
+    /// the queue of numbers of peers is full, only for a short time.
     pub(crate) fn wait(&self, deadline: Option<Instant>, over: &dyn Fn() -> bool) {
         let Ok(layer) = self.layer() else { return };
+        if self.is_full() {
+            return std::thread::sleep(NAP);
+        }
         let report = |completion| self.complete(completion);
-        let stop = || over() || self.has_deferred.load(Ordering::Acquire);
+        let stop = || over() || self.has_deferred.load(Ordering::Acquire) || self.is_full();
         layer.wait(deadline, report, stop);
         self.do_deferred();
         self.started();

@@ -13,13 +13,13 @@ use crate::ffi::{EACCES, ECANCELED, EINVAL, EIO, ENOTCONN, FI_ADDR_UNSPEC, FI_RE
 use crate::wakeups::Wakeups;
 
 /// Completions that wait in a queue before operations are refused by -FI_EAGAIN.
-const FULL: usize = 64 << 10;
+pub(crate) const FULL: usize = 64 << 10;
 /// Texts of errors that a queue keeps for `fi_cq_strerror`.
 const TEXTS: usize = 64;
 /// First number of these texts.
 const FIRST_TEXT: c_int = 10_000;
-/// Pause of a thread that waits for several endpoints, or for none.
-const NAP: Duration = Duration::from_micros(50);
+/// Pause of a thread that waits for several endpoints, for one without room, or for none.
+pub(crate) const NAP: Duration = Duration::from_micros(50);
 const LONG_NAP: Duration = Duration::from_millis(5);
 
 /// A completion.

@@ -13,7 +13,7 @@ use crate::ffi::*;
 use crate::object::{Head, Object};
 use crate::operations::{Operation, Operations};
 use crate::progress::ProgressThread;
-use crate::queue::{Counter, Entry, Queue, deadline};
+use crate::queue::{Counter, Entry, FULL, Queue, deadline};
 use crate::transfer::{Incoming, UNTAGGED};
 use crate::wakeups::Wakeups;
 use crate::{domain, endpoint, fabric, info, provider, queues, vector};
@@ -205,6 +205,31 @@ fn a_thread_that_waits_for_a_counter_counts_by_itself() {
     send_to_itself(&core, b"body");
     assert!(counter.wait(1, deadline(10_000)));
     assert_eq!(&room[..4], b"body");
+    core.layer().unwrap().close().unwrap();
+}
+
+/// A thread that waits for a counter takes no more numbers of peers than one that polls.
+#[test]
+fn a_thread_that_waits_accepts_nothing_while_the_queue_of_numbers_is_full() {
+    let (counter, queue) = (Arc::new(Counter::default()), Arc::new(Queue::default()));
+    let core = alone(Bound {
+        rx: Some(Arc::clone(&queue)),
+        counters: vec![(Arc::clone(&counter), FI_RECV)],
+        ..Bound::default()
+    });
+    counter.sources.add(&core);
+    for _ in 0..FULL {
+        queue.push(Entry {
+            flags: FI_REMOTE_WRITE,
+            ..Entry::EMPTY
+        });
+    }
+    let mut room = [0; 8];
+    receive_into(&core, &mut room, 0);
+    send_to_itself(&core, b"body");
+    assert!(!counter.wait(1, deadline(20)), "it was taken");
+    assert_eq!(queue.read(1, |_, _| ()), Some(1));
+    assert!(counter.wait(1, deadline(10_000)));
     core.layer().unwrap().close().unwrap();
 }
 
