@@ -5,6 +5,7 @@
 use p2p::TransportAddress;
 
 use crate::error::printable;
+use crate::options::MAX_RAILS;
 
 /// Version of the layout below.
 const VERSION: u8 = 1;
@@ -14,8 +15,8 @@ pub(crate) const BOOT: usize = 16;
 const MAX_NODE: usize = 64;
 /// Maximum length of a transport's name, in bytes.
 const MAX_NAME: usize = 16;
-/// Maximum number of transports of a process.
-const MAX_ADDRESSES: usize = 9;
+/// Maximum number of transports of a process: one within the node, and rails of three other kinds.
+const MAX_ADDRESSES: usize = 1 + 3 * MAX_RAILS;
 /// Maximum length of a set of CPUs, in bytes.
 const MAX_CPUS: usize = 128;
 /// Maximum length of the reason why a process cannot start, in characters.
@@ -166,6 +167,23 @@ mod tests {
             ModexEntry::decode(&many.encode()).unwrap().addresses.len(),
             MAX_ADDRESSES
         );
+    }
+
+    #[test]
+    fn all_rails_of_all_transports_are_published() {
+        let address = |name: &str| TransportAddress {
+            transport: name.into(),
+            address: vec![7; btl::MAX_ADDRESS / 2],
+        };
+        let mut addresses = vec![address("shm")];
+        for name in ["ib", "eth", "udp"] {
+            addresses.extend((0..MAX_RAILS).map(|_| address(name)));
+        }
+        let full = ModexEntry {
+            addresses,
+            ..entry()
+        };
+        assert_eq!(ModexEntry::decode(&full.encode()), Ok(full));
     }
 
     #[test]
