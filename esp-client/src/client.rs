@@ -54,7 +54,10 @@ pub fn udp_interfaces() -> Vec<String> {
 /// only then.
 ///
 /// **Exit.** Shared memory and sockets have no names in the file system, so `kill -9` leaves no
-/// files. The daemon resets the streams of a process that died.
+/// files. The daemon resets the streams of a process that died. With streams over leases or
+/// [`Client::udp`], the exit of the process, and the drop of the client, wait at most 2 s until the
+/// peers have acknowledged the ends of streams that were closed or whose writing has ended; streams
+/// that are left then are reset.
 #[derive(Clone)]
 pub struct Client {
     owner: Arc<Owner>,

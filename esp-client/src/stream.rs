@@ -32,9 +32,12 @@ pub use connect::{Connecting, StreamBuilder};
 /// through `&EspStream`.
 ///
 /// Dropping the stream closes it: written bytes are still delivered, then the peer reads the end of
-/// the stream. If the process exits immediately, delivery continues for at most half a second;
-/// [`EspStream::finish`] waits for it. Dropping a stream that is still connecting, and to which
-/// nothing was written, withdraws the attempt.
+/// the stream. That holds if the process exits immediately. Through the daemon, the daemon delivers
+/// the rest. Without it ([`Path::Lease`], [`Client::udp`]) the exit of the process waits for the
+/// peers' acknowledgements, as does the drop of the client, for at most 2 s; a process that is
+/// killed, or calls `abort`, `_exit` or `exec`, loses what is on the way.
+/// [`EspStream::finish`] waits until all bytes are delivered. Dropping a stream that is still
+/// connecting, and to which nothing was written, withdraws the attempt.
 ///
 /// Errors are [`io::Error`]s with an [`EspError`] inside ([`EspError::of`]).
 pub struct EspStream {

@@ -401,3 +401,15 @@ pub fn ip_in_switch(lab: &Lab, args: &str) {
         String::from_utf8_lossy(&output.stderr)
     );
 }
+
+/// Runs `nft` in the lab's switch, and returns its output.
+///
+/// # Panics
+/// When it fails.
+pub fn nft_in_switch(lab: &Lab, command: &str) -> String {
+    let run = || Command::new("nft").arg(command).output();
+    let done = crate::frames::in_switch(lab, run).expect("nft in the switch");
+    let error = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "nft {command}: {error}");
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
+use lab::Lab;
+
 use crate::PATIENCE;
 
 /// A running `esp-test-program`. Killed on drop.
@@ -23,10 +25,23 @@ impl Program {
     /// # Panics
     /// When it cannot be started.
     pub fn start(program: &str, socket: &Path, steps: &[&str]) -> Program {
+        Program::run(Command::new(program), socket, steps)
+    }
+
+    /// Starts a program in a node's network namespace; see [`Program::start`].
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start_in(lab: &Lab, node: usize, program: &str, steps: &[&str]) -> Program {
+        let command = lab.command(node, program).expect("a command of the node");
+        Program::run(command, &lab.socket(node), steps)
+    }
+
+    fn run(mut command: Command, socket: &Path, steps: &[&str]) -> Program {
         // Other users have no access to the lab's directory, so the program starts inside it and
         // gets the socket's name alone.
         let folder = socket.parent().expect("a socket lies in a folder");
-        let mut child = Command::new(program)
+        let mut child = command
             .current_dir(folder)
             .arg(socket.file_name().expect("a socket has a name"))
             .args(steps)
@@ -101,7 +116,7 @@ impl Program {
         self.stdin = None;
     }
 
-    /// Ends a program in `hold`, and waits for its end.
+    /// Ends a program in `hold`, if it has that step, and waits for its end.
     ///
     /// # Panics
     /// When it fails.

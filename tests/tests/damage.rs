@@ -9,12 +9,10 @@
 
 use std::fmt::Write as _;
 use std::io::Read;
-use std::process::Command;
 use std::time::Duration;
 
 use esp_client::{Client, EdpSocket, EspAddr, EspListener, EspStream, MacAddr, Protection};
-use esp_tests::frames::in_switch;
-use esp_tests::process::{Daemon, bare_lab};
+use esp_tests::process::{Daemon, bare_lab, nft_in_switch};
 use esp_tests::{
     PATIENCE, byte, check_pattern, client, counter, lab_or_skip, pair, send_pattern, wait_until,
 };
@@ -85,21 +83,14 @@ impl Damage {
             writeln!(rules, "  {frames} jump bytes\n }}").expect("a string");
         }
         rules += "}\n";
-        nft(lab, &rules);
+        nft_in_switch(lab, &rules);
     }
-}
-
-fn nft(lab: &Lab, command: &str) -> String {
-    let done = in_switch(lab, || Command::new("nft").arg(command).output()).expect("nft");
-    let error = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{error}");
-    String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
 /// Ends the damage. Returns how many times the switch has altered a frame.
 fn end(lab: &Lab) -> u64 {
-    let rules = nft(lab, "list table netdev damage");
-    nft(lab, "delete table netdev damage");
+    let rules = nft_in_switch(lab, "list table netdev damage");
+    nft_in_switch(lab, "delete table netdev damage");
     let counts = rules.split("counter packets ").skip(1);
     counts
         .map(|rest| rest.split(' ').next().and_then(|n| n.parse::<u64>().ok()))

@@ -326,7 +326,7 @@ impl EmbeddedEngine {
     }
 
     /// Ends the driver's sleep.
-    fn interrupt(&self) {
+    pub(super) fn interrupt(&self) {
         // Fails only with a full counter, and then the driver is about to wake anyway.
         let _ = rustix::io::write(&self.doorbell_fd, &1u64.to_ne_bytes());
     }

@@ -11,6 +11,7 @@ use esp_engine::{LINGER, LeasedLink, LeasedSocket, LinkId, RingShape, UdpLink};
 use esp_proto::secure::{SecureConfig, SecureCounters};
 use esp_proto::{EndpointConfig, FIRST_USER_PORT};
 
+use super::end::end_deadline;
 use super::engine::EmbeddedEngine;
 use super::parked::Event;
 use super::registry::Registry;
@@ -300,18 +301,20 @@ impl Leases {
         true
     }
 
-    /// Ends the progress thread, and gives closed streams of a polled client half a second to
-    /// deliver and to close. The client is about to be dropped.
+    /// Ends the streams, which are closed, and the progress thread. Gives those of a polled client
+    /// half a second in which their peers may close them, too. The client is about to be dropped.
     pub(crate) fn finish(&self) {
         if self.engine.is_forked() {
             return;
         }
+        let end = end_deadline();
         let is_idle = || lock(&self.engine.log).all_closed();
         if self.session.notice.is_some() && !is_idle() {
             let deadline = Some(Instant::now() + LINGER);
             self.engine
                 .wait(Spin::default(), Event::Poll, is_idle, deadline);
         }
+        self.engine.end_streams(end);
         self.finished.store(true, Ordering::Relaxed);
         // Else the daemon would reset them at their peers.
         self.report_closed();

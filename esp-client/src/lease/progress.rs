@@ -25,6 +25,7 @@ use esp_engine::{Clock, Engine};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::adopt;
+use super::end;
 use super::engine::EmbeddedEngine;
 use super::leases::{LeaseKind, Leases};
 use crate::control::Request;
@@ -246,6 +247,7 @@ impl Leases {
             .name("esp-lease".into())
             .spawn(move || shared.run())
             .map_err(EspError::resource("start a thread"))?;
+        end::at_exit(&leases);
         Ok(leases)
     }
 

@@ -313,6 +313,23 @@ impl Engine {
             .any(|link| !link.tx.is_empty() || link.endpoint.any_unsent())
     }
 
+    /// Returns true while a peer has not acknowledged the end of a stream that its program has
+    /// closed, or whose writing it has finished, as of the last poll.
+    pub fn has_unacknowledged_ends(&self) -> bool {
+        self.links.iter().any(Link::has_unacknowledged_ends)
+    }
+
+    /// Resets every stream, because the program ends: its peers get `Aborted` for a stream that the
+    /// program has closed, and `ProgramDied` for one that it has not. Also polls once, which
+    /// transmits the resets.
+    pub fn reset_streams(&mut self) {
+        let now = self.clock.now();
+        for link in self.links.iter_mut() {
+            link.reset_streams(now);
+        }
+        self.poll_all_links();
+    }
+
     /// Waits for work for [`Engine::poll`]: a frame, a doorbell, a command or the engine's next
     /// deadline, at most until `until` (of [`crate::Clock`]).
     pub fn block(&mut self, until: Option<Instant>) {

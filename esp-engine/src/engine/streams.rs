@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 
-use esp_proto::{ConnId, Datagram, Endpoint, Instant, Port, ResetReason, Sink, State};
+use esp_proto::{ConnId, ConnInfo, Datagram, Endpoint, Instant, Port, ResetReason, Sink, State};
 
 use super::datagrams::Datagrams;
 use super::link::Link;
@@ -120,6 +120,15 @@ impl Joined {
     pub(super) fn follow_epoch(&mut self, epoch: u32, endpoint: &Endpoint) {
         if self.epoch != epoch {
             self.keep_image(endpoint);
+        }
+    }
+
+    /// Returns true if the peer has acknowledged all bytes and, if the program has finished
+    /// writing, the end of the stream (W-54).
+    fn is_delivered(&self, info: &ConnInfo) -> bool {
+        match info.state {
+            State::FinWait2 | State::TimeWait | State::Closed => true,
+            _ => info.send_queue == 0 && !self.finished,
         }
     }
 
@@ -252,6 +261,30 @@ impl Link {
             return None;
         }
         Some(joined.linger(now + LINGER, info.bytes_acked))
+    }
+
+    /// Returns true while a peer has not acknowledged the end of a stream whose program has closed
+    /// it, or has finished writing. The data comes before the end.
+    pub(super) fn has_unacknowledged_ends(&self) -> bool {
+        self.streams.iter().flatten().any(|stream| match stream {
+            Stream::Joined(joined) if joined.finished => {
+                let info = self.endpoint.info(joined.id);
+                info.is_some_and(|info| !joined.is_delivered(&info))
+            }
+            _ => false,
+        })
+    }
+
+    /// Resets every stream, because its program ends.
+    pub(super) fn reset_streams(&mut self, now: Instant) {
+        for stream in self.streams.iter().flatten() {
+            let reason = match stream {
+                Stream::Waiting { .. } => ResetReason::Refused,
+                Stream::Joined(joined) if joined.discard => ResetReason::Aborted,
+                Stream::Joined(_) => ResetReason::ProgramDied,
+            };
+            self.endpoint.abort(now, stream.id(), reason);
+        }
     }
 
     /// Resets a stream whose program closed it or died, at its deadline. Returns the next deadline

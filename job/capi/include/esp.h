@@ -271,7 +271,8 @@ int esp_stream_write(esp_stream_t stream, const void *data, int64_t length, int6
 int esp_stream_shutdown(esp_stream_t stream);
 /*
  * Ends the sending direction and waits until the peer's node has acknowledged all bytes. For programs
- * that exit right after writing: bytes of a process that has ended have half a second to arrive.
+ * that end right after writing, perhaps by a signal: bytes of a process that died have half a second
+ * to arrive.
  */
 int esp_stream_finish(esp_stream_t stream, int64_t timeout);
 /*

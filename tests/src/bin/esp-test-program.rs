@@ -8,11 +8,13 @@
 //! |---|---|
 //! | `uid:N` `uid:N:GROUP` | become user N, a member of another group (before anything else) |
 //! | `client` | use one client for all later steps, instead of one for each |
+//! | `udp` | use the client without a daemon for all later steps |
 //! | `path:PATH` | use this path for later streams and listeners: `auto`, `lease`, `daemon` |
 //! | `listen:PORT` `listen:PORT:BACKLOG` `listen:PORT:BACKLOG:KEY` | listen |
 //! | `port` | print the port of the last listener |
 //! | `accept` | accept a connection of the last listener, and keep it |
 //! | `connect:NODE:PORT` `connect:NODE:PORT:KEY` | connect to a node, and keep the stream |
+//! | `to:ADDRESS` | connect to an address of another form, and keep the stream |
 //! | `start:NODE:PORT` | start to connect without waiting for the result |
 //! | `edp:PORT` | bind a datagram port |
 //! | `write:N` | write N bytes to the last stream |
@@ -20,11 +22,14 @@
 //! | `read:N` | read N bytes from the last stream |
 //! | `echo` | write back what the last stream receives, until it ends |
 //! | `sink` | read the last stream until it ends |
+//! | `shutdown` | end the sending direction of the last stream |
 //! | `close` | close the last stream |
 //! | `status` | print a line for each listener of the node, as this user sees it |
 //! | `hold` | wait until standard input ends |
+//! | `exit` | exit without dropping anything |
 
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::process::ExitCode;
 
 use esp_client::{Client, EdpSocket, EspAddr, EspError, EspListener, EspStream, MacAddr, Path};
@@ -101,6 +106,7 @@ impl Held {
         match name {
             "uid" => become_user(number(0), numbers.get(1).copied())?,
             "client" => self.client = Some(self.client()?),
+            "udp" => self.client = Some(Client::udp()?),
             "listen" => {
                 let mut builder = EspListener::builder().key(key).path(self.path);
                 if numbers.len() > 1 {
@@ -125,6 +131,11 @@ impl Held {
                 let builder = EspStream::builder().key(key).path(self.path);
                 self.streams
                     .push(builder.connect_at(&self.client()?, address(number(0), port(1)?))?);
+            }
+            "to" => {
+                let address = step.trim_start_matches("to:");
+                self.streams
+                    .push(EspStream::builder().connect_at(&self.client()?, address)?);
             }
             "start" => {
                 let (client, to) = (self.client()?, address(number(0), port(1)?));
@@ -159,6 +170,7 @@ impl Held {
                 }
             }
             "sink" => io::copy(&mut self.stream()?, &mut io::sink()).map(drop)?,
+            "shutdown" => self.stream()?.shutdown(Shutdown::Write)?,
             "close" => {
                 drop(self.streams.pop());
                 drop(self.listeners.pop());
@@ -178,6 +190,7 @@ impl Held {
                 }
             }
             "hold" => io::stdin().read_to_end(&mut Vec::new()).map(drop)?,
+            "exit" => std::process::exit(0),
             _ => return Err(io::Error::other("no such step")),
         }
         Ok(())
