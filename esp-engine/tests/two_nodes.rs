@@ -98,6 +98,26 @@ fn a_dead_program_delivers_what_it_wrote_and_resets_its_peer() {
 }
 
 #[test]
+fn the_end_that_a_dead_program_has_written_precedes_the_reset() {
+    let Some(nodes) = TwoNodes::new_or_skip("the_end_that_a_dead_program_…") else {
+        return;
+    };
+    let (mut a, mut b) = (Host::start(&nodes.a, |_| {}), Host::start(&nodes.b, |_| {}));
+    b.listen(7003);
+    let mut left = a.connect(b.mac, 7003);
+    let right = b.accept();
+    left.wait_open();
+    // The engine learns of both at once.
+    left.tx.finish();
+    a.kill_program();
+    assert_eq!(
+        right.wait_closed(),
+        StreamState::Closed(CloseReason::Reset(ResetReason::ProgramDied))
+    );
+    assert!(right.rx.at_end(), "no end before the reset");
+}
+
+#[test]
 fn a_closed_stream_still_delivers() {
     let Some(nodes) = TwoNodes::new_or_skip("a_closed_stream_still_delivers") else {
         return;

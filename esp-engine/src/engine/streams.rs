@@ -245,8 +245,8 @@ impl Link {
         Some(joined.linger(now + ORPHAN_TIMEOUT, acked))
     }
 
-    /// Handles the death of a stream's program. Returns the time until which its written bytes are
-    /// still delivered.
+    /// Handles the death of a stream's program. Returns the time until which its written bytes, and
+    /// the end if it has finished writing, are still delivered.
     pub(super) fn orphan_stream(&mut self, now: Instant, conn: ConnId) -> Option<Deadline> {
         self.serve_stream(now, conn);
         let joined = joined_mut(&mut self.streams, conn)?;
@@ -256,7 +256,7 @@ impl Link {
         joined.died = true;
         let info = self.endpoint.info(conn)?;
         self.endpoint.consumed(now, conn, info.bytes_received);
-        if info.send_queue == 0 || info.state == State::SynSent {
+        if joined.is_delivered(&info) || info.state == State::SynSent {
             self.endpoint.abort(now, conn, ResetReason::ProgramDied);
             return None;
         }
@@ -306,8 +306,8 @@ impl Link {
         None
     }
 
-    /// Resets a stream of a dead program when its last byte is acknowledged, and discards received
-    /// bytes of a closed stream.
+    /// Resets a stream of a dead program when all it has written is acknowledged, and discards
+    /// received bytes of a closed stream.
     pub(super) fn after_progress(&mut self, now: Instant, conn: ConnId, delivered: u64) {
         let Some(joined) = joined_mut(&mut self.streams, conn) else {
             return;
@@ -315,8 +315,8 @@ impl Link {
         if joined.discard {
             self.endpoint.consumed(now, conn, delivered);
         }
-        let sent = |endpoint: &Endpoint| endpoint.info(conn).is_some_and(|i| i.send_queue == 0);
-        if joined.died && sent(&self.endpoint) {
+        let info = self.endpoint.info(conn);
+        if joined.died && info.is_some_and(|info| joined.is_delivered(&info)) {
             self.endpoint.abort(now, conn, ResetReason::ProgramDied);
         }
     }
