@@ -98,10 +98,19 @@ pub extern "C" fn accept4(
         accepted = kernel::accept4(fd, peer, room, flags);
         accepted
     });
-    if let Some(peer) = peer {
-        let _ = tcp::true_peer(accepted, peer).write(addr, len);
+    let Some(peer) = peer else {
+        return accepted;
+    };
+    match tcp::accepted_peer(accepted, peer) {
+        Ok(peer) => {
+            let _ = peer.write(addr, len);
+            accepted
+        }
+        Err(errno) => {
+            kernel::close(accepted);
+            fail(errno)
+        }
     }
-    accepted
 }
 
 /// `connect(2)`.
@@ -130,12 +139,15 @@ pub extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_
     if let Some(own) = Own::of(fd) {
         return done(options::local(&own, addr, len));
     }
-    let room = Room::of(len);
-    let got = kernel::getsockname(fd, addr, len);
-    if got == 0 {
-        room.again(|| tcp::rename_local(fd, addr, len));
+    // Without memory, the kernel says so.
+    if addr.is_null() || len.is_null() {
+        return kernel::getsockname(fd, addr, len);
     }
-    got
+    match tcp::true_local(fd) {
+        Ok(Some(local)) => done(local.write(addr, len)),
+        Ok(None) => kernel::getsockname(fd, addr, len),
+        Err(errno) => fail(errno),
+    }
 }
 
 /// `getpeername(2)`.
@@ -144,12 +156,15 @@ pub extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_
     if let Some(own) = Own::of(fd) {
         return done(options::peer(fd, &own, addr, len));
     }
-    let room = Room::of(len);
-    let got = kernel::getpeername(fd, addr, len);
-    if got == 0 {
-        room.again(|| tcp::rename_peer(fd, addr, len));
+    // Without memory, the kernel says so.
+    if addr.is_null() || len.is_null() {
+        return kernel::getpeername(fd, addr, len);
     }
-    got
+    match tcp::true_peer(fd) {
+        Ok(Some(peer)) => done(peer.write(addr, len)),
+        Ok(None) => kernel::getpeername(fd, addr, len),
+        Err(errno) => fail(errno),
+    }
 }
 
 /// `getsockopt(2)`.
@@ -357,38 +372,4 @@ fn target(addr: *const sockaddr, len: socklen_t) -> Option<Enet> {
         return None;
     }
     Addr::read(addr, len).ok()?.enet()
-}
-
-/// The program's length of an address, as it was before the kernel changed it.
-struct Room {
-    place: *mut socklen_t,
-    room: socklen_t,
-}
-
-impl Room {
-    fn of(place: *mut socklen_t) -> Room {
-        let room = if place.is_null() {
-            0
-        } else {
-            // SAFETY: the program says that a length is there.
-            unsafe { *place }
-        };
-        Room { place, room }
-    }
-
-    /// Sets the length back while `write` writes the address anew, unless it writes none.
-    fn again(&self, write: impl FnOnce()) {
-        if self.place.is_null() {
-            return;
-        }
-        // SAFETY: the kernel has just written there.
-        let full = unsafe { std::mem::replace(&mut *self.place, self.room) };
-        write();
-        // SAFETY: as above.
-        unsafe {
-            if *self.place == self.room {
-                *self.place = full;
-            }
-        }
-    }
 }

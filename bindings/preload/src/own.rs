@@ -1,7 +1,7 @@
 //! Sockets of `AF_ENET`: recognized by their names, known to the broker.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,17 +35,29 @@ pub(crate) fn broker() -> Option<&'static Broker> {
 /// The number of the error that the broker answers; ENETDOWN: it has ended.
 pub(crate) fn ask(request: Request) -> Result<Answer, Errno> {
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
-    match broker.ask(request, |stream| peer_user(stream.as_raw_fd())) {
+    match call(broker, request) {
         Ok(Answer::Failed { errno, text }) => {
             explain(&text);
             Err(errno)
         }
         Ok(answer) => Ok(answer),
-        Err(error) => match error.raw_os_error() {
-            Some(full @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Err(full),
-            _ => Err(libc::ENETDOWN),
-        },
+        Err(error) => Err(shortage(&error).unwrap_or(libc::ENETDOWN)),
     }
+}
+
+/// Sends a request to a broker.
+///
+/// # Errors
+/// ECONNREFUSED: it has ended, or is that of another network namespace; others: it did not answer.
+pub(crate) fn call(broker: &Broker, request: Request) -> io::Result<Answer> {
+    broker.ask(request, |stream| peer_user(stream.as_raw_fd()))
+}
+
+/// Returns the number of an error that says that the program or the system is out of descriptors
+/// or memory.
+pub(crate) fn shortage(error: &io::Error) -> Option<Errno> {
+    let errno = error.raw_os_error()?;
+    matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOMEM).then_some(errno)
 }
 
 /// Prints why a call failed, where the program's user wants to know.

@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use libc::{c_int, sockaddr, socklen_t};
-use preload_wire::{Answer, Request};
+use libc::c_int;
+use preload_wire::{Answer, Broker, Request};
 
-use crate::kernel;
+use crate::kernel::{self, Errno};
 use crate::memory::{Addr, inode, is_ipv6_only, option};
-use crate::own::{ask, broker};
+use crate::own::{self, ask, broker};
 
 /// Returns the family of a socket of TCP, if TCP goes over ESP.
 fn family(fd: c_int) -> Option<c_int> {
@@ -88,43 +88,79 @@ pub(crate) fn detour(fd: c_int, addr: &Addr) -> Option<Addr> {
 
 /// Returns the true address of the peer of an accepted connection. `peer` is what `accept`
 /// returned: a connection that was reset meanwhile has no address any more.
-pub(crate) fn true_peer(fd: c_int, peer: Addr) -> Addr {
-    match names(fd, &peer) {
-        Some((family, names)) => Addr::of_inet(names.1, family),
-        None => peer,
-    }
+///
+/// # Errors
+/// It is not known whether the connection is one of this node; see [`names`].
+pub(crate) fn accepted_peer(fd: c_int, peer: Addr) -> Result<Addr, Errno> {
+    let names = names(fd, &peer)?;
+    Ok(names.map_or(peer, |names| names.peer))
 }
 
-/// Writes the true address of the peer of a connection that looks local.
-pub(crate) fn rename_peer(fd: c_int, to: *mut sockaddr, room: *mut socklen_t) {
-    if let Some((family, names)) = Addr::peer(fd).and_then(|peer| names(fd, &peer)) {
-        let _ = Addr::of_inet(names.1, family).write(to, room);
-    }
+/// Returns the true address of the peer of a connection that looks local and is not.
+///
+/// # Errors
+/// See [`names`].
+pub(crate) fn true_peer(fd: c_int) -> Result<Option<Addr>, Errno> {
+    Ok(names_of(fd)?.map(|names| names.peer))
 }
 
-/// Writes the true local address of a connection that looks local.
-pub(crate) fn rename_local(fd: c_int, to: *mut sockaddr, room: *mut socklen_t) {
-    if let Some((family, names)) = Addr::peer(fd).and_then(|peer| names(fd, &peer)) {
-        let _ = Addr::of_inet(names.0, family).write(to, room);
-    }
+/// Returns the true local address of a connection that looks local and is not.
+///
+/// # Errors
+/// See [`names`].
+pub(crate) fn true_local(fd: c_int) -> Result<Option<Addr>, Errno> {
+    Ok(names_of(fd)?.map(|names| names.local))
 }
 
-/// Returns true for a connection over ESP.
+/// Returns true for a connection that is or may be over ESP.
 pub(crate) fn is_over_esp(fd: c_int) -> bool {
-    Addr::peer(fd).is_some_and(|peer| names(fd, &peer).is_some())
+    !matches!(names_of(fd), Ok(None))
 }
 
-/// Returns the true local and peer address, if the broker is the other end, at `peer`.
-fn names(fd: c_int, peer: &Addr) -> Option<(c_int, (SocketAddr, SocketAddr))> {
-    broker().filter(|broker| broker.tcp)?;
+/// The true addresses of a connection, in the family of its socket.
+struct Names {
+    local: Addr,
+    peer: Addr,
+}
+
+fn names_of(fd: c_int) -> Result<Option<Names>, Errno> {
+    if !broker().is_some_and(|broker| broker.tcp) {
+        return Ok(None);
+    }
+    Addr::peer(fd).map_or(Ok(None), |peer| names(fd, &peer))
+}
+
+/// Returns the true addresses, if the broker is the other end, at `peer`.
+///
+/// # Errors
+/// The broker does not say: ECONNABORTED, or the number of a shortage. Programs trust peers of
+/// their own node, so the connection must not be taken for one.
+fn names(fd: c_int, peer: &Addr) -> Result<Option<Names>, Errno> {
+    let Some((broker, family, local, peer)) = looks_local(fd, peer) else {
+        return Ok(None);
+    };
+    match own::call(broker, Request::TcpNames { local, peer }) {
+        Ok(Answer::Names { local, peer }) => Ok(Some(Names {
+            local: Addr::of_inet(local, family),
+            peer: Addr::of_inet(peer, family),
+        })),
+        Ok(Answer::Tcp) => Ok(None),
+        // The broker has ended, and its connections with it.
+        Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => Ok(None),
+        Err(error) => Err(own::shortage(&error).unwrap_or(libc::ECONNABORTED)),
+        Ok(_) => Err(libc::ECONNABORTED),
+    }
+}
+
+/// Returns the broker, and the family and addresses of a connection within this node, if TCP goes
+/// over ESP.
+fn looks_local(
+    fd: c_int,
+    peer: &Addr,
+) -> Option<(&'static Broker, c_int, SocketAddr, SocketAddr)> {
+    let broker = broker().filter(|broker| broker.tcp)?;
     let local = plain(Addr::local(fd)?.inet()?);
     let peer = plain(peer.inet()?);
-    if local.ip() != peer.ip() {
-        return None;
-    }
-    let family = family(fd)?;
-    match ask(Request::TcpNames { local, peer }) {
-        Ok(Answer::Names { local, peer }) => Some((family, (local, peer))),
-        _ => None,
-    }
+    let family = family(fd).filter(|_| local.ip() == peer.ip())?;
+    Some((broker, family, local, peer))
 }

@@ -1,5 +1,7 @@
 //! Unmodified programs under esprun: sockets of AF_ENET from C, and TCP over ESP.
 
+mod addresses;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

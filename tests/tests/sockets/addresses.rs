@@ -1,0 +1,82 @@
+//! The addresses of peers that programs see: of a remote one never that of this node.
+
+use std::io::{BufReader, Write};
+use std::process::ChildStdout;
+
+use super::*;
+
+/// A server of port 7000 and what it prints.
+struct Server {
+    _script: TempFile,
+    process: Killed,
+    out: BufReader<ChildStdout>,
+}
+
+impl Server {
+    /// Starts this script, which prints `ready`, on node 1.
+    fn start(lab: &Lab, script: &str) -> Server {
+        let script = TempFile::new(script);
+        let mut command = esprun(lab, 1, &["--tcp"], Path::new("python3"));
+        command.arg(script.path()).stdin(Stdio::piped());
+        let mut process = Killed(command.spawn().expect("start the server"));
+        let out = prints(&mut process.0, "ready");
+        Server {
+            _script: script,
+            process,
+            out,
+        }
+    }
+
+    /// Sends a line and returns the next one that the server prints.
+    fn ask(&mut self) -> String {
+        let input = self.process.0.stdin.as_mut().expect("a pipe");
+        input.write_all(b"\n").expect("write");
+        let mut line = String::new();
+        self.out.read_line(&mut line).expect("read");
+        line.trim_end().to_owned()
+    }
+}
+
+/// Accepts two connections, the first one with only one free descriptor. The second one's addresses
+/// are asked for without a free descriptor, and then with one.
+const SHORT_OF_DESCRIPTORS: &str = r#"
+import errno, os, resource, select, socket, sys
+def limited(room, call):
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + room, hard))
+    try:
+        return call()[0]
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+s = socket.create_server(("0.0.0.0", 7000))
+print("ready", flush=True)
+sys.stdin.readline()
+select.select([s], [], [], 60)
+seen = [limited(1, lambda: s.accept()[1])]
+c, peer = s.accept()
+seen += [limited(0, c.getpeername), limited(0, c.getsockname)]
+print(*seen, peer[0], c.getpeername()[0], c.getsockname()[0], flush=True)
+"#;
+
+#[test]
+fn a_peer_whose_address_is_not_known_is_not_shown_as_local() {
+    let Some(lab) = bare_lab("a_peer_whose_address_is_not_known", 2) else {
+        return;
+    };
+    let mut server = Server::start(&lab, SHORT_OF_DESCRIPTORS);
+    let client = "import socket, sys\n\
+                  all = [socket.create_connection((sys.argv[1], 7000)) for i in range(2)]\n\
+                  print('ready', flush=True)\nsys.stdin.read()\n";
+    let client = TempFile::new(client);
+    let mut command = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    command.arg(client.path()).arg(Node(1).ip().to_string());
+    let mut client = Killed(command.stdin(Stdio::piped()).spawn().expect("start it"));
+    prints(&mut client.0, "ready");
+    let (from, to) = (Node(0).ip(), Node(1).ip());
+    let expected = format!("EMFILE EMFILE EMFILE {from} {from} {to}");
+    assert_eq!(server.ask(), expected);
+}
