@@ -90,10 +90,15 @@ pub(crate) fn detour(fd: c_int, addr: &Addr) -> Option<Addr> {
 /// returned: a connection that was reset meanwhile has no address any more.
 ///
 /// # Errors
-/// It is not known whether the connection is one of this node; see [`names`].
+/// It is not known whether the connection is one of this node: see [`names`]; ECONNABORTED: it was
+/// reset. The broker forgets connections when they end, which is by a reset unless the program has
+/// taken part.
 pub(crate) fn accepted_peer(fd: c_int, peer: Addr) -> Result<Addr, Errno> {
-    let names = names(fd, &peer)?;
-    Ok(names.map_or(peer, |names| names.peer))
+    match names(fd, &peer)? {
+        Some(names) => Ok(names.peer),
+        None if looks_local(fd, &peer).is_none() || Addr::peer(fd).is_some() => Ok(peer),
+        None => Err(libc::ECONNABORTED),
+    }
 }
 
 /// Returns the true address of the peer of a connection that looks local and is not.

@@ -80,3 +80,38 @@ fn a_peer_whose_address_is_not_known_is_not_shown_as_local() {
     let expected = format!("EMFILE EMFILE EMFILE {from} {from} {to}");
     assert_eq!(server.ask(), expected);
 }
+
+/// Accepts a connection for each line, the second time one of its own node.
+const LATE: &str = r#"
+import errno, socket, sys
+s = socket.create_server(("0.0.0.0", 7000))
+print("ready", flush=True)
+own = []
+for line in sys.stdin:
+    try:
+        print(s.accept()[1][0], flush=True)
+    except OSError as e:
+        print(errno.errorcode[e.errno], flush=True)
+    own.append(socket.create_connection(("127.0.0.1", 7000)))
+"#;
+
+#[test]
+fn a_connection_that_is_reset_before_it_is_accepted_is_aborted() {
+    let Some(lab) = bare_lab("a_connection_that_is_reset", 2) else {
+        return;
+    };
+    let mut server = Server::start(&lab, LATE);
+    let client = "import socket, struct, sys\nc = socket.create_connection((sys.argv[1], 7000))\n\
+                  c.sendall(b'x')\n\
+                  c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\n";
+    let client = TempFile::new(client);
+    let mut command = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    let ended = output(command.arg(client.path()).arg(Node(1).ip().to_string()));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    wait_until("the broker ends the connection", || {
+        let mut espstat = lab.command(1, programs().join("espstat")).expect("one");
+        !output(espstat.arg("--programs")).out.contains("ESP")
+    });
+    assert_eq!(server.ask(), "ECONNABORTED");
+    assert_eq!(server.ask(), "127.0.0.1", "one of the node");
+}

@@ -20,8 +20,10 @@ const LAST_BYTES: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Open,
-    /// Ended in order, or by an error of the stream.
+    /// Ended in order.
     Ended,
+    /// Ended by an error of the stream.
+    Failed,
     /// The program closed its socket with bytes unread, or died.
     EndedByProgram,
 }
@@ -53,6 +55,7 @@ pub(super) struct Conn {
     to_program: Direction,
     /// Time at which both directions had ended.
     ended: Option<Instant>,
+    /// Behind the socket, and so dropped after it.
     name: Name,
 }
 
@@ -93,7 +96,7 @@ impl Conn {
         &self.socket
     }
 
-    /// Returns true if it waits for its peer to acknowledge the last bytes, for a limited time.
+    /// Returns true if it waits for the other sides to take the last bytes.
     pub(super) fn is_ending(&self) -> bool {
         self.ended.is_some()
     }
@@ -123,17 +126,20 @@ impl Conn {
         match (self.to_stream, self.to_program) {
             (Direction::Open, _) | (_, Direction::Open) if more => Next::Turn,
             (Direction::Open, _) | (_, Direction::Open) => Next::Event,
-            (Direction::EndedByProgram, _) | (_, Direction::EndedByProgram) => Next::End,
-            _ => self.wait_for_peer(),
+            (Direction::Ended, Direction::Ended) => self.wait_for_last_bytes(),
+            _ => Next::End,
         }
     }
 
-    /// Waits until the peer's node has the last bytes.
-    fn wait_for_peer(&mut self) -> Next {
+    /// Waits until the peer's node has the last bytes, and the program those of the peer: until
+    /// then the program can ask for the connection's addresses.
+    fn wait_for_last_bytes(&mut self) -> Next {
         let since = *self.ended.get_or_insert_with(Instant::now);
         self.stream.arm(Interest::Writable);
         let is_open = self.stream.is_connected().is_ok();
-        if is_open && self.stream.unacknowledged() > 0 && since.elapsed() < LAST_BYTES {
+        let is_sending =
+            is_open && self.stream.unacknowledged() > 0 && since.elapsed() < LAST_BYTES;
+        if is_sending || self.socket.peer_addr().is_ok() {
             Next::Event
         } else {
             Next::End
@@ -141,10 +147,14 @@ impl Conn {
     }
 
     /// Ends the connection. Where the program has closed its socket with bytes unread, the peer
-    /// gets an error.
+    /// gets an error; after any end but an orderly one, the program does.
     pub(super) fn end(self) {
-        let is_by_program = |direction| direction == Direction::EndedByProgram;
-        if is_by_program(self.to_stream) || is_by_program(self.to_program) {
+        let has = |direction| self.to_stream == direction || self.to_program == direction;
+        let is_by_program = has(Direction::EndedByProgram);
+        if is_by_program || has(Direction::Failed) {
+            self.set_linger(Some(Duration::ZERO));
+        }
+        if is_by_program {
             self.stream.abort();
         }
     }
@@ -213,7 +223,7 @@ impl Conn {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
                 // The other direction finds the error behind the bytes that have arrived.
                 Err(error) if error.kind() != ErrorKind::WouldBlock => {
-                    self.to_stream = Direction::Ended;
+                    self.to_stream = Direction::Failed;
                     return;
                 }
                 Err(_) if is_armed => break,
@@ -250,6 +260,8 @@ impl Conn {
                 (_, Some(_)) => self.program_closed(),
                 (Ok(0), None) => {
                     self.to_program = Direction::Ended;
+                    // The bytes that the program has not read yet stay.
+                    self.set_linger(None);
                     // An error: the program has closed its end.
                     let _ = self.socket.shutdown(Shutdown::Write);
                 }
@@ -257,7 +269,10 @@ impl Conn {
                     self.name.count_received(count);
                     budget = budget.saturating_sub(count);
                 }
-                (Err(error), None) if error.kind() != ErrorKind::WouldBlock => self.reset(),
+                (Err(error), None) if error.kind() != ErrorKind::WouldBlock => {
+                    self.to_stream = Direction::Failed;
+                    self.to_program = Direction::Failed;
+                }
                 (Err(_), None) if is_armed => return false,
                 (Err(_), None) => {
                     self.stream.arm(Interest::Readable);
@@ -273,16 +288,15 @@ impl Conn {
     fn program_closed(&mut self) {
         self.to_program = Direction::EndedByProgram;
         self.readable = true;
-        if self.to_stream == Direction::Ended {
+        if self.to_stream != Direction::Open {
             self.to_stream = Direction::EndedByProgram;
         }
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Has the program's socket fail when the connection ends, after an error of the stream.
-    fn reset(&mut self) {
-        self.to_stream = Direction::Ended;
-        self.to_program = Direction::Ended;
-        let _ = socket2::SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
+    /// Sets whether the end of the socket is a reset (a time of zero) or waits for nobody.
+    fn set_linger(&self, time: Option<Duration>) {
+        // Fails for no socket.
+        let _ = socket2::SockRef::from(&self.socket).set_linger(time);
     }
 }

@@ -155,6 +155,10 @@ fn join(node: &Node, addr: SocketAddr, stream: EspStream) -> io::Result<Conn> {
     };
     let domain = Domain::for_address(SocketAddr::new(to, 0));
     let socket = Socket::new(domain, Type::STREAM, None)?;
+    // Until the stream ends in order, the end of this socket is a reset: the program can tell a
+    // connection that has ended before it was accepted, and has no name any more, from one of its
+    // own node.
+    socket.set_linger(Some(Duration::ZERO))?;
     socket.bind(&SocketAddr::new(to, 0).into())?;
     let own = socket.local_addr()?.as_socket();
     let name = node

@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use preload_wire::{Answer, SocketStatus, Way};
 
@@ -19,11 +18,6 @@ pub(super) struct Named {
     received: AtomicU64,
 }
 
-/// Number of ended connections whose names are kept, and the time for that: a program may accept a
-/// connection after its end, and must not take it for one of its own node.
-const MAX_ENDED: usize = 1024;
-const KEPT: Duration = Duration::from_secs(60);
-
 /// Number of connections that stayed TCP and are remembered.
 const MAX_STAYED: usize = 64;
 
@@ -35,8 +29,6 @@ pub(super) struct Names(Arc<All>);
 struct All {
     /// By the address on loopback that a program sees as its own, or as its peer's.
     named: Mutex<HashMap<SocketAddr, Arc<Named>>>,
-    /// The last ones that have ended.
-    ended: Mutex<VecDeque<(Instant, SocketAddr, Arc<Named>)>>,
     /// The last ones that stayed TCP, and why.
     stayed: Mutex<VecDeque<(SocketAddr, &'static str)>>,
 }
@@ -98,17 +90,8 @@ impl Names {
 
     /// Returns the true addresses of a connection whose program sees these.
     pub(super) fn find(&self, local: SocketAddr, peer: SocketAddr) -> Answer {
-        let found = {
-            let names = lock(&self.0.named);
-            names.get(&local).or_else(|| names.get(&peer)).cloned()
-        };
-        let found = found.or_else(|| {
-            let ended = lock(&self.0.ended);
-            let is_it = |key| key == local || key == peer;
-            let mut latest = ended.iter().rev();
-            let found = latest.find(|(since, key, _)| is_it(*key) && since.elapsed() < KEPT);
-            found.map(|(_, _, named)| Arc::clone(named))
-        });
+        let names = lock(&self.0.named);
+        let found = names.get(&local).or_else(|| names.get(&peer));
         found.map_or(Answer::Tcp, |named| Answer::Names {
             local: named.local,
             peer: named.peer,
@@ -116,7 +99,8 @@ impl Names {
     }
 }
 
-/// The name of one connection, which is removed when this is dropped.
+/// The name of one connection, which is removed when this is dropped: after the socket, whose port
+/// another program of the node can have from then on.
 pub(super) struct Name {
     all: Names,
     key: SocketAddr,
@@ -146,11 +130,22 @@ impl Drop for Name {
         {
             names.remove(&self.key);
         }
-        drop(names);
-        let mut ended = lock(&self.all.0.ended);
-        if ended.len() >= MAX_ENDED {
-            ended.pop_front();
-        }
-        ended.push_back((Instant::now(), self.key, Arc::clone(&self.named)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_an_ended_connection_has_no_name() {
+        let addr = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let (key, program) = (addr("127.0.0.1:40001"), addr("127.0.0.1:7000"));
+        let (local, peer) = (addr("10.1.0.7:7000"), addr("10.1.0.8:41002"));
+        let names = Names::default();
+        let name = names.insert(key, (local, peer));
+        assert_eq!(names.find(program, key), Answer::Names { local, peer });
+        drop(name);
+        assert_eq!(names.find(program, key), Answer::Tcp);
     }
 }
