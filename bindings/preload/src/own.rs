@@ -1,10 +1,8 @@
 //! Sockets of `AF_ENET`: recognized by their names, known to the broker.
 
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
 use preload_wire::{Answer, Broker, Request, State, VARIABLE};
@@ -77,39 +75,30 @@ pub(crate) fn open(kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
         _ => return Err(libc::ESOCKTNOSUPPORT),
     };
     let prefix = broker().ok_or(libc::EAFNOSUPPORT)?.prefix();
-    ask(Request::Open).map_err(|errno| match errno {
+    let opened = ask(Request::Open).map_err(|errno| match errno {
         full @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM) => full,
         _ => libc::EAFNOSUPPORT,
     })?;
+    let Answer::Opened { id } = opened else {
+        return Err(libc::EIO);
+    };
     let fd = kernel::socket(libc::AF_UNIX, kind, 0);
     if fd < 0 {
         return Err(kernel::errno());
     }
-    loop {
-        let addr = Addr::of_name(&unused_name(&prefix, letter));
-        let (to, len) = addr.raw();
-        let asked = match letter {
-            'd' => ask_for_senders(fd),
-            _ => Ok(()),
-        };
-        if asked.is_ok() && kernel::bind(fd, to, len) == 0 {
-            return Ok(fd);
-        }
-        // In use: the name of a process that had this number before.
-        let errno = asked.err().unwrap_or_else(kernel::errno);
-        if errno != libc::EADDRINUSE {
-            kernel::close(fd);
-            return Err(errno);
-        }
+    let name = format!("{prefix}{letter}.{}.{id:016x}", std::process::id());
+    let addr = Addr::of_name(&name);
+    let (to, len) = addr.raw();
+    let asked = match letter {
+        'd' => ask_for_senders(fd),
+        _ => Ok(()),
+    };
+    if asked.is_ok() && kernel::bind(fd, to, len) == 0 {
+        return Ok(fd);
     }
-}
-
-fn unused_name(prefix: &str, letter: char) -> String {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let mut name = prefix.to_owned();
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let _ = write!(name, "{letter}.{}.{number}", std::process::id());
-    name
+    let errno = asked.err().unwrap_or_else(kernel::errno);
+    kernel::close(fd);
+    Err(errno)
 }
 
 impl Own {

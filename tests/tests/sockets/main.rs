@@ -1,11 +1,12 @@
 //! Unmodified programs under esprun: sockets of AF_ENET from C, and TCP over ESP.
 
 mod addresses;
+mod edges;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::Mutex;
 
 use esp_tests::process::{Finished, Killed, TempFile, bare_lab, output, programs};
 use esp_tests::{lab_or_skip, wait_until};
@@ -18,22 +19,30 @@ fn root() -> &'static Path {
         .expect("the repository")
 }
 
-/// Compiles the program of the authors' interface, once.
-fn enet() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let program = programs().join(format!("enet-{}", std::process::id()));
-        let compiled = output(
-            Command::new("cc")
-                .args(["-Wall", "-Wextra", "-Werror", "-O1", "-I"])
-                .arg(root().join("bindings/preload/include"))
-                .arg(root().join("tests/sockets/enet.c"))
-                .arg("-o")
-                .arg(&program),
-        );
-        assert_eq!(compiled.code, Some(0), "{}", compiled.err);
-        program
-    })
+/// Compiles a program of `tests/sockets`, once.
+fn compiled(name: &str) -> PathBuf {
+    static BUILT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let program = programs().join(format!("{name}-{}", std::process::id()));
+    let mut built = BUILT.lock().expect("no test has failed here");
+    if built.contains(&program) {
+        return program;
+    }
+    let compiled = output(
+        Command::new("cc")
+            .args(["-Wall", "-Wextra", "-Werror", "-O1", "-I"])
+            .arg(root().join("bindings/preload/include"))
+            .arg(root().join(format!("tests/sockets/{name}.c")))
+            .arg("-o")
+            .arg(&program),
+    );
+    assert_eq!(compiled.code, Some(0), "{}", compiled.err);
+    built.push(program.clone());
+    program
+}
+
+/// Returns the program of the authors' interface.
+fn enet() -> PathBuf {
+    compiled("enet")
 }
 
 /// Returns a command under esprun in a node.
@@ -60,11 +69,11 @@ fn a_program_for_the_authors_interface_runs_on_two_nodes() {
     let Some(lab) = lab_or_skip("a_program_for_the_authors", &LabOptions::new(2)) else {
         return;
     };
-    let mut server = esprun(&lab, 1, &[], enet());
+    let mut server = esprun(&lab, 1, &[], &enet());
     server.args(["server", "2805"]);
     let mut server = Killed(server.spawn().expect("start the server"));
     let mut rest = prints(&mut server.0, "ready");
-    let mut client = esprun(&lab, 0, &["-v"], enet());
+    let mut client = esprun(&lab, 0, &["-v"], &enet());
     client.args(["client", "2805", &Node(1).mac_text()]);
     let client = output(&mut client);
     assert_eq!(
@@ -83,7 +92,7 @@ fn without_a_daemon_the_family_is_not_supported() {
     let Some(lab) = bare_lab("without_a_daemon_the_family", 1) else {
         return;
     };
-    let mut command = esprun(&lab, 0, &[], enet());
+    let mut command = esprun(&lab, 0, &[], &enet());
     let ended = output(command.args(["server", "2805"]));
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(

@@ -9,11 +9,11 @@
 //! |---|---|
 //! | `…control` | the broker's, for requests |
 //! | `…streams` | the broker's, for the connections of programs |
-//! | `…s.PID.N` | a stream or listener of a program |
-//! | `…d.PID.N` | a datagram socket of a program |
-//! | `…d.PID.N.tx` | the broker's, for datagrams with an address before them |
-//! | `…d.PID.N.c.ADDR` | the broker's, for a datagram socket that is connected to ADDR |
-//! | `…d.PID.N.f.ADDR` | the broker's, for datagrams from ADDR |
+//! | `…s.PID.ID` | a stream or listener of a program |
+//! | `…d.PID.ID` | a datagram socket of a program |
+//! | `…d.PID.ID.tx` | the broker's, for datagrams with an address before them |
+//! | `…d.PID.ID.c.ADDR` | the broker's, for a datagram socket that is connected to ADDR |
+//! | `…d.PID.ID.f.ADDR` | the broker's, for datagrams from ADDR |
 //! | `…p.N.ADDR` | the broker's end of an accepted stream from ADDR |
 //!
 //! ADDR is an [`Enet`] in hexadecimal digits.
@@ -155,7 +155,7 @@ pub struct Sealed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // fields: see above and the types
 pub enum Request {
-    /// Is there a daemon? Asked when a socket is made.
+    /// Asks for the number of a new socket; an error if there is no daemon.
     Open,
     /// Sets the local address of a stream or listener, or binds a datagram socket.
     Bind { name: String, addr: Enet },
@@ -197,6 +197,10 @@ pub enum Request {
 #[allow(missing_docs)]
 pub enum Answer {
     Done,
+    /// Make a socket with this number, which none had before.
+    Opened {
+        id: u64,
+    },
     /// The number of an error of the system, and a text for people.
     Failed {
         errno: i32,

@@ -96,6 +96,9 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
         Request::Open => {
             Client::shared()?;
             table.check_room()?;
+            // Not a count: other users could take the names that it leads to.
+            let id = getrandom::u64().map_err(io::Error::other)?;
+            return Ok(Answer::Opened { id });
         }
         Request::Bind { name, addr } if streams::is_stream(&node.broker, &name) => {
             streams::bind(node, &name, addr)?;

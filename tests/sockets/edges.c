@@ -1,0 +1,233 @@
+/* What programs for AF_ENET meet rarely: `edges serve PORT` on one node, the other cases on another
+ * one, each with PORT and the MAC address of the first. Prints PASS at the end. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <esp/enet.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(what) \
+    do { \
+        if (!(what)) { \
+            printf("FAIL line %d: %s (%s)\n", __LINE__, #what, strerror(errno)); \
+            fflush(stdout); \
+            exit(1); \
+        } \
+    } while (0)
+
+static struct sockaddr_enet any(int port) {
+    struct sockaddr_enet addr = {.se_family = AF_ENET, .se_port = htons((uint16_t)port)};
+    addr.se_alen = ENET_ALEN;
+    return addr;
+}
+
+static int bind_to(int fd, int port) {
+    struct sockaddr_enet addr = any(port);
+    return bind(fd, (struct sockaddr *)&addr, sizeof addr);
+}
+
+static int connect_to(int fd, const struct sockaddr_enet *to) {
+    return connect(fd, (const struct sockaddr *)to, sizeof *to);
+}
+
+/* Echoes datagrams; accepts streams and closes them. */
+static void serve(int port) {
+    int listener = socket(PF_ENET, SOCK_STREAM, 0), datagrams = socket(PF_ENET, SOCK_DGRAM, 0);
+    CHECK(bind_to(datagrams, port) == 0 && bind_to(listener, port) == 0);
+    CHECK(listen(listener, 8) == 0);
+    printf("ready\n");
+    fflush(stdout);
+    for (;;) {
+        struct pollfd both[2] = {{listener, POLLIN, 0}, {datagrams, POLLIN, 0}};
+        CHECK(poll(both, 2, -1) > 0);
+        if (both[0].revents) close(accept(listener, NULL, NULL));
+        if (both[1].revents) {
+            char bytes[2000];
+            struct sockaddr_enet peer;
+            socklen_t length = sizeof peer;
+            ssize_t count =
+                recvfrom(datagrams, bytes, sizeof bytes, 0, (struct sockaddr *)&peer, &length);
+            CHECK(count >= 0);
+            sendto(datagrams, bytes, (size_t)count, 0, (struct sockaddr *)&peer, length);
+        }
+    }
+}
+
+/* Sends until an answer comes: datagrams may be lost. */
+static void answered(int fd, const char *text, const struct sockaddr_enet *to) {
+    size_t length = strlen(text);
+    for (int tries = 0; tries < 100; tries++) {
+        ssize_t sent = sendto(fd, text, length, 0, (const struct sockaddr *)to,
+                              to ? (socklen_t)sizeof *to : 0);
+        CHECK(sent == (ssize_t)length);
+        struct pollfd ready = {.fd = fd, .events = POLLIN};
+        if (poll(&ready, 1, 200) == 0) continue;
+        char bytes[100];
+        struct sockaddr_enet from;
+        socklen_t from_length = sizeof from;
+        ssize_t count =
+            recvfrom(fd, bytes, sizeof bytes, 0, (struct sockaddr *)&from, &from_length);
+        if (count == (ssize_t)length && memcmp(bytes, text, length) == 0) return;
+    }
+    CHECK(!"an answer came");
+}
+
+/* Runs `call` with this many free descriptors. */
+static ssize_t limited(int room, ssize_t (*call)(int), int fd) {
+    struct rlimit all, few;
+    int free = dup(0);
+    close(free);
+    CHECK(getrlimit(RLIMIT_NOFILE, &all) == 0);
+    few = all;
+    few.rlim_cur = (rlim_t)(free + room);
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    ssize_t result = call(fd);
+    int error = errno;
+    CHECK(setrlimit(RLIMIT_NOFILE, &all) == 0);
+    errno = error;
+    return result;
+}
+
+/* A socket has no state of one that this process had before `exec`. */
+static void again(char **argv, int port) {
+    static char count[20];
+    int round = argv[4] ? atoi(argv[4]) : 0;
+    int fd = socket(PF_ENET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0 && bind_to(fd, port + round) == 0);
+    if (round == 10) return;
+    sprintf(count, "%d", round + 1);
+    execl("/proc/self/exe", argv[0], argv[1], argv[2], argv[3], count, NULL);
+    CHECK(!"executed again");
+}
+
+/* Every user can bind names that follow from those of a program's sockets. */
+static void planted(struct sockaddr_enet server) {
+    int fd = socket(PF_ENET, SOCK_DGRAM, 0), pipes[2];
+    struct sockaddr_un name;
+    socklen_t length = sizeof name;
+    CHECK(syscall(SYS_getsockname, fd, &name, &length) == 0 && pipe(pipes) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char *end = (char *)&name + length;
+        CHECK(getuid() != 0 || setuid(65534) == 0);
+        memcpy(end, ".tx", 3);
+        CHECK(bind(socket(AF_UNIX, SOCK_DGRAM, 0), (struct sockaddr *)&name, length + 3) == 0);
+        memcpy(end, ".c.", 3);
+        for (size_t i = 0; i < sizeof server; i++)
+            sprintf(end + 3 + 2 * i, "%02x", ((uint8_t *)&server)[i]);
+        length += 3 + 2 * sizeof server;
+        CHECK(bind(socket(AF_UNIX, SOCK_DGRAM, 0), (struct sockaddr *)&name, length) == 0);
+        CHECK(write(pipes[1], "x", 1) == 1);
+        pause();
+    }
+    char byte;
+    CHECK(read(pipes[0], &byte, 1) == 1);
+    answered(fd, "with an address", &server);
+    CHECK(connect_to(fd, &server) == 0);
+    answered(fd, "connected", NULL);
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+}
+
+/* `listen` fails again while another listener has the port, and listens when it returns 0. */
+static void listening(int port) {
+    int first = socket(PF_ENET, SOCK_STREAM, 0), second = socket(PF_ENET, SOCK_STREAM, 0);
+    port += 1;
+    CHECK(bind_to(first, port) == 0 && bind_to(second, port) == 0);
+    CHECK(listen(second, 1) == 0 && listen(second, 2) == 0);
+    CHECK(listen(first, 1) == -1 && errno == EADDRINUSE);
+    CHECK(listen(first, 1) == -1 && errno == EADDRINUSE);
+    close(second);
+    for (int tries = 0; listen(first, 1) < 0; tries++) {
+        CHECK(errno == EADDRINUSE && tries < 600);
+        usleep(100000);
+    }
+    int third = socket(PF_ENET, SOCK_STREAM, 0);
+    CHECK(bind_to(third, port) == -1 && errno == EADDRINUSE);
+}
+
+static ssize_t read_byte(int fd) {
+    char byte;
+    return read(fd, &byte, 1);
+}
+
+/* Without a descriptor to ask with, the end of a stream is not taken for a reset. */
+static void end(struct sockaddr_enet server) {
+    int fd = socket(PF_ENET, SOCK_STREAM, 0);
+    CHECK(connect_to(fd, &server) == 0);
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    CHECK(poll(&ready, 1, 30000) == 1);
+    CHECK(limited(0, read_byte, fd) == -1 && errno == EMFILE);
+    CHECK(read_byte(fd) == 0);
+}
+
+/* Connects to one peer, another one, and the first one again, and then many times; waits with the
+ * socket open. */
+static void peers(struct sockaddr_enet server) {
+    struct sockaddr_enet other = server;
+    other.se_addr[5] ^= 0x40;
+    int fd = socket(PF_ENET, SOCK_DGRAM, 0);
+    CHECK(connect_to(fd, &server) == 0);
+    answered(fd, "first", NULL);
+    CHECK(connect_to(fd, &other) == 0 && connect_to(fd, &server) == 0);
+    answered(fd, "again", NULL);
+    for (int i = 0; i < 50; i++) {
+        other.se_port = htons((uint16_t)(100 + i));
+        CHECK(connect_to(fd, &other) == 0);
+    }
+    CHECK(connect_to(fd, &server) == 0);
+    answered(fd, "at last", NULL);
+    printf("ready\n");
+    fflush(stdout);
+    getchar();
+}
+
+/* Two processes send the first datagrams of a socket at the same time. */
+static void both_first(struct sockaddr_enet server) {
+    _Atomic int *arrived = mmap(NULL, sizeof *arrived, PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(arrived != MAP_FAILED);
+    for (int round = 1; round <= 40; round++) {
+        int fd = socket(PF_ENET, SOCK_DGRAM, 0), status;
+        pid_t child = fork();
+        CHECK(fd >= 0 && child >= 0);
+        ++*arrived;
+        while (*arrived < 2 * round) {}
+        CHECK(sendto(fd, "x", 1, 0, (struct sockaddr *)&server, sizeof server) == 1);
+        if (child == 0) _exit(0);
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        close(fd);
+    }
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc >= 3);
+    int port = atoi(argv[2]);
+    if (strcmp(argv[1], "serve") == 0) serve(port);
+    CHECK(argc >= 4);
+    struct sockaddr_enet addr = any(port);
+    unsigned mac[6];
+    CHECK(sscanf(argv[3], "%x:%x:%x:%x:%x:%x", mac, mac + 1, mac + 2, mac + 3, mac + 4, mac + 5) ==
+          6);
+    for (int i = 0; i < 6; i++) addr.se_addr[i] = (uint8_t)mac[i];
+    if (strcmp(argv[1], "again") == 0) again(argv, port);
+    else if (strcmp(argv[1], "planted") == 0) planted(addr);
+    else if (strcmp(argv[1], "listening") == 0) listening(port);
+    else if (strcmp(argv[1], "end") == 0) end(addr);
+    else if (strcmp(argv[1], "peers") == 0) peers(addr);
+    else if (strcmp(argv[1], "both_first") == 0) both_first(addr);
+    else CHECK(!"a case");
+    printf("PASS\n");
+    return 0;
+}

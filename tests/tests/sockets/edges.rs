@@ -1,0 +1,50 @@
+//! What programs for `AF_ENET` meet rarely, from C.
+
+use super::*;
+
+/// A lab with a server on node 1, and the program.
+struct Edges {
+    lab: Lab,
+    program: PathBuf,
+    _server: Killed,
+}
+
+impl Edges {
+    /// Starts the server; `None` where the lab cannot be made.
+    fn new(test: &str) -> Option<Edges> {
+        let lab = lab_or_skip(test, &LabOptions::new(2))?;
+        let program = compiled("edges");
+        let mut server = esprun(&lab, 1, &[], &program);
+        server.args(["serve", "2805"]);
+        let mut server = Killed(server.spawn().expect("start the server"));
+        prints(&mut server.0, "ready");
+        Some(Edges {
+            lab,
+            program,
+            _server: server,
+        })
+    }
+
+    /// Returns a command for this case on node 0.
+    fn case(&self, name: &str) -> Command {
+        let mut command = esprun(&self.lab, 0, &["-v"], &self.program);
+        command.args([name, "2805", &Node(1).mac_text()]);
+        command
+    }
+
+    fn passes(&self, name: &str) {
+        let ended = output(&mut self.case(name));
+        assert_eq!(
+            (ended.code, ended.out.as_str()),
+            (Some(0), "PASS\n"),
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
+fn a_socket_has_no_state_of_one_that_is_closed() {
+    if let Some(edges) = Edges::new("a_socket_has_no_state") {
+        edges.passes("again");
+    }
+}
