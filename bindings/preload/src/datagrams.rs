@@ -3,7 +3,7 @@
 use std::mem::size_of;
 
 use libc::{c_int, c_void, cmsghdr, iovec, msghdr, sockaddr, socklen_t, ucred};
-use preload_wire::{Enet, Request};
+use preload_wire::{Answer, Enet, Request};
 
 use crate::kernel::{self, Errno};
 use crate::memory::{Addr, write_enet};
@@ -39,9 +39,10 @@ pub(crate) fn connect(fd: c_int, own: &Own, addr: &Addr) -> Result<(), Errno> {
         kernel::connect(fd, none, len);
     }
     let name = own.name.clone();
-    ask(Request::Direct { name, peer })?;
-    let Some(peer) = peer else { return Ok(()) };
-    let to = Addr::of_name(&format!("{}.c.{}", own.name, peer.digits()));
+    let to = match ask(Request::Direct { name, peer })? {
+        Answer::Direct { name } => Addr::of_name(&name),
+        _ => return Ok(()),
+    };
     let (to, len) = to.raw();
     match kernel::connect(fd, to, len) {
         0 => Ok(()),
@@ -78,7 +79,8 @@ pub(crate) fn send(
         iov_len: header.len(),
     };
     parts.insert(0, first);
-    let name = Addr::of_name(&format!("{}.tx", own.name));
+    let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
+    let name = Addr::of_name(&broker.addressed(&own.name));
     let (addr, addr_len) = name.raw();
     let mut whole = *message;
     whole.msg_name = addr.cast_mut().cast();

@@ -48,3 +48,26 @@ fn a_socket_has_no_state_of_one_that_is_closed() {
         edges.passes("again");
     }
 }
+
+#[test]
+fn names_that_another_user_has_bound_get_no_datagrams() {
+    if let Some(edges) = Edges::new("names_that_another_user") {
+        edges.passes("planted");
+    }
+}
+
+#[test]
+fn a_datagram_socket_is_connected_to_a_former_peer_again() {
+    let Some(edges) = Edges::new("a_datagram_socket_is_connected") else {
+        return;
+    };
+    let mut program = edges.case("peers");
+    let mut program = Killed(program.stdin(Stdio::piped()).spawn().expect("start it"));
+    prints(&mut program.0, "ready");
+    let broker = broker_of(program.0.id());
+    wait_until("the broker serves the last peer alone", || {
+        let threads = fs::read_dir(format!("/proc/{broker}/task")).expect("its threads");
+        let names = threads.map(|thread| fs::read_to_string(thread.expect("one").path().join("comm")));
+        names.filter(|name| name.as_ref().is_ok_and(|name| name == "edp-direct\n")).count() == 1
+    });
+}

@@ -3,6 +3,7 @@
 mod addresses;
 mod edges;
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -53,6 +54,19 @@ fn esprun(lab: &Lab, node: usize, args: &[&str], program: &Path) -> Command {
     command.args(args).arg(program).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
+}
+
+/// Returns the process id of the broker of a program that esprun has started.
+fn broker_of(program: u32) -> u32 {
+    let arguments = format!("\0--broker-of\0{program}\0");
+    let is_it = |process: &u32| {
+        let line = fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.contains(&arguments) && line.ends_with("\0--serve\0")
+    };
+    let names = fs::read_dir("/proc").expect("the processes").flatten();
+    let mut processes = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    processes.find(is_it).expect("the broker")
 }
 
 /// Waits until a server prints this line.
@@ -378,7 +392,7 @@ fn programs_of_ipv6_use_esp() {
 /// Returns the text of a file of a node's network namespace.
 fn net(lab: &Lab, node: usize, file: &str) -> String {
     // Of the thread: that of the process is the namespace of the main thread.
-    let read = || std::fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+    let read = || fs::read_to_string(format!("/proc/thread-self/net/{file}"));
     lab.run_in(node, read)
         .expect("enter the node")
         .expect("read")

@@ -11,12 +11,13 @@
 //! | `…streams` | the broker's, for the connections of programs |
 //! | `…s.PID.ID` | a stream or listener of a program |
 //! | `…d.PID.ID` | a datagram socket of a program |
-//! | `…d.PID.ID.tx` | the broker's, for datagrams with an address before them |
-//! | `…d.PID.ID.c.ADDR` | the broker's, for a datagram socket that is connected to ADDR |
-//! | `…d.PID.ID.f.ADDR` | the broker's, for datagrams from ADDR |
-//! | `…p.N.ADDR` | the broker's end of an accepted stream from ADDR |
+//! | `…d.PID.ID.tx.TAG` | the broker's, for datagrams with an address before them |
+//! | `…d.PID.ID.c.TAG.ADDR` | the broker's, for a datagram socket that is connected to ADDR |
+//! | `…d.PID.ID.f.TAG.ADDR` | the broker's, for datagrams from ADDR |
+//! | `…p.TAG.ADDR` | the broker's end of an accepted stream from ADDR |
 //!
-//! ADDR is an [`Enet`] in hexadecimal digits.
+//! ADDR is an [`Enet`] in hexadecimal digits. TAG makes a name that other users of the node, who
+//! may bind any name, cannot guess before the broker has it: see [`Broker::tag`].
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -26,6 +27,7 @@
 mod enet;
 
 use std::fs;
+use std::hash::Hasher;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
@@ -33,6 +35,7 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use siphasher::sip::SipHasher24;
 
 pub use enet::{AF_ENET, ENET_LEN, Enet, SOL_EP};
 
@@ -56,7 +59,8 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(180);
 pub struct Broker {
     /// Distinguishes brokers, in the names of sockets, which all users can see.
     pub id: String,
-    /// Proves that a request comes from a program that `esprun` started.
+    /// Proves that a request comes from a program that `esprun` started: a number of at most 128
+    /// bits, in hexadecimal digits.
     pub secret: String,
     /// User of the broker.
     pub uid: u32,
@@ -71,9 +75,10 @@ impl Broker {
         let is_plain = |part: &&str| {
             (1..=32).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_alphanumeric())
         };
+        let is_number = |part: &&str| u128::from_str_radix(part, 16).is_ok();
         let broker = Broker {
             id: parts.next().filter(is_plain)?.to_owned(),
-            secret: parts.next().filter(is_plain)?.to_owned(),
+            secret: parts.next().filter(is_plain).filter(is_number)?.to_owned(),
             uid: parts.next()?.parse().ok()?,
             tcp: match parts.next()? {
                 "tcp" => true,
@@ -103,6 +108,22 @@ impl Broker {
     /// Returns the name of the socket for the connections of programs.
     pub fn streams(&self) -> String {
         self.prefix() + "streams"
+    }
+
+    /// Returns a keyed hash of this text, for the name of a socket: 16 hexadecimal digits.
+    pub fn tag(&self, text: &str) -> String {
+        let key = u128::from_str_radix(&self.secret, 16).unwrap_or_default();
+        let mut hasher = SipHasher24::new_with_keys((key >> 64) as u64, key as u64);
+        hasher.write(text.as_bytes());
+        format!("{:016x}", hasher.finish())
+    }
+
+    /// Returns the name of the socket for datagrams with an address before them, of the program's
+    /// socket of this name.
+    pub fn addressed(&self, socket: &str) -> String {
+        let name = format!("{socket}.tx");
+        let tag = self.tag(&name);
+        format!("{name}.{tag}")
     }
 
     /// Sends a request and waits for the answer. `user` returns the user of a socket's other end:
@@ -169,7 +190,7 @@ pub enum Request {
         wait: bool,
         filled: u64,
     },
-    /// Connects a datagram socket, or ends that.
+    /// Connects a datagram socket, or ends that. The answer names the broker's socket to connect to.
     Direct { name: String, peer: Option<Enet> },
     /// Asks for the state of a socket.
     State { name: String },
@@ -200,6 +221,10 @@ pub enum Answer {
     /// Make a socket with this number, which none had before.
     Opened {
         id: u64,
+    },
+    /// Connect to the broker's socket of this name.
+    Direct {
+        name: String,
     },
     /// The number of an error of the system, and a text for people.
     Failed {
@@ -392,9 +417,23 @@ mod tests {
             "a:b:1:tcp:",
             "a/b:c:1:tcp",
             ":c:1:tcp",
+            "a1b2:secret:1000:tcp",
         ] {
             assert_eq!(Broker::parse(wrong), None, "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn names_of_the_broker_depend_on_its_secret() {
+        let other = Broker {
+            secret: "c3d5".into(),
+            ..broker()
+        };
+        let name = broker().addressed("esp.a1b2.d.7.1");
+        assert!(name.starts_with("esp.a1b2.d.7.1.tx."));
+        assert_eq!(name, broker().addressed("esp.a1b2.d.7.1"));
+        assert_ne!(name, other.addressed("esp.a1b2.d.7.1"));
+        assert_ne!(broker().tag("x"), broker().tag("y"));
     }
 
     #[test]

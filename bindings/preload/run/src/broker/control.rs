@@ -114,7 +114,7 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
         Request::Connect {
             name, peer, filled, ..
         } => streams::begin(node, &name, peer, filled)?,
-        Request::Direct { name, peer } => datagrams::direct(node, &name, peer)?,
+        Request::Direct { name, peer } => return datagrams::direct(node, &name, peer),
         Request::State { name } => return Ok(Answer::State(table.state(&name))),
         Request::Statistics { name } => return Ok(Answer::Statistics(table.statistics(&name)?)),
         Request::TcpListen {

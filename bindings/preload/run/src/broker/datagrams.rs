@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use esp_client::{Client, EdpKind, EdpSocket, MacAddr, NodeAddr};
@@ -15,7 +15,7 @@ use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrLike, UnixAddr, UnixCredentials, recvmsg, setsockopt,
     sockopt,
 };
-use preload_wire::{ENET_LEN, Enet, abstract_addr};
+use preload_wire::{Answer, ENET_LEN, Enet, abstract_addr};
 
 use super::streams::interface;
 use super::table::{Entry, lock};
@@ -51,7 +51,7 @@ pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()>
         interface: system::interface_index(socket.interface()),
         mac,
     };
-    let from_program = FromProgram::bind(&format!("{name}.tx"), &name)?;
+    let from_program = FromProgram::bind(&node.broker.addressed(&name), &name)?;
     entry.set(|state| {
         state.local = local;
         state.mtu = u32::try_from(socket.max_payload()).unwrap_or(u32::MAX);
@@ -61,32 +61,40 @@ pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()>
     node.busy("edp-send", move |_| {
         send_addressed(&one, &other, &from_program);
     });
-    node.busy("edp-receive", move |_| receive(&name, &entry, &socket));
+    node.busy("edp-receive", move |node| {
+        receive(node, &name, &entry, &socket);
+    });
     Ok(())
 }
 
 /// Connects a socket to a port of a node, or ends that.
-pub(super) fn direct(node: &Arc<Node>, name: &str, peer: Option<Enet>) -> io::Result<()> {
+pub(super) fn direct(node: &Arc<Node>, name: &str, peer: Option<Enet>) -> io::Result<Answer> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
     let entry = node.table.entry(name)?;
     let socket = lock(&entry.datagrams.socket).clone();
     let socket = socket.ok_or(Errno::ENOTCONN)?;
-    *lock(&entry.datagrams.only) = peer;
-    entry.set(|state| state.peer = peer);
-    let Some(peer) = peer else { return Ok(()) };
-    let own = format!("{name}.c.{}", peer.digits());
-    let from_program = match FromProgram::bind(&own, name) {
-        Ok(bound) => bound,
-        // Connected to the same address before, and served until the socket is closed.
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Ok(()),
-        Err(error) => return Err(error),
+    let Some(peer) = peer else {
+        entry.set(|state| state.peer = None);
+        *lock(&entry.datagrams.direct) = None;
+        return Ok(Answer::Done);
     };
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let tag = node.broker.tag(&format!("{name}.c.{number}"));
+    let own = format!("{name}.c.{tag}.{}", peer.digits());
+    let from_program = FromProgram::bind(&own, name)?;
     from_program.socket.connect_addr(&abstract_addr(name)?)?;
-    let to_program = from_program.socket.try_clone()?;
-    lock(&entry.datagrams.direct).replace((peer, to_program));
-    node.busy("edp-direct", move |_| {
-        send_direct(&entry, &socket, &from_program, peer);
-    });
-    Ok(())
+    let direct = Arc::new(Direct { peer, from_program });
+    entry.set(|state| state.peer = Some(peer));
+    *lock(&entry.datagrams.direct) = Some(Arc::clone(&direct));
+    node.busy("edp-direct", move |_| send_direct(&entry, &socket, &direct));
+    Ok(Answer::Direct { name: own })
+}
+
+/// The broker's end towards a connected socket of a program.
+pub(super) struct Direct {
+    /// The address that it is connected to, whose datagrams alone are delivered.
+    peer: Enet,
+    from_program: FromProgram,
 }
 
 /// A socket of the broker that gets the datagrams of one socket of a program.
@@ -141,12 +149,17 @@ fn send_addressed(entry: &Entry, socket: &EdpSocket, from_program: &FromProgram)
     }
 }
 
-/// Sends what the program sends without an address.
-fn send_direct(entry: &Entry, socket: &EdpSocket, from_program: &FromProgram, to: Enet) {
+/// Sends what the program sends without an address, until it is connected to another one.
+fn send_direct(entry: &Entry, socket: &EdpSocket, direct: &Arc<Direct>) {
     let mut buffer = vec![0; MAX_DATAGRAM];
     while !entry.is_gone() {
-        if let Some(payload) = from_program.receive(&mut buffer) {
-            send(entry, socket, payload, to);
+        if let Some(payload) = direct.from_program.receive(&mut buffer) {
+            send(entry, socket, payload, direct.peer);
+            continue;
+        }
+        let current = lock(&entry.datagrams.direct);
+        if !current.as_ref().is_some_and(|it| Arc::ptr_eq(it, direct)) {
+            return;
         }
     }
 }
@@ -160,7 +173,7 @@ fn send(entry: &Entry, socket: &EdpSocket, payload: &[u8], to: Enet) {
 }
 
 /// Delivers datagrams to the program, each from a socket whose name is the sender's address.
-fn receive(name: &str, entry: &Entry, socket: &EdpSocket) {
+fn receive(node: &Node, name: &str, entry: &Entry, socket: &EdpSocket) {
     let mut buffer = vec![0; socket.max_payload()];
     let mut senders: VecDeque<(Enet, UnixDatagram)> = VecDeque::new();
     while !entry.is_gone() {
@@ -181,7 +194,7 @@ fn receive(name: &str, entry: &Entry, socket: &EdpSocket) {
             continue;
         }
         let bytes = buffer.get(..length).unwrap_or_default();
-        let delivered = deliver(name, entry, &mut senders, from, bytes);
+        let delivered = deliver(node, name, entry, &mut senders, from, bytes);
         count(match delivered {
             Ok(()) => &entry.datagrams.received,
             Err(_) => &entry.datagrams.dropped,
@@ -190,28 +203,26 @@ fn receive(name: &str, entry: &Entry, socket: &EdpSocket) {
 }
 
 fn deliver(
+    node: &Node,
     name: &str,
     entry: &Entry,
     senders: &mut VecDeque<(Enet, UnixDatagram)>,
     from: Enet,
     bytes: &[u8],
 ) -> io::Result<()> {
-    if let Some(only) = *lock(&entry.datagrams.only) {
-        if (only.mac, only.port) != (from.mac, from.port) {
+    let direct = lock(&entry.datagrams.direct).clone();
+    if let Some(direct) = direct {
+        if (direct.peer.mac, direct.peer.port) != (from.mac, from.port) {
             return Err(Errno::ECONNREFUSED.into());
         }
-        let direct = lock(&entry.datagrams.direct);
-        let socket = direct.as_ref().filter(|(peer, _)| *peer == only);
-        let socket = socket.map(|(_, socket)| socket.try_clone());
-        drop(direct);
-        let socket = socket.ok_or(Errno::ENOTCONN)??;
-        return socket.send(bytes).map(drop);
+        return direct.from_program.socket.send(bytes).map(drop);
     }
     let known = senders.iter().position(|(addr, _)| *addr == from);
     let index = match known {
         Some(index) => index,
         None => {
             let own = format!("{name}.f.{}", from.digits());
+            let own = format!("{name}.f.{}.{}", node.broker.tag(&own), from.digits());
             let bound = UnixDatagram::bind_addr(&abstract_addr(&own)?)?;
             if senders.len() >= SENDERS {
                 senders.pop_front();

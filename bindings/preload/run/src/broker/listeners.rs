@@ -68,7 +68,9 @@ fn hand_over(node: &Arc<Node>, name: &str, stream: EspStream) -> io::Result<()> 
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let peer = enet(&stream.peer_addr());
-    let own = format!("{}p.{number}.{}", node.broker.prefix(), peer.digits());
+    let prefix = node.broker.prefix();
+    let tag = node.broker.tag(&format!("{prefix}p.{number}"));
+    let own = format!("{prefix}p.{tag}.{}", peer.digits());
     let entry = node.table.entry(&own)?;
     entry.set_stream(&stream);
     let socket = connected(&own, name).inspect_err(|_| node.table.remove(&own))?;

@@ -176,13 +176,14 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
         node.tcp.sweep();
         let prefix = node.broker.prefix();
         let holds = || {
+            // Those of the broker have more parts.
             let is_program = |name: &String| {
-                name.strip_prefix(&prefix)
-                    .is_some_and(|rest| rest.starts_with("s.") || rest.starts_with("d."))
+                let parts = name.strip_prefix(&prefix).map(|rest| rest.split('.'));
+                parts.is_some_and(|mut parts| {
+                    matches!(parts.next(), Some("s" | "d")) && parts.count() == 2
+                })
             };
-            names
-                .iter()
-                .any(|name| is_program(name) && !name.ends_with(".tx"))
+            names.iter().any(is_program)
         };
         let in_use =
             !has_ended || node.tcp.is_listening() || holds() || system::any_program_with(&variable);

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
-use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +10,7 @@ use esp_client::{Client, EdpSocket, EspAddr, EspStream, MacAddr, NodeAddr};
 use nix::errno::Errno;
 use preload_wire::{Enet, SocketStatus, State, Way};
 
+use super::datagrams::Direct;
 use super::{MAX_SOCKETS, system};
 
 /// Number of streams that have ended by an error and are remembered.
@@ -32,11 +32,9 @@ pub(super) struct Datagrams {
     pub(super) send_errors: AtomicU32,
     pub(super) received: AtomicU32,
     pub(super) dropped: AtomicU32,
-    /// The address whose datagrams alone are delivered.
-    pub(super) only: Mutex<Option<Enet>>,
     pub(super) socket: Mutex<Option<Arc<EdpSocket>>>,
-    /// The broker's end towards a connected socket, and the address it is connected to.
-    pub(super) direct: Mutex<Option<(Enet, UnixDatagram)>>,
+    /// `None`: not connected.
+    pub(super) direct: Mutex<Option<Arc<Direct>>>,
 }
 
 impl Entry {
