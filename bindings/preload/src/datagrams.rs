@@ -17,12 +17,17 @@ const MAX_CONTROL: usize = 64 << 10;
 
 /// Binds a free port, unless the socket has one.
 fn bind_any(own: &Own) -> Result<(), Errno> {
-    if own.state()?.local.port != 0 {
+    let is_bound = || own.state().map(|state| state.local.port != 0);
+    if is_bound()? {
         return Ok(());
     }
     let name = own.name.clone();
     let addr = Enet::default();
-    ask(Request::Bind { name, addr }).map(drop)
+    match ask(Request::Bind { name, addr }) {
+        // Another thread or process has just bound it.
+        Err(libc::EINVAL) if is_bound()? => Ok(()),
+        done => done.map(drop),
+    }
 }
 
 /// Connects the socket to a port of a node; with family 0, ends that.

@@ -71,3 +71,10 @@ fn a_datagram_socket_is_connected_to_a_former_peer_again() {
         names.filter(|name| name.as_ref().is_ok_and(|name| name == "edp-direct\n")).count() == 1
     });
 }
+
+#[test]
+fn two_processes_send_the_first_datagrams_of_a_socket() {
+    if let Some(edges) = Edges::new("two_processes_send") {
+        edges.passes("both_first");
+    }
+}

@@ -33,7 +33,9 @@ const SENDERS: usize = 64;
 /// Binds a socket.
 pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()> {
     let entry = node.table.entry(&name)?;
-    if entry.state().local.port != 0 {
+    // Locked until the state has the port: of two requests at a time one fails, and finds it there.
+    let mut bound = lock(&entry.datagrams.socket);
+    if bound.is_some() {
         return Err(Errno::EINVAL.into());
     }
     let client = Client::shared()?;
@@ -56,7 +58,8 @@ pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()>
         state.local = local;
         state.mtu = u32::try_from(socket.max_payload()).unwrap_or(u32::MAX);
     });
-    *lock(&entry.datagrams.socket) = Some(Arc::clone(&socket));
+    *bound = Some(Arc::clone(&socket));
+    drop(bound);
     let (one, other) = (Arc::clone(&entry), Arc::clone(&socket));
     node.busy("edp-send", move |_| {
         send_addressed(&one, &other, &from_program);
