@@ -24,12 +24,8 @@ pub(crate) fn listen(fd: c_int, own: &Own, backlog: c_int) -> Result<(), Errno> 
     if !own.is_stream {
         return Err(libc::EOPNOTSUPP);
     }
-    let is_again = is_listening(fd);
     if kernel::listen(fd, backlog) < 0 {
         return Err(kernel::errno());
-    }
-    if is_again {
-        return Ok(());
     }
     let name = own.name.clone();
     let backlog = u16::try_from(backlog.max(1)).unwrap_or(u16::MAX);

@@ -73,6 +73,13 @@ fn a_datagram_socket_is_connected_to_a_former_peer_again() {
 }
 
 #[test]
+fn a_listener_that_could_not_listen_can_try_again() {
+    if let Some(edges) = Edges::new("a_listener_that_could_not") {
+        edges.passes("listening");
+    }
+}
+
+#[test]
 fn two_processes_send_the_first_datagrams_of_a_socket() {
     if let Some(edges) = Edges::new("two_processes_send") {
         edges.passes("both_first");

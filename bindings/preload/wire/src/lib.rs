@@ -180,7 +180,7 @@ pub enum Request {
     Open,
     /// Sets the local address of a stream or listener, or binds a datagram socket.
     Bind { name: String, addr: Enet },
-    /// Listens at the local address.
+    /// Listens at the local address, unless the socket does.
     Listen { name: String, backlog: u16 },
     /// Connects a stream. `wait`: answer when it is connected; else there are `filled` bytes to
     /// drop in the program's socket, which is connected to the broker.

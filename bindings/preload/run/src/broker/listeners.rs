@@ -12,7 +12,7 @@ use esp_client::{Client, EspListener, EspStream, Path};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect};
 
 use super::streams::{interface, serve};
-use super::table::{Entry, enet};
+use super::table::{Entry, enet, lock};
 use super::{Node, SLEEP};
 
 /// Longest wait for a connection between two looks whether the program still listens.
@@ -22,9 +22,13 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Most connections that wait, as ESP limits it.
 const MAX_BACKLOG: u16 = 1024;
 
-/// Listens at the address that the socket is bound to.
+/// Listens at the address that the socket is bound to, unless it does.
 pub(super) fn listen(node: &Arc<Node>, name: &str, backlog: u16) -> io::Result<()> {
     let entry = node.table.entry(name)?;
+    let mut listens = lock(&entry.listens);
+    if *listens {
+        return Ok(());
+    }
     let local = entry.state().local;
     let client = Client::shared()?;
     let mut builder = EspListener::builder()
@@ -36,6 +40,8 @@ pub(super) fn listen(node: &Arc<Node>, name: &str, backlog: u16) -> io::Result<(
     }
     let listener = builder.bind_at(&client, local.port)?;
     entry.set(|state| state.local.port = listener.port());
+    *listens = true;
+    drop(listens);
     let (listening, name) = (Arc::clone(node), name.to_owned());
     node.busy("listener", move |_| {
         accept(&listening, &name, &entry, &listener);

@@ -22,6 +22,8 @@ pub(super) struct Entry {
     state: Mutex<State>,
     /// The program has closed it.
     gone: AtomicBool,
+    /// It is a listener of ESP.
+    pub(super) listens: Mutex<bool>,
     pub(super) datagrams: Datagrams,
 }
 
