@@ -138,6 +138,8 @@ pub(crate) fn at_end(fd: c_int) -> isize {
     match own.state() {
         Ok(state) if state.errno != 0 => kernel::fail(state.errno) as isize,
         Ok(_) => 0,
+        // The next call asks again.
+        Err(full @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => kernel::fail(full) as isize,
         Err(_) => kernel::fail(libc::ECONNRESET) as isize,
     }
 }

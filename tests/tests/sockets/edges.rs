@@ -80,6 +80,13 @@ fn a_listener_that_could_not_listen_can_try_again() {
 }
 
 #[test]
+fn the_end_of_a_stream_is_no_reset_without_free_descriptors() {
+    if let Some(edges) = Edges::new("the_end_of_a_stream") {
+        edges.passes("end");
+    }
+}
+
+#[test]
 fn two_processes_send_the_first_datagrams_of_a_socket() {
     if let Some(edges) = Edges::new("two_processes_send") {
         edges.passes("both_first");
