@@ -22,13 +22,23 @@ pub(super) fn names() -> io::Result<HashSet<String>> {
 }
 
 /// Returns the inodes of the sockets of TCP that listen on a port.
-pub(super) fn tcp_listeners(port: u16) -> HashSet<u64> {
+///
+/// # Errors
+/// Those of the system, such as that there is no descriptor.
+pub(super) fn tcp_listeners(port: u16) -> io::Result<HashSet<u64>> {
     if let Ok(inodes) = diag::listeners(port) {
-        return inodes;
+        return Ok(inodes);
     }
-    let files = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
-    let files = files.into_iter().flatten();
-    files.flat_map(|text| listening(&text, port)).collect()
+    let mut inodes = HashSet::new();
+    for file in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        match fs::read_to_string(file) {
+            Ok(text) => inodes.extend(listening(&text, port)),
+            // Without IPv6.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(inodes)
 }
 
 fn listening(text: &str, port: u16) -> Vec<u64> {

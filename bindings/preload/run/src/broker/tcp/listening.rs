@@ -1,5 +1,6 @@
 //! The streams that the programs of other nodes connect to a listener of a program.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -67,15 +68,24 @@ fn still_listens(node: &Node, place: Place) -> bool {
     let Some(listening) = listeners.get_mut(&place) else {
         return false;
     };
-    if listening.since.elapsed() < SOON {
-        return true;
-    }
-    listening.inodes.retain(|inode| now.contains(inode));
-    let listens = !listening.inodes.is_empty();
+    let listens = listening.update(now);
     if !listens {
         listeners.remove(&place);
     }
     listens
+}
+
+impl Listening {
+    /// Forgets the sockets that do not listen any more, where those that do are known. Returns true
+    /// if there are others.
+    fn update(&mut self, now: io::Result<HashSet<u64>>) -> bool {
+        if let Ok(now) = now
+            && self.since.elapsed() >= SOON
+        {
+            self.inodes.retain(|inode| now.contains(inode));
+        }
+        !self.inodes.is_empty()
+    }
 }
 
 /// The UDP port of a listener, and its connections.
@@ -171,4 +181,19 @@ fn join(node: &Node, addr: SocketAddr, stream: EspStream) -> io::Result<Conn> {
         _ => {}
     }
     Conn::joining(stream, TcpStream::from(socket), name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_kept_while_the_listeners_are_not_known() {
+        let since = Instant::now().checked_sub(SOON).expect("up that long");
+        let inodes = [4711].into();
+        let mut listening = Listening { inodes, since };
+        assert!(listening.update(Err(Errno::EMFILE.into())));
+        assert!(listening.update(Ok([4711, 4712].into())));
+        assert!(!listening.update(Ok([4712].into())));
+    }
 }
