@@ -2,6 +2,7 @@
 
 mod addresses;
 mod edges;
+mod starting;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

@@ -2,14 +2,16 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, ErrorKind};
+use std::fs;
+use std::io::{self, BufRead, BufReader, ErrorKind};
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cli::out::{self, Doing, Failure, Verdict};
 use esp_client::{Client, Protection};
-use nix::unistd::geteuid;
+use nix::unistd::{close, geteuid};
 use preload_wire::{Broker, VARIABLE};
 
 use crate::broker::{READY, rules};
@@ -109,6 +111,7 @@ fn start(broker: &Broker, flags: &Flags) -> Result<(), Failure> {
 
 /// Starts the broker as another process, waits until it serves, and leaves it alone.
 pub(crate) fn detach(program: u32, rules: Option<&Path>) -> Result<Verdict, Failure> {
+    close_inherited().doing("closing inherited descriptors")?;
     let mut command = own_command(program, rules)?;
     let mut child = command
         .arg("--serve")
@@ -125,6 +128,22 @@ pub(crate) fn detach(program: u32, rules: Option<&Path>) -> Result<Verdict, Fail
         READY => Ok(Verdict::Done),
         why => Err(Failure::new(format_args!("the broker has ended: {why}"))),
     }
+}
+
+/// Closes all descriptors but those of standard input, output and error. They are for the program:
+/// in the broker they would keep its pipes from ending and its sockets bound. This process has not
+/// opened any yet.
+fn close_inherited() -> io::Result<()> {
+    // The folder is one of them, and closed by now.
+    let all: io::Result<Vec<_>> = fs::read_dir("/proc/self/fd")?.collect();
+    for entry in all? {
+        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(number @ 3..) = number {
+            let number: RawFd = number;
+            let _ = close(number);
+        }
+    }
+    Ok(())
 }
 
 fn own_command(program: u32, rules: Option<&Path>) -> Result<Command, Failure> {
