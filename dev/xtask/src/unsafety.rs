@@ -30,6 +30,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "bindings/preload/src",
         "functions that programs call, their memory, calls of the kernel",
     ),
+    (
+        "bindings/preload/run/src/bin/esprun.rs",
+        "a function that runs before Rust's runtime",
+    ),
     ("netif/tests", "gives buffers of the test to send batches"),
     ("esp-engine/src/shm", "memory shared with programs"),
     (

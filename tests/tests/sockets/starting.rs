@@ -26,3 +26,26 @@ fn the_broker_holds_no_descriptor_of_the_program() {
     assert!(holds(pid), "the program has it");
     assert!(!holds(broker_of(pid)));
 }
+
+#[test]
+fn the_program_ignores_sigpipe_if_the_parent_of_esprun_did() {
+    let Some(lab) = bare_lab("the_program_ignores_sigpipe", 1) else {
+        return;
+    };
+    let esprun = programs().join("esprun");
+    for (trap, ignored) in [("trap '' PIPE;", 1), ("", 0)] {
+        let script = format!(
+            "{trap} exec {} --tcp -v grep SigIgn /proc/self/status",
+            esprun.display()
+        );
+        let mut command = lab.command(0, "sh").expect("a command");
+        let ended = output(command.args(["-c", &script]));
+        let set = ended.out.trim().rsplit('\t').next().expect("a set");
+        let set = u64::from_str_radix(set, 16).expect("a number");
+        assert_eq!(set >> 12 & 1, ignored, "{trap}: {ended:?}");
+    }
+    let missing = "trap '' PIPE; exec \"$0\" --tcp /no/such/program";
+    let mut command = lab.command(0, "sh").expect("a command");
+    let ended = output(command.args(["-c", missing]).arg(&esprun));
+    assert_eq!(ended.code, Some(127), "{ended:?}");
+}

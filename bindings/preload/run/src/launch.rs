@@ -1,18 +1,21 @@
 //! Starts the broker, then becomes the program.
 
+use std::convert::Infallible;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::fd::RawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cli::out::{self, Doing, Failure, Verdict};
 use esp_client::{Client, Protection};
-use nix::unistd::{close, geteuid};
+use nix::unistd::{close, execvpe, geteuid};
 use preload_wire::{Broker, VARIABLE};
+use rustix::process::Signal;
 
 use crate::broker::{READY, rules};
 use crate::flags::Flags;
@@ -24,8 +27,18 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// Variable by which the library prints why a call failed.
 const VERBOSE: &str = "ESPRUN_VERBOSE";
 
-/// Starts the broker and replaces this process by the program.
-pub(crate) fn run(flags: &Flags) -> Result<Verdict, Failure> {
+/// Returns true if this process ignores SIGPIPE.
+pub fn ignores_pipe() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let ignored = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    ignored.is_some_and(|set| set >> (Signal::PIPE.as_raw() - 1) & 1 == 1)
+}
+
+/// Starts the broker and replaces this process by the program, which ignores SIGPIPE if
+/// `ignores_pipe`.
+pub(crate) fn run(flags: &Flags, ignores_pipe: bool) -> Result<Verdict, Failure> {
     let Some((program, arguments)) = flags.program.split_first() else {
         return Err(Failure::new("no program: write esprun PROGRAM"));
     };
@@ -51,15 +64,16 @@ pub(crate) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         preload.push(":");
         preload.push(others);
     }
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .env(PRELOAD, preload)
-        .env(VARIABLE, broker.value());
+    let mut set = vec![(PRELOAD, preload), (VARIABLE, broker.value().into())];
     if flags.verbose {
-        command.env(VERBOSE, "1");
+        set.push((VERBOSE, "1".into()));
     }
-    let error = command.exec();
+    let error = if ignores_pipe {
+        let Err(error) = exec_as_it_is(&flags.program, &set);
+        error
+    } else {
+        Command::new(program).args(arguments).envs(set).exec()
+    };
     let code = if error.kind() == ErrorKind::NotFound {
         127
     } else {
@@ -67,6 +81,24 @@ pub(crate) fn run(flags: &Flags) -> Result<Verdict, Failure> {
     };
     let text = format!("{}: {error}", program.to_string_lossy());
     Err(Failure::Command(code, text))
+}
+
+/// Replaces this process by a program, with these variables set. [`CommandExt::exec`] would have
+/// it end by SIGPIPE.
+fn exec_as_it_is(program: &[OsString], set: &[(&str, OsString)]) -> io::Result<Infallible> {
+    let is_kept = |(name, _): &(OsString, OsString)| set.iter().all(|(own, _)| name != own);
+    let own = set.iter().map(|(name, value)| (OsString::from(name), value.clone()));
+    let all = env::vars_os().filter(is_kept).chain(own);
+    let variables = all.map(|(mut text, value)| {
+        text.push("=");
+        text.push(value);
+        CString::new(text.into_vec())
+    });
+    let variables = variables.collect::<Result<Vec<_>, _>>()?;
+    let arguments = program.iter().map(|text| CString::new(text.as_bytes()));
+    let arguments = arguments.collect::<Result<Vec<_>, _>>()?;
+    let file = arguments.first().ok_or(ErrorKind::InvalidInput)?;
+    Ok(execvpe(file, &arguments, &variables)?)
 }
 
 /// Returns the library: beside this program, or in the folder `lib/esp` or `lib` beside that of

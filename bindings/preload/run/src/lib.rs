@@ -19,16 +19,18 @@ use clap::{CommandFactory, Parser};
 use cli::out;
 use flags::Flags;
 
-/// Runs esprun.
-pub fn main() -> ExitCode {
+/// Runs esprun. `ignores_pipe`: the program is to ignore SIGPIPE.
+pub fn main(ignores_pipe: bool) -> ExitCode {
     let flags = Flags::parse();
     let ran = match flags.broker_of {
         Some(program) if flags.serve => broker::run(program, flags.rules.as_deref()),
         Some(program) => launch::detach(program, flags.rules.as_deref()),
-        None => launch::run(&flags),
+        None => launch::run(&flags, ignores_pipe),
     };
     out::finish("esprun", ran)
 }
+
+pub use launch::ignores_pipe;
 
 /// Returns the command line, for its manual page and completions.
 pub fn command() -> clap::Command {
