@@ -535,3 +535,30 @@ fn bytes_out_of_band_are_refused() {
     let ended = output(command.arg(client.path()).arg(Node(1).ip().to_string()));
     assert_eq!(ended.out, "True\n", "{ended:?}");
 }
+
+#[test]
+fn a_program_that_only_writes_learns_of_a_reset() {
+    let Some(lab) = bare_lab("a_program_that_only_writes", 2) else {
+        return;
+    };
+    // Writes until nothing more can be written, and closes with a reset.
+    let server = "import select, socket, struct\ns = socket.create_server(('0.0.0.0', 7000))\n\
+                  print('ready', flush=True)\nc, peer = s.accept()\nc.setblocking(False)\n\
+                  while select.select([], [c], [], 1)[1]: c.send(bytes(65536))\n\
+                  c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\n";
+    let server = TempFile::new(server);
+    let mut command = esprun(&lab, 1, &["--tcp"], Path::new("python3"));
+    let mut running = Killed(command.arg(server.path()).spawn().expect("start it"));
+    prints(&mut running.0, "ready");
+    let client = "import socket, sys\nc = socket.create_connection((sys.argv[1], 7000))\n\
+                  c.settimeout(60)\n\
+                  try:\n while True: c.sendall(bytes(65536))\n\
+                  except OSError as e: print(type(e).__name__)\n";
+    let client = TempFile::new(client);
+    let before = datagrams(&lab, 1);
+    let mut command = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    let ended = output(command.arg(client.path()).arg(Node(1).ip().to_string()));
+    let errors = ["ConnectionResetError\n", "BrokenPipeError\n"];
+    assert!(errors.contains(&&*ended.out), "{ended:?}");
+    assert!(datagrams(&lab, 1) - before > 20, "TCP was used");
+}

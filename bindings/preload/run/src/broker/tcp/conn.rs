@@ -123,6 +123,12 @@ impl Conn {
             let _ = self.stream.try_write(&[ACCEPTED]);
         }
         let more = self.send(block) | self.receive();
+        if self.to_stream == Direction::Failed && !self.writable {
+            // The program writes, and does not read what is before the error, so it would not learn
+            // of the error: the broker does not read any more, and the program would wait for room.
+            // With TCP the reset overtakes bytes for which the program's socket has no room, too.
+            self.to_program = Direction::Failed;
+        }
         match (self.to_stream, self.to_program) {
             (Direction::Open, _) | (_, Direction::Open) if more => Next::Turn,
             (Direction::Open, _) | (_, Direction::Open) => Next::Event,
