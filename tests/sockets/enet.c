@@ -285,8 +285,8 @@ static void full(struct sockaddr_enet server) {
     close(fd);
 }
 
-/* Completes the name of a program's socket to that of the broker's for it, which every user can see;
- * returns the length. */
+/* Completes the name of a program's socket to that of the broker's for it, which every user can
+ * see; returns the length. */
 static socklen_t broker_of(struct sockaddr_un *name, socklen_t length) {
     char line[300], *end = (char *)name + length;
     strcpy(end, ".tx.");

@@ -159,10 +159,7 @@ fn names(fd: c_int, peer: &Addr) -> Result<Option<Names>, Errno> {
 
 /// Returns the broker, and the family and addresses of a connection within this node, if TCP goes
 /// over ESP.
-fn looks_local(
-    fd: c_int,
-    peer: &Addr,
-) -> Option<(&'static Broker, c_int, SocketAddr, SocketAddr)> {
+fn looks_local(fd: c_int, peer: &Addr) -> Option<(&'static Broker, c_int, SocketAddr, SocketAddr)> {
     let broker = broker().filter(|broker| broker.tcp)?;
     let local = plain(Addr::local(fd)?.inet()?);
     let peer = plain(peer.inet()?);

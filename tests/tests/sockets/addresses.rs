@@ -115,3 +115,42 @@ fn a_connection_that_is_reset_before_it_is_accepted_is_aborted() {
     assert_eq!(server.ask(), "ECONNABORTED");
     assert_eq!(server.ask(), "127.0.0.1", "one of the node");
 }
+
+/// Accepts a connection, ends its listener, and listens again after a time in which the broker
+/// finds the end.
+const AGAIN: &str = r#"
+import socket, sys, time
+s = socket.create_server(("0.0.0.0", 7000))
+print("ready", flush=True)
+first = s.accept()
+s.close()
+time.sleep(2.5)
+s = socket.create_server(("0.0.0.0", 7000))
+print("again", flush=True)
+second = s.accept()
+sys.stdin.read()
+"#;
+
+#[test]
+fn a_listener_that_is_made_again_is_reached_by_esp_beside_old_connections() {
+    let Some(lab) = bare_lab("a_listener_that_is_made_again", 2) else {
+        return;
+    };
+    let mut server = Server::start(&lab, AGAIN);
+    let client = "import socket, sys\nc = socket.create_connection((sys.argv[1], 7000))\n\
+                  print('ready', flush=True)\nsys.stdin.read()\n";
+    let client = TempFile::new(client);
+    let connect = || {
+        let mut command = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+        command.arg(client.path()).arg(Node(1).ip().to_string());
+        let mut client = Killed(command.stdin(Stdio::piped()).spawn().expect("start it"));
+        prints(&mut client.0, "ready");
+        client
+    };
+    let _first = connect();
+    assert_eq!(server.ask(), "again");
+    let _second = connect();
+    let mut espstat = lab.command(1, programs().join("espstat")).expect("one");
+    let shown = output(espstat.arg("--programs"));
+    assert_eq!(shown.out.matches("ESP, copied").count(), 2, "{shown:?}");
+}

@@ -67,8 +67,12 @@ fn a_datagram_socket_is_connected_to_a_former_peer_again() {
     let broker = broker_of(program.0.id());
     wait_until("the broker serves the last peer alone", || {
         let threads = fs::read_dir(format!("/proc/{broker}/task")).expect("its threads");
-        let names = threads.map(|thread| fs::read_to_string(thread.expect("one").path().join("comm")));
-        names.filter(|name| name.as_ref().is_ok_and(|name| name == "edp-direct\n")).count() == 1
+        let names =
+            threads.map(|thread| fs::read_to_string(thread.expect("one").path().join("comm")));
+        names
+            .filter(|name| name.as_ref().is_ok_and(|name| name == "edp-direct\n"))
+            .count()
+            == 1
     });
 }
 

@@ -42,7 +42,7 @@ fn the_program_ignores_sigpipe_if_the_parent_of_esprun_did() {
         let ended = output(command.args(["-c", &script]));
         let set = ended.out.trim().rsplit('\t').next().expect("a set");
         let set = u64::from_str_radix(set, 16).expect("a number");
-        assert_eq!(set >> 12 & 1, ignored, "{trap}: {ended:?}");
+        assert_eq!((set >> 12) & 1, ignored, "{trap}: {ended:?}");
     }
     let missing = "trap '' PIPE; exec \"$0\" --tcp /no/such/program";
     let mut command = lab.command(0, "sh").expect("a command");

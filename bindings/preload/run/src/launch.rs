@@ -33,7 +33,7 @@ pub fn ignores_pipe() -> bool {
     let mut lines = status.lines();
     let ignored = lines.find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    ignored.is_some_and(|set| set >> (Signal::PIPE.as_raw() - 1) & 1 == 1)
+    ignored.is_some_and(|set| (set >> (Signal::PIPE.as_raw() - 1)) & 1 == 1)
 }
 
 /// Starts the broker and replaces this process by the program, which ignores SIGPIPE if
@@ -87,7 +87,9 @@ pub(crate) fn run(flags: &Flags, ignores_pipe: bool) -> Result<Verdict, Failure>
 /// it end by SIGPIPE.
 fn exec_as_it_is(program: &[OsString], set: &[(&str, OsString)]) -> io::Result<Infallible> {
     let is_kept = |(name, _): &(OsString, OsString)| set.iter().all(|(own, _)| name != own);
-    let own = set.iter().map(|(name, value)| (OsString::from(name), value.clone()));
+    let own = set
+        .iter()
+        .map(|(name, value)| (OsString::from(name), value.clone()));
     let all = env::vars_os().filter(is_kept).chain(own);
     let variables = all.map(|(mut text, value)| {
         text.push("=");
@@ -166,14 +168,15 @@ pub(crate) fn detach(program: u32, rules: Option<&Path>) -> Result<Verdict, Fail
 /// in the broker they would keep its pipes from ending and its sockets bound. This process has not
 /// opened any yet.
 fn close_inherited() -> io::Result<()> {
-    // The folder is one of them, and closed by now.
-    let all: io::Result<Vec<_>> = fs::read_dir("/proc/self/fd")?.collect();
-    for entry in all? {
-        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        if let Some(number @ 3..) = number {
-            let number: RawFd = number;
-            let _ = close(number);
-        }
+    let mut inherited: Vec<RawFd> = Vec::new();
+    for entry in fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.parse::<RawFd>().ok());
+        inherited.extend(number.filter(|number| *number > 2));
+    }
+    for number in inherited {
+        // The folder is one of them, and is closed by now.
+        let _ = close(number);
     }
     Ok(())
 }

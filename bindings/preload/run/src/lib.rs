@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use cli::out;
 use flags::Flags;
+pub use launch::ignores_pipe;
 
 /// Runs esprun. `ignores_pipe`: the program is to ignore SIGPIPE.
 pub fn main(ignores_pipe: bool) -> ExitCode {
@@ -29,8 +30,6 @@ pub fn main(ignores_pipe: bool) -> ExitCode {
     };
     out::finish("esprun", ran)
 }
-
-pub use launch::ignores_pipe;
 
 /// Returns the command line, for its manual page and completions.
 pub fn command() -> clap::Command {

@@ -190,7 +190,8 @@ pub enum Request {
         wait: bool,
         filled: u64,
     },
-    /// Connects a datagram socket, or ends that. The answer names the broker's socket to connect to.
+    /// Connects a datagram socket, or ends that. The answer names the broker's socket to connect
+    /// to.
     Direct { name: String, peer: Option<Enet> },
     /// Asks for the state of a socket.
     State { name: String },

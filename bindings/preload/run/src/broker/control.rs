@@ -97,7 +97,7 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
             Client::shared()?;
             table.check_room()?;
             // Not a count: other users could take the names that it leads to.
-            let id = getrandom::u64().map_err(io::Error::other)?;
+            let id = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
             return Ok(Answer::Opened { id });
         }
         Request::Bind { name, addr } if streams::is_stream(&node.broker, &name) => {

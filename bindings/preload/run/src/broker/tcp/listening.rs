@@ -36,7 +36,11 @@ pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<(
     node.busy("tcp-listener", move |_| {
         // The port is held by a broker that has not yet found its program ended, or by another
         // program; or there is no network yet.
-        while port.is_none() && still_listens(&serving, place) {
+        while port.is_none() {
+            look(&serving, place);
+            if forget(&serving, place) {
+                return;
+            }
             std::thread::sleep(LOOK);
             port = Port::open(&serving, place).ok();
         }
@@ -47,7 +51,8 @@ pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<(
     Ok(())
 }
 
-/// Notes a program's listener. Returns false if its place is served already.
+/// Notes a program's listener. Returns false if its place has a thread, which may still serve the
+/// connections of an earlier listener.
 fn is_first(node: &Node, place: Place, inode: u64) -> bool {
     let mut listeners = lock(&node.tcp.listeners);
     let is_first = !listeners.contains_key(&place);
@@ -60,31 +65,43 @@ fn is_first(node: &Node, place: Place, inode: u64) -> bool {
     is_first
 }
 
-/// Returns true if the program's listener exists, not just another program's at its port; forgets
-/// it otherwise.
-fn still_listens(node: &Node, place: Place) -> bool {
+/// Looks whether the program's listener exists, not just another program's at its port.
+fn look(node: &Node, place: Place) {
     let now = system::tcp_listeners(place.0.port());
+    if let Some(listening) = lock(&node.tcp.listeners).get_mut(&place) {
+        listening.update(now);
+    }
+}
+
+/// Returns true if a program listens, as of the last look.
+fn listens(node: &Node, place: Place) -> bool {
+    let listeners = lock(&node.tcp.listeners);
+    listeners.get(&place).is_some_and(Listening::is_open)
+}
+
+/// Forgets the place, whose thread ends, and returns true, unless a program listens.
+fn forget(node: &Node, place: Place) -> bool {
     let mut listeners = lock(&node.tcp.listeners);
-    let Some(listening) = listeners.get_mut(&place) else {
-        return false;
-    };
-    let listens = listening.update(now);
-    if !listens {
+    let is_open = listeners.get(&place).is_some_and(Listening::is_open);
+    if !is_open {
         listeners.remove(&place);
     }
-    listens
+    !is_open
 }
 
 impl Listening {
-    /// Forgets the sockets that do not listen any more, where those that do are known. Returns true
-    /// if there are others.
-    fn update(&mut self, now: io::Result<HashSet<u64>>) -> bool {
+    /// Returns true if a program's socket listens.
+    pub(super) fn is_open(&self) -> bool {
+        !self.inodes.is_empty()
+    }
+
+    /// Forgets the sockets that do not listen any more, where those that do are known.
+    fn update(&mut self, now: io::Result<HashSet<u64>>) {
         if let Ok(now) = now
             && self.since.elapsed() >= SOON
         {
             self.inodes.retain(|inode| now.contains(inode));
         }
-        !self.inodes.is_empty()
     }
 }
 
@@ -92,7 +109,7 @@ impl Listening {
 struct Port {
     node: Arc<Node>,
     place: Place,
-    listener: Option<EspListener>,
+    listener: EspListener,
     copier: Copier,
 }
 
@@ -112,25 +129,27 @@ impl Port {
         Ok(Port {
             node: Arc::clone(node),
             place,
-            listener: Some(listener),
+            listener,
             copier: Copier::new(poller)?,
         })
     }
 
-    /// Accepts and copies until the program does not listen and its connections have ended.
+    /// Accepts and copies until the program does not listen and its connections have ended. A later
+    /// listener of the program finds the port bound meanwhile.
     fn serve(mut self) {
         let mut looked = Instant::now();
-        while self.listener.is_some() || !self.copier.is_empty() {
+        loop {
             let news = self.copier.turn(LOOK);
             let is_due = looked.elapsed() >= LOOK;
+            if is_due {
+                looked = Instant::now();
+                look(&self.node, self.place);
+            }
             if news.arrivals || is_due {
                 self.accept();
             }
-            if is_due && self.listener.is_some() {
-                looked = Instant::now();
-                if !still_listens(&self.node, self.place) {
-                    self.listener = None;
-                }
+            if is_due && self.copier.is_empty() && forget(&self.node, self.place) {
+                return;
             }
         }
     }
@@ -138,9 +157,10 @@ impl Port {
     /// Accepts all streams that wait.
     fn accept(&mut self) {
         // An error: there is none, or no room for one more at present.
-        while let Some(Ok((stream, _))) = self.listener.as_ref().map(EspListener::accept) {
+        while let Ok((stream, _)) = self.listener.accept() {
             // The end of the stream tells the peer that the program does not listen; it takes TCP.
-            if !self.node.tcp.rules.allow_host(ip(stream.peer_addr().addr)) {
+            let is_allowed = self.node.tcp.rules.allow_host(ip(stream.peer_addr().addr));
+            if !is_allowed || !listens(&self.node, self.place) {
                 continue;
             }
             let conn = join(&self.node, self.place.0, stream);
@@ -192,8 +212,10 @@ mod tests {
         let since = Instant::now().checked_sub(SOON).expect("up that long");
         let inodes = [4711].into();
         let mut listening = Listening { inodes, since };
-        assert!(listening.update(Err(Errno::EMFILE.into())));
-        assert!(listening.update(Ok([4711, 4712].into())));
-        assert!(!listening.update(Ok([4712].into())));
+        listening.update(Err(Errno::EMFILE.into()));
+        listening.update(Ok([4711, 4712].into()));
+        assert!(listening.is_open());
+        listening.update(Ok([4712].into()));
+        assert!(!listening.is_open());
     }
 }

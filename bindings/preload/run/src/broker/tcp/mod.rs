@@ -90,6 +90,7 @@ pub(super) struct Tcp {
     names: Names,
     /// Addresses without ESP.
     without: Mutex<HashMap<SocketAddr, Instant>>,
+    /// Those of programs, until the threads of their ports end.
     listeners: Mutex<HashMap<Place, Listening>>,
 }
 
@@ -119,7 +120,7 @@ impl Tcp {
 
     /// Returns true while a program listens.
     pub(super) fn is_listening(&self) -> bool {
-        !lock(&self.listeners).is_empty()
+        lock(&self.listeners).values().any(Listening::is_open)
     }
 
     /// Returns true while there are connections.
