@@ -175,9 +175,11 @@ impl Leases {
                 count,
             }
         };
+        // In another session the daemon would find the ports in use by this one, and refuse them.
+        let answer = session.ask_while(&request, || !self.is_finished());
         let Answer {
             reply, descriptors, ..
-        } = session.ask(&request).map_err(|error| match error {
+        } = answer.map_err(|error| match error {
             EspError::Denied { kind, .. } if kind != ErrorKind::Unavailable => {
                 NotAdopted::Refused(error)
             }

@@ -117,13 +117,23 @@ impl Session {
 
     /// Sends a request and waits for its reply.
     pub(crate) fn ask(self: &Arc<Self>, request: &Request) -> CallResult {
+        self.ask_while(request, || false)
+    }
+
+    /// Sends a request and waits for its reply, beyond the time limit of other requests as long as
+    /// `waits` returns true.
+    pub(crate) fn ask_while(
+        self: &Arc<Self>,
+        request: &Request,
+        waits: impl Fn() -> bool,
+    ) -> CallResult {
         let call = self.call(request)?;
         loop {
             let daemon = self.connection();
             match call.wait(Some(Instant::now() + DAEMON_TIMEOUT)) {
                 Some(result) => return result,
                 // The next daemon has as much time.
-                None if self.is_waiting() || self.connection() != daemon => {}
+                None if self.is_waiting() || self.connection() != daemon || waits() => {}
                 None => return Err(self.silent("a request is not answered")),
             }
         }

@@ -62,6 +62,8 @@ pub(super) fn is_between_daemons(socket: &Path, error: &EspError) -> bool {
 /// A connection that is not in use yet.
 struct Opening<'a> {
     session: &'a Session,
+    /// Begin of the wait for the next daemon.
+    begin: Instant,
     daemon: Daemon,
     decoder: Decoder<Reply>,
     next_id: u64,
@@ -82,8 +84,15 @@ impl Opening<'_> {
         let path = &self.session.path;
         send_with(&self.daemon.socket, &bytes, &files)
             .map_err(|error| EspError::gone(path, error.to_string()))?;
-        let deadline = Instant::now() + DAEMON_TIMEOUT;
-        let reply = receive_reply(path, &self.daemon.socket, &mut self.decoder, deadline)?;
+        let reply = loop {
+            let deadline = Instant::now() + DAEMON_TIMEOUT;
+            match receive_reply(path, &self.daemon.socket, &mut self.decoder, deadline) {
+                // On another connection the daemon would find the object in use by this one, and
+                // refuse it.
+                Err(EspError::DaemonSilent { .. }) if self.session.has_patience(self.begin) => {}
+                received => break received?,
+            }
+        };
         if is_stopping(&reply.0.body) {
             return Err(EspError::gone(path, "it is stopping"));
         }
@@ -101,18 +110,20 @@ impl Session {
         self.begin_waiting(&error);
         let begin = Instant::now();
         loop {
-            if self.gone.get().is_some() {
-                return None;
-            }
-            if begin.elapsed() >= self.patience() {
+            if !self.has_patience(begin) {
                 self.fail(error);
                 return None;
             }
-            match self.try_next() {
+            match self.try_next(begin) {
                 Ok(next) => return Some(next),
                 Err(_) => std::thread::sleep(PAUSE),
             }
         }
+    }
+
+    /// Returns true while a wait that began at this time goes on.
+    fn has_patience(&self, begin: Instant) -> bool {
+        self.gone.get().is_none() && begin.elapsed() < self.patience()
     }
 
     /// Fails the requests that cannot be repeated.
@@ -132,7 +143,7 @@ impl Session {
         }
     }
 
-    fn try_next(&self) -> Result<Next, EspError> {
+    fn try_next(&self, begin: Instant) -> Result<Next, EspError> {
         let path = &self.path;
         let unreachable = |error: std::io::Error| EspError::gone(path, error.to_string());
         let socket = connect_socket(path).map_err(unreachable)?;
@@ -141,6 +152,7 @@ impl Session {
         let (daemon, events) = Daemon::new(socket, descriptors)?;
         let mut opening = Opening {
             session: self,
+            begin,
             daemon,
             decoder,
             next_id: 1,

@@ -3,6 +3,7 @@
 
 mod begun;
 mod numbers;
+mod slow;
 #[path = "../support/mod.rs"]
 mod support;
 
