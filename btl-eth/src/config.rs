@@ -145,7 +145,7 @@ impl EthConfig {
     /// if raw Ethernet is leased: it would take the long messages, for its bandwidth, although UDP
     /// without the daemon ([`Carrier::Udp`]) is faster.
     pub(crate) fn choose(&self, client: &Client) -> Result<Vec<InterfaceInfo>, EthError> {
-        let mut chosen = self.selected(client.interfaces())?;
+        let mut chosen = self.selected(&client.interfaces())?;
         let is_raw = |info: &InterfaceInfo| matches!(info.addr, NodeAddr::Mac(_));
         if client.may_lease(self.path) && chosen.iter().any(is_raw) {
             chosen.retain(is_raw);

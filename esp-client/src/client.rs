@@ -266,7 +266,10 @@ impl Client {
         path: Path,
         peer: Option<NodeAddr>,
     ) -> Result<Option<Arc<Leases>>, EspError> {
-        let is_own = |peer: NodeAddr| self.interfaces().iter().any(|own| own.addr == peer);
+        let is_own = |peer: NodeAddr| {
+            let welcome = self.session().welcome();
+            welcome.interfaces.iter().any(|own| own.addr == peer)
+        };
         match path {
             _ if self.session().is_local() => self.leases().map(Some),
             // The daemon leases raw Ethernet only.
@@ -315,28 +318,38 @@ impl Client {
     /// Returns true if streams with this path setting use a lease: the node's policy allows it to
     /// this program.
     pub fn may_lease(&self, path: Path) -> bool {
-        self.session().welcome.leases && path != Path::Daemon
+        self.session().welcome().leases && path != Path::Daemon
     }
 
-    /// Returns a random number that the daemon chose at its start.
+    /// Returns a random number that the present daemon, or the last one, chose at its start.
     pub fn incarnation(&self) -> u64 {
-        self.session().welcome.incarnation
+        self.session().welcome().incarnation
     }
 
-    /// Returns the node's interfaces as of the opening of the connection. [`Client::status`]
-    /// returns their present state.
-    pub fn interfaces(&self) -> &[InterfaceInfo] {
-        &self.session().welcome.interfaces
+    /// Returns the node's interfaces as of the opening of the connection to the present daemon, or
+    /// to the last one. [`Client::status`] returns their present state.
+    pub fn interfaces(&self) -> Vec<InterfaceInfo> {
+        self.session().welcome().interfaces.clone()
     }
 
     /// Returns the interface of this name or, for `None`, the daemon's default: the first that is
-    /// up, else the first.
-    pub fn interface(&self, name: Option<&str>) -> Option<&InterfaceInfo> {
-        let all = self.interfaces();
-        match name {
+    /// up, else the first; see [`Client::interfaces`].
+    pub fn interface(&self, name: Option<&str>) -> Option<InterfaceInfo> {
+        let welcome = self.session().welcome();
+        let all = &welcome.interfaces;
+        let found = match name {
             Some(name) => all.iter().find(|interface| interface.name == name),
             None => all.iter().find(|interface| interface.up).or(all.first()),
-        }
+        };
+        found.cloned()
+    }
+
+    /// Returns the MTU of the interface of this name.
+    pub(crate) fn mtu(&self, name: &str) -> Option<u32> {
+        let welcome = self.session().welcome();
+        let mut all = welcome.interfaces.iter();
+        all.find(|interface| interface.name == name)
+            .map(|found| found.mtu)
     }
 
     /// Requests the node's links, connections, listeners, datagram ports and counters (as

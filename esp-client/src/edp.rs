@@ -87,7 +87,7 @@ impl EdpBuilder {
             let leases = client.leases()?;
             let parts = leases.bind_datagrams(interface.as_deref(), port, rings)?;
             let (socket, _) = Socket::embedded(client, parts, spin);
-            return Ok(EdpSocket::new(socket));
+            return Ok(EdpSocket { socket });
         }
         let session = client.session();
         let request = Request::BindEdp {
@@ -113,15 +113,13 @@ impl EdpBuilder {
         };
         let with = (held, spin);
         let (socket, _) = Socket::granted(client, &answer, (*slot, *rings), local, with)?;
-        Ok(EdpSocket::new(socket))
+        Ok(EdpSocket { socket })
     }
 }
 
 /// A bound datagram port of one interface.
 pub struct EdpSocket {
     socket: Socket,
-    addr: NodeAddr,
-    max_payload: usize,
 }
 
 socket_settings!(EdpSocket);
@@ -139,17 +137,6 @@ impl EdpSocket {
         }
     }
 
-    fn new(socket: Socket) -> EdpSocket {
-        let link = socket.client.interface(Some(&socket.interface));
-        let mtu = link.and_then(|link| usize::try_from(link.mtu).ok());
-        let max_payload = mtu.map_or(MAX_DATAGRAM, |mtu| mtu.saturating_sub(EDP_HEADER_LEN));
-        EdpSocket {
-            addr: link.map(|link| link.addr).unwrap_or_default(),
-            max_payload: max_payload.min(MAX_DATAGRAM),
-            socket,
-        }
-    }
-
     /// Returns the port.
     pub fn port(&self) -> u16 {
         self.socket.port
@@ -162,13 +149,20 @@ impl EdpSocket {
 
     /// Returns the interface's address.
     pub fn addr(&self) -> NodeAddr {
-        self.addr
+        let Socket {
+            client, interface, ..
+        } = &self.socket;
+        let own = client.interface(Some(interface)).map(|own| own.addr);
+        own.unwrap_or_default()
     }
 
-    /// Returns the maximum length of a datagram in bytes. The body of a request (echo, information)
-    /// is limited to one byte less.
+    /// Returns the maximum length of a datagram in bytes, which the next daemon may change. The
+    /// body of a request (echo, information) is limited to one byte less.
     pub fn max_payload(&self) -> usize {
-        self.max_payload
+        let mtu = self.socket.client.mtu(&self.socket.interface);
+        let mtu = mtu.and_then(|mtu| usize::try_from(mtu).ok());
+        mtu.map_or(MAX_DATAGRAM, |mtu| mtu.saturating_sub(EDP_HEADER_LEN))
+            .min(MAX_DATAGRAM)
     }
 
     /// Sends a datagram to a port of a node. Waits only for room in the send ring; delivery is
@@ -222,7 +216,7 @@ impl EdpSocket {
         let control = usize::from(header.kind != EdpKind::Data);
         let mut tx = lock(&self.socket.tx);
         let room = tx.capacity().saturating_sub(HEADER_LEN);
-        let max = self.max_payload.saturating_sub(control).min(room);
+        let max = self.max_payload().saturating_sub(control).min(room);
         if bytes.len() > max {
             let too_long = EspError::TooLong {
                 len: bytes.len(),

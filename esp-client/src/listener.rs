@@ -167,7 +167,8 @@ impl ListenerBuilder {
             (is_local || !own.addr.is_udp())
                 && interface.as_deref().is_none_or(|only| only == own.name)
         };
-        let names = client.interfaces().iter().filter(is_wanted);
+        let interfaces = client.interfaces();
+        let names = interfaces.iter().filter(is_wanted);
         let names = names.map(|own| own.name.as_str());
         leases.listen(names, listener, self.backlog, key, path == Path::Lease)
     }

@@ -28,14 +28,15 @@ impl Client {
     pub fn route(&self, peer: NodeAddr) -> Result<String, EspError> {
         let no_path = |tried: String| EspError::NoPath { peer, tried };
         let reaches = |own: &&InterfaceInfo| own.addr.is_kind_of(&peer);
-        let mut fit = self.interfaces().iter().filter(reaches);
+        let known = self.interfaces();
+        let mut fit = known.iter().filter(reaches);
         match (fit.next(), fit.next()) {
             (Some(only), None) => return Ok(only.name.clone()),
             (Some(_), Some(_)) => {}
             (None, _) => return Err(no_path("no interface has an address of this kind".into())),
         }
         let interfaces = if self.session().is_local() {
-            self.interfaces().to_vec()
+            known
         } else {
             self.status()?.interfaces
         };

@@ -93,8 +93,8 @@ impl Datagrams {
             return Ok(vec![Datagrams::on(&client, name)?]);
         }
         // There is no broadcast over UDP.
-        let is_asked = |i: &&InterfaceInfo| i.up && !i.addr.is_udp();
-        let up: Vec<_> = client.interfaces().iter().filter(is_asked).collect();
+        let is_asked = |i: &InterfaceInfo| i.up && !i.addr.is_udp();
+        let up: Vec<_> = client.interfaces().into_iter().filter(is_asked).collect();
         if up.is_empty() {
             return Err(Failure::new(
                 "none of the daemon's Ethernet interfaces is up",

@@ -114,7 +114,7 @@ impl Leases {
         interface: InterfaceInfo,
         secure: Option<SecureConfig>,
     ) -> Result<(), EspError> {
-        let incarnation = self.session.welcome.incarnation;
+        let incarnation = self.session.welcome().incarnation;
         let endpoint = EndpointConfig::default();
         let link = self
             .engine
@@ -179,7 +179,7 @@ impl Leases {
                 mac,
                 mtu: interface.mtu,
                 endpoint: protocol.endpoint(),
-                incarnation: session.welcome.incarnation,
+                incarnation: session.welcome().incarnation,
                 ports: ports.clone(),
                 standby: kind == LeaseKind::Standby,
                 esp,
@@ -233,7 +233,8 @@ impl Leases {
             self.take_lease(&session, answer, LeaseKind::Standby).ok()
         };
         let first = *ports.ports.start();
-        let others = session.welcome.interfaces.iter();
+        let welcome = session.welcome();
+        let others = welcome.interfaces.iter();
         let all = others
             .filter(|other| self.holder(Some(&other.name), first).is_none())
             .take(MAX_STANDBYS)

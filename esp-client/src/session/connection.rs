@@ -42,7 +42,8 @@ pub(crate) struct Session {
     pub(super) lost: AtomicU64,
     /// There is no daemon now. Changed with `calls` locked.
     pub(super) waiting: AtomicBool,
-    pub(crate) welcome: Welcome,
+    /// That of the present daemon, or of the last one.
+    pub(super) welcome: RwLock<Arc<Welcome>>,
     /// A forked child must not use it.
     fork: ForkMark,
     pub(super) next_id: AtomicU64,
@@ -195,7 +196,7 @@ impl Session {
             listeners: Mutex::default(),
             posts: Mutex::default(),
             polled: Mutex::default(),
-            welcome,
+            welcome: RwLock::new(Arc::new(welcome)),
             fork: ForkMark::new().map_err(EspError::resource("map a page"))?,
             next_id: AtomicU64::new(2),
             sending: Mutex::new(()),
@@ -299,6 +300,12 @@ impl Session {
     pub(super) fn daemon(&self) -> Option<Arc<Daemon>> {
         let current = self.daemon.read();
         current.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns what the present daemon, or the last one, said at the beginning.
+    pub(crate) fn welcome(&self) -> Arc<Welcome> {
+        let current = self.welcome.read();
+        Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sets the time for which this session waits for the next daemon.

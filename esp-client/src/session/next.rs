@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use esp_engine::shm::{Events, StreamState};
 
 use super::connection::{Calls, Daemon, Held, Session, Socket, is_stopping};
-use super::handshake::{DAEMON_TIMEOUT, connect_socket, receive_reply, say_hello, send_with};
+use super::handshake::{
+    DAEMON_TIMEOUT, Welcome, connect_socket, receive_reply, say_hello, send_with,
+};
 use super::posts::is_of_lease;
 use crate::control::codec::{Decoder, encode};
 use crate::control::{Envelope, ErrorKind, Reply, Request};
@@ -148,7 +150,7 @@ impl Session {
         let unreachable = |error: std::io::Error| EspError::gone(path, error.to_string());
         let socket = connect_socket(path).map_err(unreachable)?;
         let mut decoder = Decoder::new();
-        let (_, descriptors) = say_hello(path, &socket, &mut decoder)?;
+        let (welcome, descriptors) = say_hello(path, &socket, &mut decoder)?;
         let (daemon, events) = Daemon::new(socket, descriptors)?;
         let mut opening = Opening {
             session: self,
@@ -163,7 +165,7 @@ impl Session {
         let Opening {
             daemon, decoder, ..
         } = opening;
-        let unsent = self.switch(calls, late, &Arc::new(daemon));
+        let unsent = self.switch(calls, late, (&Arc::new(daemon), welcome));
         Ok(Next {
             decoder,
             events,
@@ -262,9 +264,11 @@ impl Session {
         &self,
         calls: MutexGuard<'_, Calls>,
         late: Vec<Request>,
-        daemon: &Arc<Daemon>,
+        (daemon, welcome): (&Arc<Daemon>, Welcome),
     ) -> VecDeque<u64> {
         {
+            let current = self.welcome.write();
+            *current.unwrap_or_else(PoisonError::into_inner) = Arc::new(welcome);
             let current = self.daemon.write();
             *current.unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(daemon));
         }

@@ -14,7 +14,10 @@ use esp_client::{Client, EspError, EspListener, EspStream};
 use esp_engine::shm::{ClientPage, EnginePage, Region, RingSizes};
 use rustix::event::{EventfdFlags, eventfd};
 
-fn read_requests(socket: &UnixStream, decoder: &mut Decoder<Request>) -> Option<(u64, Request)> {
+pub(crate) fn read_requests(
+    socket: &UnixStream,
+    decoder: &mut Decoder<Request>,
+) -> Option<(u64, Request)> {
     loop {
         if let Some((envelope, _)) = decoder.next().unwrap() {
             return Some((envelope.id, envelope.body));
@@ -31,7 +34,7 @@ fn read_requests(socket: &UnixStream, decoder: &mut Decoder<Request>) -> Option<
     }
 }
 
-fn reply(socket: &UnixStream, id: u64, body: Reply, fds: &[OwnedFd]) {
+pub(crate) fn reply(socket: &UnixStream, id: u64, body: Reply, fds: &[OwnedFd]) {
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     let bytes = encode(&Envelope { id, body }).unwrap();
     assert_eq!(send(socket, &bytes, &fds).unwrap(), bytes.len());
@@ -52,10 +55,15 @@ fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
         interfaces: vec![interface],
         leases: false,
     };
+    (hello, descriptors())
+}
+
+/// Returns the descriptors of a welcome.
+pub(crate) fn descriptors() -> Vec<OwnedFd> {
     let (_, engine) = EnginePage::create().unwrap();
     let (_, page) = ClientPage::create().unwrap();
     let event = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-    (hello, vec![engine, page, event(), event()])
+    vec![engine, page, event(), event()]
 }
 
 /// Starts a daemon that sends a welcome, then answers the first request with these bytes and

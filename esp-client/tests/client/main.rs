@@ -5,6 +5,7 @@ mod codec;
 mod edp;
 mod faults;
 mod listener;
+mod next;
 mod poller;
 mod stream;
 #[path = "../support/mod.rs"]

@@ -74,8 +74,9 @@ pub(super) fn interface(client: &Client, addr: Enet) -> io::Result<Option<String
         return Ok(None);
     }
     let own = NodeAddr::Mac(MacAddr(addr.mac));
-    let found = client.interfaces().iter().find(|one| one.addr == own);
-    Ok(Some(found.ok_or_else(missing)?.name.clone()))
+    let mut all = client.interfaces().into_iter();
+    let found = all.find(|one| one.addr == own);
+    Ok(Some(found.ok_or_else(missing)?.name))
 }
 
 /// Connects a stream, and waits.

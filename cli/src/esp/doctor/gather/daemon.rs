@@ -141,7 +141,7 @@ fn lease(client: &Client) -> Lease {
     if !client.may_lease(esp_client::Path::Auto) {
         return Lease::Forbidden;
     }
-    let mut interfaces = client.interfaces().iter();
+    let mut interfaces = client.interfaces().into_iter();
     let Some(interface) = interfaces.find(|i| i.up && !i.addr.is_udp()) else {
         return Lease::Unknown;
     };

@@ -124,7 +124,7 @@ pub(super) fn without_daemon(flags: &Flags, interrupt: &Interrupt) -> Network {
 
 /// Opens a datagram socket on each Ethernet interface that is up.
 fn wires(client: &Client, state: Option<&State>, flags: &Flags) -> Vec<Datagrams> {
-    let interfaces = state.map_or(client.interfaces(), |state| &state.interfaces);
+    let interfaces = state.map_or_else(|| client.interfaces(), |state| state.interfaces.clone());
     let named = |name| flags.interface.is_empty() || flags.interface.contains(name);
     interfaces
         .iter()

@@ -137,7 +137,7 @@ impl Thread {
 
     /// Begins to connect a stream, or answers why it cannot.
     fn begin(&mut self, ask: &Ask) {
-        let mut own = self.client.interfaces().iter();
+        let mut own = self.client.interfaces().into_iter();
         if own.any(|own| ip(own.addr) == ask.peer.ip()) {
             let _ = ask.answer.send(Err("within the node"));
             return;
