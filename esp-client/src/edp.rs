@@ -205,7 +205,7 @@ impl EdpSocket {
         self.socket.block(
             (Wake::Writable, "sending a datagram"),
             || self.try_send(header, bytes),
-            || lock(&self.socket.tx).free() >= needed || self.failure().is_some(),
+            || self.failure().is_some() || lock(&self.socket.tx).free() >= needed,
         )
     }
 
@@ -254,11 +254,12 @@ impl EdpSocket {
     }
 
     fn readable(&self) -> bool {
-        lock(&self.socket.rx).available() > 0 || self.failure().is_some()
+        self.failure().is_some() || lock(&self.socket.rx).available() > 0
     }
 
     /// Returns the next datagram without waiting, or `WouldBlock`.
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, DatagramInfo)> {
+        self.socket.check_fork()?;
         let failure = self.failure();
         if let Some(lease) = self.socket.lease() {
             lease.leases.engine.poll_with(Engine::poll_all_links);

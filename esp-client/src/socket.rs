@@ -131,10 +131,21 @@ impl Socket {
         }
     }
 
-    /// Returns an error if the engine is gone: the daemon's engine with the daemon; the embedded
-    /// engine only for a forked child.
+    /// Returns an error in a forked child, which shares the rings with its parent: what it takes,
+    /// the parent misses. Costs one load.
+    #[inline]
+    pub(crate) fn check_fork(&self) -> Result<(), EspError> {
+        match self.client.session().is_forked() {
+            true => Err(EspError::Forked),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns an error in a forked child, or if the engine is gone: the daemon's engine with the
+    /// daemon, the embedded engine never.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), EspError> {
+        self.check_fork()?;
         match &self.engine {
             SocketEngine::Daemon(_) => {
                 self.client.session().check()?;
@@ -142,9 +153,6 @@ impl Socket {
                     None => Ok(()),
                     Some(error) => Err(error.clone()),
                 }
-            }
-            SocketEngine::Embedded(lease) if lease.leases.engine.is_forked() => {
-                Err(EspError::Forked)
             }
             SocketEngine::Embedded(_) => Ok(()),
         }

@@ -172,6 +172,7 @@ impl EspStream {
     /// # Errors
     /// Kind `TimedOut` after `timeout`; else the error that closed the connection.
     pub fn finish(&self, timeout: Duration) -> io::Result<()> {
+        self.socket.check_fork()?;
         self.finish_writing();
         let deadline = Instant::now().checked_add(timeout);
         let done = || self.unacknowledged() == 0 || self.is_over();

@@ -49,6 +49,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "registers a function at the C library",
     ),
     ("tests/tests/lease_forked.rs", "forks"),
+    ("esp-client/tests/forked.rs", "forks"),
     (
         "tests/tests/libfabric.rs",
         "lends memory to accesses of endpoints",

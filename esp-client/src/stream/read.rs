@@ -31,6 +31,7 @@ impl EspStream {
         if buffer.is_empty() || self.read_shut.load(Ordering::Relaxed) {
             return Ok(0);
         }
+        self.socket.check_fork()?;
         match self.take(buffer) {
             0 => self.poll_and_read(buffer),
             n => Ok(n),
@@ -108,6 +109,7 @@ impl EspStream {
         known: usize,
         take: impl FnOnce(&[u8]) -> usize,
     ) -> io::Result<usize> {
+        self.socket.check_fork()?;
         let mut rx = lock(&self.socket.rx);
         if rx.available() <= known {
             let end = self.end_of_reading(RxConsumer::finished);
