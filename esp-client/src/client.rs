@@ -78,16 +78,28 @@ impl Drop for Owner {
     }
 }
 
-/// Open clients of this process, by socket.
+/// Open clients of this process. The lock of an entry is held while its client is opened, which may
+/// take seconds: threads that want another client do not wait.
 #[derive(Default)]
 struct Registry {
     /// Process of the entries.
     pid: u32,
-    open: HashMap<PathBuf, Weak<Owner>>,
+    /// By socket.
+    open: HashMap<PathBuf, Arc<Mutex<Weak<Owner>>>>,
     /// Keeps that of [`Client::shared`] open.
     shared: Option<Client>,
     /// That of [`Client::udp`].
-    udp: Option<Client>,
+    udp: Arc<Mutex<Option<Client>>>,
+}
+
+impl Registry {
+    /// Returns the entry of a socket, and removes those whose clients are closed.
+    fn entry(&mut self, path: &std::path::Path) -> Arc<Mutex<Weak<Owner>>> {
+        // An entry that another thread has is in use, and may be locked.
+        self.open
+            .retain(|_, entry| Arc::strong_count(entry) > 1 || lock(entry).strong_count() > 0);
+        Arc::clone(self.open.entry(path.to_owned()).or_default())
+    }
 }
 
 static REGISTRY: Mutex<Option<Registry>> = Mutex::new(None);
@@ -121,23 +133,19 @@ impl Client {
     }
 
     fn get(path: &std::path::Path, keep: bool) -> Result<Client, EspError> {
-        let mut registry = registry();
-        let registry = registry.get_or_insert_default();
-        let open = registry
-            .open
-            .get(path)
-            .and_then(Weak::upgrade)
-            .map(|owner| Client { owner });
+        let entry = registry().get_or_insert_default().entry(path);
+        let mut entry = lock(&entry);
+        let open = entry.upgrade().map(|owner| Client { owner });
         let client = match open.filter(|client| client.session().is_alive()) {
             Some(client) => client,
             None => Self::open(path)?,
         };
-        registry.open.retain(|_, owner| owner.strong_count() > 0);
-        registry
-            .open
-            .insert(path.to_owned(), Arc::downgrade(&client.owner));
+        *entry = Arc::downgrade(&client.owner);
         if keep {
-            registry.shared = Some(client.clone());
+            let shared = client.clone();
+            let earlier = registry().get_or_insert_default().shared.replace(shared);
+            // Not while the registry is locked: it may wait for the last bytes of its streams.
+            drop(earlier);
         }
         Ok(client)
     }
@@ -160,13 +168,13 @@ impl Client {
     /// The node has no interface with an IP address that is up, the protection that is demanded is
     /// not possible (a key file is not usable), or a system call failed.
     pub fn udp() -> Result<Client, EspError> {
-        let mut registry = registry();
-        let open = registry.as_mut().and_then(|registry| registry.udp.clone());
-        if let Some(client) = open.filter(|client| client.check().is_ok()) {
-            return Ok(client);
+        let entry = Arc::clone(&registry().get_or_insert_default().udp);
+        let mut entry = lock(&entry);
+        if let Some(client) = entry.as_ref().filter(|client| client.check().is_ok()) {
+            return Ok(client.clone());
         }
         let client = Self::open_udp(UdpAddresses::EachVersion, |_, _| true, 0, (None, false))?;
-        registry.get_or_insert_default().udp = Some(client.clone());
+        *entry = Some(client.clone());
         Ok(client)
     }
 

@@ -239,6 +239,28 @@ fn a_new_daemon_gets_a_new_client() {
 }
 
 #[test]
+fn a_daemon_that_does_not_answer_keeps_no_thread_from_another() {
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+    let slow = scripted(move |socket| {
+        let Some((id, _)) = read_requests(&socket, &mut Decoder::new()) else {
+            return;
+        };
+        begun.send(()).unwrap();
+        may_go_on.recv().unwrap();
+        let (hello, descriptors) = welcome(VERSION);
+        reply(&socket, id, hello, &descriptors);
+    });
+    let other = FakeDaemon::start();
+    let connecting = std::thread::spawn(move || Client::connect(&slow).map(drop));
+    has_begun.recv().unwrap();
+    other.client().status().unwrap();
+    go_on.send(()).unwrap();
+    // It would have given up if the other had waited for it.
+    connecting.join().unwrap().unwrap();
+}
+
+#[test]
 fn truncated_reply_is_an_error() {
     let whole = encode(&Envelope {
         id: 2,
