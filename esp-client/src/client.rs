@@ -182,7 +182,8 @@ impl Client {
     /// binds this UDP port on each interface: that of a server whose address its clients know.
     ///
     /// # Errors
-    /// As for [`Client::udp`]; the port is in use.
+    /// As for [`Client::udp`]; of kind `AddrInUse`, with the program that has it as far as known, if
+    /// the port is in use.
     pub fn udp_at(port: u16) -> Result<Client, EspError> {
         Self::open_udp(UdpAddresses::EachVersion, |_, _| true, port, (None, false))
     }
@@ -201,8 +202,11 @@ impl Client {
             None => Protection::from_environment()?,
         };
         let secure = protection.config();
-        let links = UdpLink::bind_all(which, wants, port)
-            .map_err(EspError::resource("open a UDP socket"))?;
+        let links =
+            UdpLink::bind_all(which, wants, port).map_err(|error| match error.is_in_use() {
+                true => EspError::denied(ErrorKind::InUse, error.to_string()),
+                false => EspError::resource("open a UDP socket")(error),
+            })?;
         if links.is_empty() {
             return Err(EspError::denied(
                 ErrorKind::NotFound,

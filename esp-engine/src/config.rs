@@ -113,6 +113,11 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Returns true if another socket has the UDP port.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, EngineError::Udp(netif::UdpOpenError::InUse { .. }))
+    }
+
     pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> EngineError {
         move |source| EngineError::System { what, source }
     }
