@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::config::Metrics;
 use crate::error::StartError;
 use crate::node::Node;
 
@@ -56,11 +57,20 @@ impl Token {
         Token(None)
     }
 
+    /// Returns that of the configured file, if there is one.
+    ///
+    /// # Errors
+    /// Those of [`Token::load`].
+    pub(crate) fn of(options: &Metrics) -> Result<Token, StartError> {
+        let file = options.token_file.as_deref();
+        file.map_or_else(|| Ok(Token::none()), Token::load)
+    }
+
     /// Reads the token from a file that others cannot read.
     ///
     /// # Errors
     /// The file cannot be read, others can read it, or it holds no token.
-    pub(crate) fn load(file: &Path) -> Result<Token, StartError> {
+    fn load(file: &Path) -> Result<Token, StartError> {
         let failed = |what: &str| {
             StartError::new(format_args!(
                 "metrics.token_file: {}: {what}",

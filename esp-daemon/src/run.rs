@@ -317,10 +317,7 @@ async fn start_metrics(
             "cannot serve metrics on {listen}: {error}; change metrics.listen"
         ))
     };
-    let token = match &config.metrics.token_file {
-        Some(file) => Token::load(file)?,
-        None => Token::none(),
-    };
+    let token = Token::of(&config.metrics)?;
     let (claim, listener) = match listen {
         Listen::Address(address) => {
             let listener = TcpListener::bind(address).await.map_err(failed)?;

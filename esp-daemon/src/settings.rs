@@ -10,6 +10,7 @@ use netif::IpNetwork;
 use crate::args::Args;
 use crate::config::{self, Config, Network};
 use crate::error::StartError;
+use crate::exporter::Token;
 
 /// Everything a run needs; nothing on the machine has been changed yet.
 #[derive(Clone, Debug)]
@@ -171,20 +172,27 @@ fn named(interface: &netif::Interface, links: &[LinkConfig]) -> netif::Interface
     interface
 }
 
-/// Checks a config file as `--check-config` does: the file itself, and that the interfaces and the
-/// socket's group that it names exist on this machine.
+/// Checks a config file as `--check-config` does: the file itself, that the interfaces, networks
+/// and the socket's group that it names exist on this machine, and that its files of keys and the
+/// token can be used. Which interfaces and networks to use may be left to the command line.
 ///
 /// # Errors
-/// The first error found.
+/// The first error that a start would report.
 pub fn check_config(file: &Path) -> Result<(), StartError> {
-    let config = Config::load(file).map_err(StartError::new)?;
+    let settings = Settings {
+        config_file: Some(file.to_owned()),
+        config: Config::load(file).map_err(StartError::new)?,
+    };
+    let config = &settings.config;
     for name in &config.interfaces {
         ethernet(name)?;
     }
-    crate::auth::load(&config)?;
     if let Some(name) = &config.socket.group {
         crate::claim::group(name)?;
     }
+    settings.find_udp()?;
+    crate::auth::load(config)?;
+    Token::of(&config.metrics)?;
     Ok(())
 }
 
@@ -236,6 +244,29 @@ mod tests {
         assert_eq!(all.config.interfaces, ["a0", "a1"]);
         assert_eq!(all.endpoint().keepalive.as_secs(), 7);
         assert!(!all.endpoint().node_name.is_empty());
+    }
+
+    /// Returns the error of checking a config file of this text.
+    fn checked(text: &str) -> String {
+        let dir = TempDir::new();
+        let file = dir.path().join("a.toml");
+        std::fs::write(&file, text).unwrap();
+        let checked = check_config(&file);
+        checked.map_or_else(|error| error.to_string(), |()| "ok".into())
+    }
+
+    #[test]
+    fn a_check_reports_what_a_start_would() {
+        assert_eq!(checked(""), "ok");
+        // Of documentation (RFC 5737).
+        let error = checked("udp = [\"192.0.2.0/24\"]\n");
+        let text = "udp: no address of this node is in 192.0.2.0/24";
+        assert!(error.starts_with(text), "{error}");
+        let metrics =
+            "[metrics]\nlisten = \"127.0.0.1:9100\"\ntoken_file = \"/nonexistent/token\"\n";
+        let error = checked(metrics);
+        let text = "metrics.token_file: /nonexistent/token: ";
+        assert!(error.starts_with(text), "{error}");
     }
 
     #[test]
