@@ -279,10 +279,15 @@ impl Leases {
         self.report_moved();
         self.report_closed();
         let keeper = self.keeper();
+        // The next daemon reserves the ports of a lease whose end the last one has not learned, and
+        // learns it once it has adopted the lease.
+        let is_heard = !keeper.is_lost();
         lock(&self.table).retain(|ports| {
             // Streams, listeners and the lease of a standby hold further references.
             let is_used = ports.kind == LeaseKind::Range && !ports.is_lost();
-            if is_used || Arc::strong_count(ports) > 1 || !self.remove_link(ports.link) {
+            let may_end = is_heard || ports.is_lost();
+            let is_used = is_used || Arc::strong_count(ports) > 1;
+            if is_used || !may_end || !self.remove_link(ports.link) {
                 return true;
             }
             if !ports.is_lost() {

@@ -2,6 +2,7 @@
 //! for streams, listeners and datagram sockets, and every byte arrives once and in order.
 
 mod begun;
+mod ended;
 mod numbers;
 mod slow;
 #[path = "../support/mod.rs"]
