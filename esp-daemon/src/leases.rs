@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -99,12 +99,13 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Returns a lease without claims on its ports.
     pub(crate) fn new(
         client: ClientId,
         link: LinkId,
         entry: Entry,
         standby: bool,
-        (ports, charges): (Vec<PortClaim>, Vec<Charge>),
+        charges: Vec<Charge>,
     ) -> Lease {
         Lease {
             client,
@@ -112,13 +113,22 @@ impl Lease {
             entry,
             standby,
             connections: Mutex::default(),
-            ports: Mutex::new(ports),
+            ports: Mutex::default(),
             _charges: charges,
         }
     }
 
     pub(crate) fn ports(&self) -> RangeInclusive<Port> {
         self.entry.ports.clone()
+    }
+
+    /// Sets the claims on its ports.
+    pub(crate) fn hold(&self, ports: Vec<PortClaim>) {
+        *self.claims() = ports;
+    }
+
+    fn claims(&self) -> MutexGuard<'_, Vec<PortClaim>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<LeasedConnection, (u64, Charge)>> {
@@ -181,31 +191,28 @@ impl Leases {
         let purpose = Purpose::Leased(UNCLAIMED);
         let take = |port| at.esp.take_vacant(port, entry.uid, purpose);
         if let Some(ports) = entry.ports.clone().map(take).collect() {
-            let lease = Lease::new(UNCLAIMED, link, entry.clone(), false, (ports, Vec::new()));
-            let id = self.next.fetch_add(1, Ordering::Relaxed);
-            self.table.insert(id, Arc::new(lease));
+            let lease = Lease::new(UNCLAIMED, link, entry.clone(), false, Vec::new());
+            lease.hold(ports);
+            self.insert(&Arc::new(lease));
         }
     }
 
-    /// Takes the reserved ports of an earlier lease for a program of its user that requests its
-    /// adoption.
-    pub(crate) fn claim(
-        &self,
-        (client, uid): (ClientId, u32),
-        link: LinkId,
-        ports: &RangeInclusive<Port>,
-    ) -> Option<Vec<PortClaim>> {
-        let theirs = |lease: &Lease| {
-            lease.client == UNCLAIMED
-                && (lease.entry.uid, lease.link, &lease.entry.ports) == (uid, link, ports)
+    /// Adds a lease in place of the reserved one of its user with these ports, whose claims it takes
+    /// over, and returns its id; `None` if there is none.
+    pub(crate) fn adopt(&self, lease: &Arc<Lease>) -> Option<u64> {
+        let is_it = |other: &Lease| {
+            let of = |lease: &Lease| (lease.entry.uid, lease.link, lease.ports());
+            other.client == UNCLAIMED && of(other) == of(lease)
         };
-        let found = self.table.iter().find(|lease| theirs(lease))?;
-        let id = *found.key();
-        drop(found);
-        let (_, lease) = self.table.remove(&id)?;
-        let mut claimed = lease.ports.lock().unwrap_or_else(PoisonError::into_inner);
-        claimed.iter_mut().for_each(|port| port.pass_to(client));
-        Some(std::mem::take(&mut claimed))
+        let reserved = self.table.iter().find(|other| is_it(other));
+        let reserved = reserved.map(|reserved| *reserved.key())?;
+        self.change(|| {
+            let (_, reserved) = self.table.remove(&reserved)?;
+            let mut ports = std::mem::take(&mut *reserved.claims());
+            ports.iter_mut().for_each(|port| port.pass_to(lease.client));
+            lease.hold(ports);
+            Some(self.insert(lease))
+        })
     }
 
     /// Returns the ids of the reserved leases.
@@ -225,9 +232,18 @@ impl Leases {
         *self.record.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    fn write_record(&self) {
+    /// Changes the table, and writes the record of it.
+    fn change<T>(&self, change: impl FnOnce() -> T) -> T {
+        // Held for both, so that no record has half of a change.
         let file = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(path) = &*file else { return };
+        let changed = change();
+        if let Some(path) = &*file {
+            self.write_record(path);
+        }
+        changed
+    }
+
+    fn write_record(&self, path: &Path) {
         let all = self.all();
         if let Err(error) = record::write(path, all.iter().map(|lease| &lease.entry))
             && self.record_logged.now()
@@ -360,11 +376,15 @@ impl Leases {
         Ok(sockets)
     }
 
-    pub(crate) fn add(&self, lease: Lease) -> (u64, Arc<Lease>) {
-        let (id, lease) = (self.next.fetch_add(1, Ordering::Relaxed), Arc::new(lease));
-        self.table.insert(id, Arc::clone(&lease));
-        self.write_record();
-        (id, lease)
+    /// Adds a lease, and returns its id.
+    pub(crate) fn add(&self, lease: &Arc<Lease>) -> u64 {
+        self.change(|| self.insert(lease))
+    }
+
+    fn insert(&self, lease: &Arc<Lease>) -> u64 {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.table.insert(id, Arc::clone(lease));
+        id
     }
 
     /// Returns the lease if it belongs to this program.
@@ -376,9 +396,8 @@ impl Leases {
     }
 
     pub(crate) fn remove(&self, id: u64) -> Option<Arc<Lease>> {
-        let (_, lease) = self.table.remove(&id)?;
+        let (_, lease) = self.change(|| self.table.remove(&id))?;
         self.demux.end(lease.link, id);
-        self.write_record();
         Some(lease)
     }
 
@@ -433,21 +452,64 @@ mod tests {
         }
     }
 
-    #[test]
-    fn ports_of_earlier_leases_are_reserved_for_their_user() {
-        let spec = InterfaceInfo {
+    fn eth0() -> Link {
+        Link::new(InterfaceInfo {
             name: "eth0".into(),
             addr: esp_proto::MacAddr([2, 0, 0, 0, 0, 1]).into(),
             mtu: 1500,
             up: true,
-        };
-        let links = [Link::new(spec)];
-        let entry = |uid, interface: &str, ports| Entry {
+        })
+    }
+
+    fn entry(uid: u32, interface: &str, ports: RangeInclusive<Port>) -> Entry {
+        Entry {
             uid,
             pid: None,
             interface: interface.into(),
             ports,
+        }
+    }
+
+    /// Returns a lease of program 9 on the first link, without claims.
+    fn lease(uid: u32, ports: RangeInclusive<Port>) -> Arc<Lease> {
+        let entry = entry(uid, "eth0", ports);
+        Arc::new(Lease::new(ClientId(9), LinkId(0), entry, false, Vec::new()))
+    }
+
+    /// The daemon may be killed at any time.
+    #[test]
+    fn the_record_has_a_lease_while_it_is_adopted() {
+        const ROUNDS: Port = 300;
+        let (dir, links) = (crate::testing::TempDir::new(), [eth0()]);
+        let path = dir.path().join("esp.sock.leases");
+        let before = (1..=ROUNDS).map(|port| entry(1, "eth0", port..=port));
+        let setup = LeaseSetup {
+            before: before.collect(),
+            record: Some(path.clone()),
+            ..LeaseSetup::default()
         };
+        let leases = Leases::new(setup, &links);
+        leases.add(&lease(2, 9000..=9000));
+        std::thread::scope(|scope| {
+            let adopting = scope.spawn(|| {
+                for port in 1..=ROUNDS {
+                    leases.adopt(&lease(1, port..=port)).unwrap();
+                }
+            });
+            while !adopting.is_finished() {
+                // Another program's lease comes and goes.
+                let id = leases.add(&lease(2, 8000..=8000));
+                leases.remove(id);
+                let all = record::load(&path);
+                assert!(all.len() > usize::from(ROUNDS), "{} leases", all.len());
+            }
+        });
+        assert!(leases.reserved().is_empty());
+    }
+
+    #[test]
+    fn ports_of_earlier_leases_are_reserved_for_their_user() {
+        let links = [eth0()];
         let before = vec![
             entry(1, "eth0", 7000..=7000),
             entry(1, "eth0", 32768..=32799),
@@ -462,37 +524,21 @@ mod tests {
             &links,
         );
         assert_eq!(leases.reserved().len(), 2);
-        let (esp, link) = (&links[0].esp, LinkId(0));
+        let esp = &links[0].esp;
         assert!(
             esp.take(7000, 1, Purpose::Listener(ClientId(9))).is_none()
                 && esp.take_vacant(32780, 1, Purpose::Sole).is_none()
         );
-        assert!(
-            leases
-                .claim((ClientId(9), 2), link, &(7000..=7000))
-                .is_none(),
-            "of another user"
-        );
-        assert!(
-            leases
-                .claim((ClientId(9), 1), link, &(32768..=32768))
-                .is_none(),
-            "a part of one"
-        );
-        let held = leases
-            .claim((ClientId(9), 1), link, &(7000..=7000))
-            .unwrap();
-        assert!(
-            leases
-                .claim((ClientId(9), 1), link, &(7000..=7000))
-                .is_none(),
-            "taken"
-        );
+        let adopt = |uid, ports| leases.adopt(&lease(uid, ports));
+        assert!(adopt(2, 7000..=7000).is_none(), "of another user");
+        assert!(adopt(1, 32768..=32768).is_none(), "a part of one");
+        let id = adopt(1, 7000..=7000).unwrap();
+        assert!(adopt(1, 7000..=7000).is_none(), "taken");
         let left = leases.reserved();
         assert_eq!(left.len(), 1);
         leases.remove(left[0]);
         assert!(!esp.is_empty());
-        drop(held);
+        leases.remove(id);
         assert!(esp.is_empty());
     }
 }

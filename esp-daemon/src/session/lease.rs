@@ -74,8 +74,14 @@ impl Session {
                 )));
             }
         };
-        self.open_lease(client, (id, link), false, (ports, charges))
-            .await
+        let (Some(first), Some(last)) = (ports.first(), ports.last()) else {
+            return Err(no_lease());
+        };
+        let range = first.port()..=last.port();
+        let lease = self.lease(client, (id, link), range, (false, charges));
+        lease.hold(ports);
+        let added = self.node.leases.add(&lease);
+        self.open_lease(link, (added, lease)).await
     }
 
     /// Adopts a lease of an earlier daemon: grants its ports to its program again.
@@ -94,10 +100,9 @@ impl Session {
             return Err(Refusal::bad_argument(message));
         };
         self.check_port(port)?;
-        let ports = self.reserved_or_vacant(client, (id, link), port..=last)?;
-        let answer = self
-            .open_lease(client, (id, link), false, (ports, charges))
-            .await?;
+        let lease = self.lease(client, (id, link), port..=last, (false, charges));
+        let added = self.adopt_or_add(link, &lease)?;
+        let answer = self.open_lease(link, (added, lease)).await?;
         self.node.stats.leases_adopted.add();
         Ok(answer)
     }
@@ -113,62 +118,59 @@ impl Session {
         let of = of.filter(|lease| !lease.standby).ok_or_else(no_lease)?;
         let (id, link) = links::by_name(&self.node.links, interface)?;
         let charges = vec![self.charge_buffers(id, true)?];
-        let ports = self.reserved_or_vacant(client, (id, link), of.ports())?;
-        self.open_lease(client, (id, link), true, (ports, charges))
-            .await
+        let lease = self.lease(client, (id, link), of.ports(), (true, charges));
+        let added = self.adopt_or_add(link, &lease)?;
+        self.open_lease(link, (added, lease)).await
     }
 
-    /// Takes ports that are reserved for this user since an earlier lease, or are free.
-    fn reserved_or_vacant(
+    /// Returns a lease of this program, without claims on its ports.
+    fn lease(
         &self,
         client: &Client,
         (id, link): (LinkId, &Link),
         ports: RangeInclusive<Port>,
-    ) -> Result<Vec<PortClaim>, Refusal> {
-        let (leases, uid) = (&self.node.leases, self.credentials.uid);
-        match leases.claim((client.id, uid), id, &ports) {
-            Some(claimed) => Ok(claimed),
-            None => vacant(link, ports, uid, client.id),
-        }
-    }
-
-    /// Has the engine hold the ports, and opens the sockets.
-    async fn open_lease(
-        &self,
-        client: &Arc<Client>,
-        (link_id, link): (LinkId, &Link),
-        standby: bool,
-        held: (Vec<PortClaim>, Vec<Charge>),
-    ) -> Result<ReplyWithFds, Refusal> {
-        let node = &self.node;
-        let (Some(first), Some(last)) = (held.0.first(), held.0.last()) else {
-            return Err(no_lease());
-        };
-        let ports = first.port()..=last.port();
+        (standby, charges): (bool, Vec<Charge>),
+    ) -> Arc<Lease> {
         let entry = Entry {
             uid: self.credentials.uid,
             pid: self.credentials.pid,
             interface: link.name().into(),
-            ports: ports.clone(),
+            ports,
         };
-        let (port, count) = (first.port(), last.port() - first.port() + 1);
+        Arc::new(Lease::new(client.id, id, entry, standby, charges))
+    }
+
+    /// Adds a lease with ports that are reserved for this user since an earlier one, or are free;
+    /// returns its id.
+    fn adopt_or_add(&self, link: &Link, lease: &Arc<Lease>) -> Result<u64, Refusal> {
+        let leases = &self.node.leases;
+        if let Some(adopted) = leases.adopt(lease) {
+            return Ok(adopted);
+        }
+        let ports = vacant(link, lease.ports(), lease.entry.uid, lease.client)?;
+        lease.hold(ports);
+        Ok(leases.add(lease))
+    }
+
+    /// Has the engine hold the ports of a lease, and opens its sockets.
+    async fn open_lease(
+        &self,
+        link: &Link,
+        (id, lease): (u64, Arc<Lease>),
+    ) -> Result<ReplyWithFds, Refusal> {
+        let node = &self.node;
+        let (link_id, standby, ports) = (lease.link, lease.standby, lease.ports());
+        let (port, count) = (*ports.start(), ports.end() - ports.start() + 1);
         let hold = |reply| Command::Hold {
             link: link_id,
-            ports: ports.clone(),
+            ports,
             reply,
         };
-        if let Err(error) = node.request(hold).await? {
-            // Ports of an earlier lease may be held already.
-            let _ = node.send(Command::Unhold {
-                link: link_id,
-                ports,
-                orphans: Vec::new(),
-            });
-            return Err(Refusal::new(ErrorKind::InUse, error));
-        }
-        // From here on, ending the lease makes the engine serve the ports again.
-        let lease = Lease::new(client.id, link_id, entry, standby, held);
-        let (id, lease) = node.leases.add(lease);
+        // Ending the lease makes the engine serve the ports again, which it may hold since an
+        // earlier one.
+        let held = node.request(hold).await;
+        held.and_then(|held| held.map_err(|error| Refusal::new(ErrorKind::InUse, error)))
+            .inspect_err(|_| node.end_lease(id))?;
         let opener = Arc::clone(node);
         let opened = tokio::task::spawn_blocking(move || opener.leases.open(id, &lease)).await;
         let sockets = opened
