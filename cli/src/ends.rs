@@ -1,5 +1,7 @@
 //! The other end: its node's address, and the client that reaches it.
 
+use std::io::ErrorKind;
+
 use clap::Args;
 use esp_client::{Client, EspAddr, EspError, NodeAddr, resolve, resolve_udp};
 
@@ -39,14 +41,13 @@ impl Way {
     /// There is no daemon, the UDP port is in use, or a key file is not usable.
     pub fn serve(&self) -> Result<Client, Failure> {
         match self.carrier {
-            Some(Carrier::Udp) => Client::udp_at(self.udp_port).map_err(|error| match error {
-                EspError::BadArgument(_) => Failure::new(error),
-                _ => Failure::new(format_args!(
-                    "UDP port {}: {error}; is esp-daemon or another server there? Choose another \
-                     one by --udp-port",
-                    self.udp_port
-                )),
-            }),
+            Some(Carrier::Udp) => {
+                Client::udp_at(self.udp_port).map_err(|error| match error.kind() {
+                    // Its text ends with the advice to choose another port.
+                    ErrorKind::AddrInUse => Failure::new(format_args!("{error} (--udp-port)")),
+                    _ => Failure::new(error),
+                })
+            }
             Some(Carrier::Raw) | None => Client::shared().map_err(Failure::new),
         }
     }

@@ -258,9 +258,9 @@ mod tests {
     #[test]
     fn a_check_reports_what_a_start_would() {
         assert_eq!(checked(""), "ok");
-        // Of documentation (RFC 5737).
-        let error = checked("udp = [\"192.0.2.0/24\"]\n");
-        let text = "udp: no address of this node is in 192.0.2.0/24";
+        // No node has an address of class E (RFC 1112).
+        let error = checked("udp = [\"240.0.0.0/4\"]\n");
+        let text = "udp: no address of this node is in 240.0.0.0/4";
         assert!(error.starts_with(text), "{error}");
         let metrics =
             "[metrics]\nlisten = \"127.0.0.1:9100\"\ntoken_file = \"/nonexistent/token\"\n";

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use esp_client::control::codec::Decoder;
 use esp_client::control::{InterfaceInfo, Reply, Request, Rings, VERSION};
 use esp_client::{Client, EdpSocket, MacAddr, Path};
-use esp_engine::shm::{Region, RingSizes};
+use esp_engine::shm::{Region, RingSizes, StreamState};
 
 use crate::faults::{descriptors, read_requests, reply};
 use crate::support::scripted;
@@ -48,7 +48,8 @@ fn the_next_daemon_says_what_the_node_is_now() {
                 Request::Hello { .. } => reply(&socket, id, hello(number), &descriptors()),
                 Request::BindEdp { .. } => {
                     let (tx, rx) = (RINGS.tx, RINGS.rx);
-                    let (_, file) = Region::create(RingSizes { tx, rx }).unwrap();
+                    let (region, file) = Region::create(RingSizes { tx, rx }).unwrap();
+                    region.set_state(StreamState::Open);
                     let edp = Reply::Edp {
                         slot: 0,
                         rings: RINGS,
