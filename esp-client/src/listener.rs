@@ -284,7 +284,7 @@ impl EspListener {
     #[cfg(feature = "tokio")]
     pub(crate) fn register(&self, cx: &std::task::Context<'_>) {
         if let Some(first) = self.leased.first() {
-            first.leases.tasks.register(cx);
+            first.leases.engine.tasks.register(cx);
         }
     }
 

@@ -180,7 +180,7 @@ impl Socket {
         self.waiting.poke();
         if let Some(lease) = self.lease() {
             lease.leases.engine.poke();
-            lease.leases.tasks.wake();
+            lease.leases.engine.tasks.wake();
         }
     }
 
@@ -242,7 +242,7 @@ impl Socket {
                 self.waiting.status.arm_fd(event);
             }
             // The progress thread wakes the task, which receives no events of a lease.
-            SocketEngine::Embedded(lease) => lease.leases.tasks.register(cx),
+            SocketEngine::Embedded(lease) => lease.leases.engine.tasks.register(cx),
         }
         match attempt() {
             Err(error) if would_block(&error) => Poll::Pending,

@@ -95,6 +95,7 @@ impl Leases {
             ids.push(Arc::clone(&ports.id));
         }
         registry.set_keeper(session, |lease| ids.iter().any(|id| Arc::ptr_eq(id, lease)));
+        registry.keeper.announce_loss(self.engine.progress.waker());
         // The client may have been dropped meanwhile.
         if self.is_finished() {
             registry.keeper.close();
@@ -137,7 +138,7 @@ impl Leases {
                         engine.give_up_leased(ports.link);
                         engine.poll()
                     });
-                    self.tasks.wake();
+                    self.engine.tasks.wake();
                 }
             }
         }

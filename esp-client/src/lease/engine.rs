@@ -27,7 +27,7 @@ use super::parked::ParkedThreads;
 use super::progress::ProgressSleep;
 use crate::error::EspError;
 use crate::session::Session;
-use crate::sync::lock;
+use crate::sync::{Wakers, lock};
 
 /// Id of this program at its own engine.
 pub(super) const SELF: ClientId = ClientId(1);
@@ -46,6 +46,9 @@ pub(crate) struct EmbeddedEngine {
     /// Start of the last poll, in ns of the engine's clock.
     pub(super) last_poll: AtomicU64,
     pub(super) progress: ProgressSleep,
+    /// Tasks that wait for events of sockets. The progress thread wakes them when the engine had
+    /// work.
+    pub(crate) tasks: Wakers,
     /// Time until which waits do not yield, in ns of the engine's clock.
     pub(super) contended_until: AtomicU64,
     /// Number of polls that found work, modulo 2^64.
@@ -108,6 +111,7 @@ impl EmbeddedEngine {
             parked,
             last_poll: AtomicU64::new(0),
             progress: ProgressSleep::new()?,
+            tasks: Wakers::default(),
             contended_until: AtomicU64::new(0),
             activity: AtomicU64::new(0),
             wanted: AtomicU32::new(0),

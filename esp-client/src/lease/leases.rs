@@ -18,7 +18,7 @@ use super::registry::Registry;
 use crate::control::{InterfaceInfo, LeaseRing, Reply, Request};
 use crate::error::{EspError, MISSING_DESCRIPTORS};
 use crate::session::{Answer, Session};
-use crate::sync::{Wakers, lock};
+use crate::sync::lock;
 
 /// Maximum number of standbys of a lease; each uses four descriptors.
 const MAX_STANDBYS: usize = 3;
@@ -87,9 +87,6 @@ pub(crate) struct Leases {
     /// A thread searches for the next daemon.
     pub(super) adopting: AtomicBool,
     pub(super) table: Mutex<Vec<Arc<LeasedPorts>>>,
-    /// Tasks that wait for events of sockets. The progress thread wakes them when the engine had
-    /// work.
-    pub(crate) tasks: Wakers,
     /// The client is dropped.
     finished: AtomicBool,
 }
@@ -102,7 +99,6 @@ impl Leases {
             registry: Mutex::new(Registry::new(Arc::clone(session))),
             adopting: AtomicBool::new(false),
             table: Mutex::default(),
-            tasks: Wakers::default(),
             finished: AtomicBool::new(false),
         })
     }
@@ -264,6 +260,7 @@ impl Leases {
         }
         let next = Session::open(&self.session.path, false, false)?;
         registry.set_keeper(Arc::clone(&next), |_| false);
+        next.announce_loss(self.engine.progress.waker());
         Ok(next)
     }
 
@@ -317,6 +314,7 @@ impl Leases {
         }
         self.engine.end_streams(end);
         self.finished.store(true, Ordering::Relaxed);
+        self.engine.progress.interrupt();
         // Else the daemon would reset them at their peers.
         self.report_closed();
         self.keeper().close();

@@ -13,6 +13,12 @@
 //! [`AWAY`] until they are sent. So bytes written wait at most [`AWAY`] for a program that
 //! computes, and frames that arrive at most [`RARELY`].
 //!
+//! Without work it sleeps for [`IDLE`], or until something concerns it: a poll of the program, the
+//! end of the daemon's connection, the end of the client. What it could not do because another
+//! thread had the engine is tried again after [`RETRY`]. A program that sleeps on the engine's set
+//! itself ([`Poller`](crate::Poller)) has that time to poll before the thread does: it may do
+//! something else first.
+//!
 //! A program may promise that one of its threads polls at each event
 //! ([`Poller::drive`](crate::Poller::drive)). The thread then only maintains the leases.
 
@@ -39,8 +45,11 @@ const AWAY: Duration = Duration::from_millis(1);
 /// Longest interval of checks. Of the round trips of a polling ping-pong fewer than one in a
 /// hundred meet a check.
 const RARELY: Duration = Duration::from_millis(8);
-/// Longest sleep, for work that no descriptor announces: a daemon to look for, futures to wake.
-const HOUSEKEEPING: Duration = Duration::from_millis(20);
+/// Longest sleep, so that a lost wake-up (a bug) shows as slowness.
+const IDLE: Duration = Duration::from_secs(1);
+/// Longest sleep while something is left to do, and the interval of maintenance for a program that
+/// makes all polls itself.
+const RETRY: Duration = Duration::from_millis(20);
 
 // What the thread does, or is about to do.
 const AWAKE: u8 = 0;
@@ -48,7 +57,8 @@ const AWAKE: u8 = 0;
 const CHECKS_RARELY: u8 = 1;
 /// Sleeps because the program is away.
 const STANDS_IN: u8 = 2;
-/// As [`STANDS_IN`], but another thread had the engine, which is not watched.
+/// As [`STANDS_IN`], but another thread had the engine, which is not watched. Work that this thread
+/// finds for tasks ends the sleep, too.
 const LOCKED_OUT: u8 = 3;
 
 /// How the progress thread's sleep ends early.
@@ -58,7 +68,7 @@ pub(super) struct ProgressSleep {
     unsent: AtomicBool,
     /// A thread of the program polls at each event; this one does not.
     driven: AtomicBool,
-    wake: OwnedFd,
+    wake: Arc<OwnedFd>,
 }
 
 impl ProgressSleep {
@@ -68,8 +78,19 @@ impl ProgressSleep {
             state: AtomicU8::new(AWAKE),
             unsent: AtomicBool::new(false),
             driven: AtomicBool::new(false),
-            wake: wake.map_err(EspError::resource("create an eventfd"))?,
+            wake: Arc::new(wake.map_err(EspError::resource("create an eventfd"))?),
         })
+    }
+
+    /// Returns the eventfd that ends the present sleep, or else the next one, once it is written.
+    pub(super) fn waker(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.wake)
+    }
+
+    /// Ends the present sleep, or else the next one.
+    pub(super) fn interrupt(&self) {
+        // Fails only with a full counter, which wakes as well.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     /// Leaves all polls to a thread of the program.
@@ -94,6 +115,15 @@ impl ProgressSleep {
         self.end_sleep(LOCKED_OUT);
     }
 
+    /// Ends the sleep of a thread that did not get the engine, if the work that was found
+    /// `concerns` it. The caller has made a full fence since it counted the work.
+    #[inline]
+    pub(super) fn worked(&self, concerns: impl FnOnce() -> bool) {
+        if self.state.load(Ordering::Relaxed) == LOCKED_OUT && concerns() {
+            self.end_sleep(LOCKED_OUT);
+        }
+    }
+
     /// Ends the sleep of a thread that stands in.
     fn wake(&self) {
         self.unlocked(true);
@@ -114,8 +144,7 @@ impl ProgressSleep {
         if self.state.load(Ordering::Relaxed) == state
             && self.state.swap(AWAKE, Ordering::Relaxed) != AWAKE
         {
-            // Fails only with a full counter, which wakes as well.
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            self.interrupt();
         }
     }
 }
@@ -128,52 +157,81 @@ struct Progress {
     woken_by_engine: bool,
     /// Interval of checks.
     interval: Duration,
+    /// [`EmbeddedEngine::activity`] when the leases were last maintained.
+    activity: u64,
+    /// Maintenance could not do all of its work.
+    unfinished: bool,
 }
 
 impl EmbeddedEngine {
     /// Takes one step of the progress thread: checks while the program polls, else polls the engine
-    /// and sleeps until there is work for it. `attentive`: checks every [`AWAY`].
-    fn progress(&self, state: &mut Progress, attentive: bool) {
+    /// and sleeps until there is work for it.
+    fn progress(&self, state: &mut Progress) {
         if self.is_forked() || self.progress.is_retired() {
-            return std::thread::sleep(HOUSEKEEPING);
+            return std::thread::sleep(RETRY);
         }
         let left = self.until_away(state);
         if !left.is_zero() {
-            return self.check_later(state, attentive, left);
+            return self.check_later(state, left);
         }
         state.interval = AWAY;
         // Before the lock is tried: a poll of the program from here on ends the sleep.
         let engine = self.try_engine_as(STANDS_IN);
         let engine = engine.or_else(|| self.try_engine_as(LOCKED_OUT));
-        let mut limit = HOUSEKEEPING;
-        let mut watch = false;
+        let mut limit = if state.unfinished { RETRY } else { IDLE };
+        let mut by_program = false;
+        let mut due = false;
+        let is_free = engine.is_some();
         if let Some(mut engine) = engine {
             self.progress.state.store(STANDS_IN, Ordering::Relaxed);
+            // A poll of the program before this one may have found work for this thread.
+            due = self.activity() != state.activity;
             let work = engine.collect() | engine.poll();
             self.count(work);
             state.own_poll = engine.polled_at().as_nanos();
             self.last_poll.store(state.own_poll, Ordering::Relaxed);
-            // A poller that sleeps on the set itself is the program, and handles deadlines, too.
-            if !engine.is_watched() {
-                engine.arm();
-                watch = true;
-                let deadline = engine.deadline().map(|at| at.since(Clock.now()));
-                limit = deadline.map_or(limit, |deadline| limit.min(deadline));
+            by_program = engine.is_watched();
+            engine.arm();
+            let patience = if by_program { RETRY } else { Duration::ZERO };
+            if let Some(deadline) = engine.deadline() {
+                limit = limit.min(deadline.since(Clock.now()) + patience);
             }
+            limit = engine
+                .link_poll_interval()
+                .map_or(limit, |at| limit.min(at));
             drop(engine);
             self.parked.call_driver();
             // A set that stays readable without work (an error at a socket) must not make this a
             // busy loop.
             let futile = std::mem::take(&mut state.woken_by_engine) && !work;
-            if work || self.doorbell.pending() || futile {
+            due |= work || self.doorbell.pending() || futile;
+            if futile {
                 self.progress.state.store(AWAKE, Ordering::Relaxed);
-                if futile {
-                    std::thread::sleep(AWAY);
-                }
-                return;
+                std::thread::sleep(AWAY);
             }
+        } else {
+            // After the fence in `try_engine_as`: this sees the work, or `worked` the sleep.
+            due |= self.activity() != state.activity && !self.tasks.is_empty();
         }
-        state.woken_by_engine = self.sleep_until_work(limit, watch);
+        if due {
+            return self.progress.state.store(AWAKE, Ordering::Relaxed);
+        }
+        state.woken_by_engine = self.sleep_until_work(limit, is_free);
+        if state.woken_by_engine && by_program {
+            self.leave_to_program(state);
+        }
+    }
+
+    /// Sleeps until the program has polled, at most for [`RETRY`].
+    fn leave_to_program(&self, state: &Progress) {
+        self.progress.state.store(STANDS_IN, Ordering::Relaxed);
+        // Against the one between an unlock and `unlocked`.
+        fence(Ordering::SeqCst);
+        if self.last_poll.load(Ordering::Relaxed) == state.own_poll {
+            self.sleep_until_work(RETRY, false);
+        } else {
+            self.progress.state.store(AWAKE, Ordering::Relaxed);
+        }
     }
 
     /// Announces a state, then tries to lock the engine: this thread gets the lock, or an unlock
@@ -197,7 +255,7 @@ impl EmbeddedEngine {
 
     /// Sleeps until the next check of a program that polls: `left` while bytes are unsent, else
     /// for the interval.
-    fn check_later(&self, state: &mut Progress, attentive: bool, left: Duration) {
+    fn check_later(&self, state: &mut Progress, left: Duration) {
         let sleep = &self.progress;
         if sleep.unsent.load(Ordering::Relaxed)
             && let Some(engine) = self.try_engine()
@@ -206,7 +264,7 @@ impl EmbeddedEngine {
         }
         sleep.state.store(CHECKS_RARELY, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if attentive || sleep.unsent.load(Ordering::Relaxed) {
+        if !self.tasks.is_empty() || sleep.unsent.load(Ordering::Relaxed) {
             state.interval = AWAY;
         }
         if state.interval <= AWAY {
@@ -222,7 +280,8 @@ impl EmbeddedEngine {
     /// epoll set is readable. Returns whether it was the last.
     fn sleep_until_work(&self, limit: Duration, watch: bool) -> bool {
         let limit = Timespec {
-            tv_sec: 0,
+            // At most one.
+            tv_sec: limit.as_secs().cast_signed(),
             tv_nsec: limit.subsec_nanos().into(),
         };
         let mut fds = [
@@ -242,6 +301,7 @@ impl Leases {
     /// Starts the embedded engine of a client and its progress thread.
     pub(crate) fn start(session: &Arc<Session>) -> Result<Arc<Leases>, EspError> {
         let leases = Arc::new(Leases::new(session)?);
+        session.announce_loss(leases.engine.progress.waker());
         let shared = Arc::clone(&leases);
         std::thread::Builder::new()
             .name("esp-lease".into())
@@ -257,25 +317,27 @@ impl Leases {
             own_poll: 0,
             woken_by_engine: false,
             interval: AWAY,
+            activity: 0,
+            unfinished: false,
         };
-        let mut seen = 0;
         while !self.is_finished() {
-            self.maintain();
-            // Wakes the waiting futures if the engine had work since.
             let activity = self.engine.activity();
-            if std::mem::replace(&mut seen, activity) != activity {
-                self.tasks.wake();
+            let worked = std::mem::replace(&mut state.activity, activity) != activity;
+            state.unfinished = !self.maintain();
+            if worked {
+                self.engine.tasks.wake();
             }
-            self.engine.progress(&mut state, !self.tasks.is_empty());
+            self.engine.progress(&mut state);
         }
     }
 
     /// Prepares for the next daemon when one is gone, reports connections, ends unused leases.
-    fn maintain(self: &Arc<Self>) {
+    /// Returns false if something of this is left, because another thread has the engine.
+    fn maintain(self: &Arc<Self>) -> bool {
         if !self.engine.is_forked() && self.use_spares() {
             adopt::start(self);
         }
-        self.report_opened(false);
+        let mut all = self.report_opened(false);
         self.report_moved();
         self.report_closed();
         let keeper = self.keeper();
@@ -285,9 +347,13 @@ impl Leases {
         lock(&self.table).retain(|ports| {
             // Streams, listeners and the lease of a standby hold further references.
             let is_used = ports.kind == LeaseKind::Range && !ports.is_lost();
+            if is_used || Arc::strong_count(ports) > 1 {
+                return true;
+            }
+            // A lease ends at a daemon that hears of it.
             let may_end = is_heard || ports.is_lost();
-            let is_used = is_used || Arc::strong_count(ports) > 1;
-            if is_used || !may_end || !self.remove_link(ports.link) {
+            if !may_end || !self.remove_link(ports.link) {
+                all = false;
                 return true;
             }
             if !ports.is_lost() {
@@ -296,6 +362,7 @@ impl Leases {
             }
             false
         });
+        all
     }
 
     /// Removes a link from the engine; false while it has connections or another thread has the
@@ -303,5 +370,61 @@ impl Leases {
     fn remove_link(&self, link: esp_engine::LinkId) -> bool {
         let removed = self.engine.try_with(|engine| engine.remove_leased(link));
         removed == Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::session::Welcome;
+
+    /// Returns how often the progress thread of this process has gone to sleep; `None` before it has
+    /// its name.
+    fn sleeps() -> Option<u64> {
+        let threads = fs::read_dir("/proc/self/task").unwrap();
+        let is_progress = |path: &std::path::PathBuf| {
+            fs::read_to_string(path.join("comm")).is_ok_and(|name| name == "esp-lease\n")
+        };
+        let mut paths = threads.map(|entry| entry.unwrap().path());
+        let status = fs::read_to_string(paths.find(is_progress)?.join("status")).unwrap();
+        let count = |line: &str| {
+            line.strip_prefix("voluntary_ctxt_switches:")?
+                .trim()
+                .parse()
+                .ok()
+        };
+        Some(status.lines().find_map(count).unwrap())
+    }
+
+    /// The bound is ten times the number of sleeps of [`IDLE`]; those of [`RETRY`] would be five
+    /// times more. On a machine that is busy there are fewer.
+    #[test]
+    fn an_idle_engine_wakes_its_thread_rarely_and_its_end_wakes_it_at_once() {
+        let welcome = Welcome {
+            incarnation: 1,
+            interfaces: Vec::new(),
+            leases: true,
+        };
+        let session = Session::local(welcome, false).unwrap();
+        let leases = Leases::start(&session).unwrap();
+        leases.engine.poll();
+        let before = loop {
+            match sleeps() {
+                Some(sleeps) => break sleeps,
+                None => std::thread::yield_now(),
+            }
+        };
+        let begin = std::time::Instant::now();
+        std::thread::sleep(2 * IDLE);
+        let slept = sleeps().unwrap() - before;
+        let most = 10 * (begin.elapsed().as_secs() + 1);
+        assert!(slept <= most, "{slept} sleeps in {:?}", begin.elapsed());
+
+        leases.finish();
+        while Arc::strong_count(&leases) > 1 {
+            std::thread::yield_now();
+        }
     }
 }

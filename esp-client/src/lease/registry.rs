@@ -111,14 +111,17 @@ impl Leases {
     }
 
     /// Reports the connections that are established now. `wait`: takes the engine from a thread
-    /// that has it; else the progress thread does it later.
-    pub(crate) fn report_opened(&self, wait: bool) {
-        let path_of = |slot| {
+    /// that has it; else the progress thread does it later. Returns false if it has to.
+    pub(crate) fn report_opened(&self, wait: bool) -> bool {
+        let mut looked = true;
+        let mut path_of = |slot| {
             let get = |engine: &mut Engine| engine.path_of(slot);
             if wait {
                 self.engine.with_engine(get).ok().flatten()
             } else {
-                self.engine.try_with(get).flatten()
+                let path = self.engine.try_with(get);
+                looked &= path.is_some();
+                path.flatten()
             }
         };
         let mut registry = lock(&self.registry);
@@ -134,6 +137,7 @@ impl Leases {
                 registry.opened(slot, connection, path.nonce);
             }
         }
+        looked
     }
 
     /// Reports the connections that moved to another interface or address of the peer.

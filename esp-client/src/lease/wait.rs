@@ -67,6 +67,8 @@ impl EmbeddedEngine {
                 }
                 if work {
                     self.parked.call_ready();
+                    // After the fence in `call_ready`.
+                    self.progress.worked(|| !self.tasks.is_empty());
                     // Incoming frames must not delay the deadline.
                     polls = polls.wrapping_add(1);
                     if polls.is_multiple_of(DEADLINE_POLLS) && is_late() {

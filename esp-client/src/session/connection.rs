@@ -58,6 +58,8 @@ pub(crate) struct Session {
     pub(super) gone: OnceLock<EspError>,
     /// Events of the present daemon, until the poller takes them.
     polled: Mutex<Option<PolledEvents>>,
+    /// Eventfd that is written when a connection has ended.
+    on_loss: Mutex<Option<Arc<OwnedFd>>>,
     /// For a session with a [`Poller`](crate::Poller), which then also handles the events instead
     /// of the thread.
     pub(crate) notice: Option<ReplyNotice>,
@@ -203,6 +205,7 @@ impl Session {
             calls: Mutex::new(HashMap::new()),
             slots: Mutex::new(HashMap::new()),
             gone: OnceLock::new(),
+            on_loss: Mutex::default(),
             notice: polled.then(ReplyNotice::new).transpose()?,
         }))
     }
@@ -323,6 +326,21 @@ impl Session {
     /// daemon.
     pub(crate) fn is_lost(&self) -> bool {
         self.connection() > 0 || self.check().is_err()
+    }
+
+    /// Has this eventfd written when a connection ends, at once if one has ended.
+    pub(crate) fn announce_loss(&self, to: Arc<OwnedFd>) {
+        *lock(&self.on_loss) = Some(to);
+        if self.is_lost() {
+            self.tell_loss();
+        }
+    }
+
+    pub(super) fn tell_loss(&self) {
+        if let Some(fd) = &*lock(&self.on_loss) {
+            // Fails only with a full counter, which is readable as well.
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
     }
 
     /// Returns the number of the present connection: 0 for the first daemon.
@@ -513,6 +531,7 @@ impl Session {
             .collect();
         owners.iter().for_each(|socket| socket.waiting.poke());
         self.notify_poller();
+        self.tell_loss();
         error
     }
 

@@ -140,6 +140,7 @@ impl Session {
         let failed = calls.extract_if(|_, (request, _)| is_of_lease(request));
         let failed: Vec<_> = failed.collect();
         drop(calls);
+        self.tell_loss();
         for (_, (_, cell)) in failed {
             cell.finish(Err(error.clone()));
         }

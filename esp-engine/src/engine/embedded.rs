@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use esp_proto::secure::{SecureConfig, SecureCounters};
-use esp_proto::{EndpointConfig, Instant, MacAddr, NodeAddr, Port};
+use esp_proto::{Duration, EndpointConfig, Instant, MacAddr, NodeAddr, Port};
 use netif::{PacketSocket, RecvRing, RingShape};
 
 use super::carrier::{Carrier, Sockets, Source};
@@ -17,14 +17,14 @@ use super::link::Link;
 use super::posted::{Posted, posted_of};
 use super::protect::OVERHEAD;
 use super::streams::joined_mut;
-use super::{EMBEDDED_SIDE_INTERVAL, Engine, RX_BATCH};
+use super::{EMBEDDED_SIDE_INTERVAL, Engine, LINK_POLL_INTERVAL, RX_BATCH};
 use crate::command::{ConnHandle, LinkId, Slot};
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
 use crate::udp::UdpLink;
 
 /// Pause between polls after which all received frames are taken before timers run.
-const PAUSE: esp_proto::Duration = esp_proto::Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(2);
 /// Maximum number of batches taken after such a pause; more than a receive buffer holds.
 const CATCH_UP: usize = 16384 / RX_BATCH;
 
@@ -366,6 +366,13 @@ impl Engine {
     pub fn arm(&mut self) {
         let now = self.clock.now();
         self.waiter.arm(now, &self.links);
+    }
+
+    /// Returns the longest pause between polls by which a failed interface is noticed in time; `None`
+    /// if no connection could move to another one.
+    pub fn link_poll_interval(&self) -> Option<Duration> {
+        let in_use = |link: &Link| link.streams.iter().any(Option::is_some);
+        (self.has_rails && self.links.iter().any(in_use)).then_some(LINK_POLL_INTERVAL)
     }
 
     /// Returns the time at which [`Engine::poll`] must be called again at the latest.
