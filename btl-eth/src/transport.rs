@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use btl::{Btl, Capabilities, Events, PeerError, PeerInfo, Rank, Unreachable};
+use btl::{Btl, Capabilities, Events, PeerError, PeerInfo, Probe, Rank, Unreachable};
 use esp_client::control::InterfaceInfo;
 use esp_client::{Client, EspListener, EspStream, Interest, KeyId, Poller, StreamBuilder};
 
@@ -263,7 +263,7 @@ impl EthBtl {
     }
 
     /// Checks a peer's address and probes the path to its node.
-    fn probe(&mut self, rank: Rank, address: &[u8]) -> Result<(PeerState, PeerInfo), String> {
+    fn reach(&mut self, rank: Rank, address: &[u8]) -> Result<(PeerState, PeerInfo), String> {
         let address = EthAddress::decode(address)?;
         if address.job != self.job {
             return Err("its address is of another job".into());
@@ -409,11 +409,26 @@ impl Btl for EthBtl {
             Some(PeerState::Own) => return Ok(self.own_info()),
             Some(PeerState::Peer(known)) => return Ok(known.info.clone()),
         }
-        let (state, info) = self.probe(peer, address).map_err(|why| unreachable(&why))?;
+        let (state, info) = self.reach(peer, address).map_err(|why| unreachable(&why))?;
         self.enter(peer, state);
         self.accept_pending(peer);
         self.start_liveness();
         Ok(info)
+    }
+
+    fn probe(&mut self, peer: Rank, address: &[u8]) -> Probe {
+        let is_known = !matches!(
+            self.peers.get(peer as usize),
+            None | Some(PeerState::Unknown)
+        );
+        let address = EthAddress::decode(address).ok();
+        let address = address.filter(|address| address.job == self.job);
+        match (&mut self.open, address) {
+            (Some(open), Some(address)) if !is_known && peer != self.config.rank => {
+                open.prober.poll(&address, open.client.incarnation())
+            }
+            _ => Probe::Settled,
+        }
     }
 
     fn progress(&mut self, events: &mut dyn Events) -> usize {

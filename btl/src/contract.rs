@@ -68,7 +68,7 @@ use crate::held_sends::HeldSends;
 use crate::noticed_puts::NoticedPuts;
 use crate::pending_peers::PendingPeers;
 use crate::posted_receives::{Envelope, PostedReceives};
-use crate::values::{PeerError, Rank, Region, RegisterError, SendError, Started, Unreachable};
+use crate::values::{PeerError, Probe, Rank, Region, RegisterError, SendError, Started, Unreachable};
 
 /// Maximum length of a message's header, in bytes.
 pub const MAX_HEADER: usize = 64;
@@ -237,6 +237,15 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// [`Unreachable`] with the reason. The address is untrusted input: one of another version, job
     /// or transport is unreachable.
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable>;
+
+    /// Begins to find out whether this address reaches a peer, for a later
+    /// [`add_peer`](Btl::add_peer), or reports how far that is. It does not wait, so an owner can
+    /// have all peers probed at once, and for longer than `add_peer` waits. The address is
+    /// untrusted. The default suits transports whose `add_peer` waits for no answer.
+    fn probe(&mut self, peer: Rank, address: &[u8]) -> Probe {
+        let _ = (peer, address);
+        Probe::Settled
+    }
 
     /// Reports arrived messages and completed operations to `events`, and advances what is under
     /// way. Returns the number of events and steps; 0 means that there was nothing to do.

@@ -11,6 +11,17 @@ pub struct Unreachable {
     pub reason: String,
 }
 
+/// What a transport has found out about a peer that is not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// No answer so far. `add_peer` may wait for one.
+    Awaited,
+    /// The peer has answered, and `add_peer` does not wait.
+    Reached,
+    /// There is nothing to wait for, and `add_peer` tells the rest.
+    Settled,
+}
+
 /// Reason why an operation was not taken. It had no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {

@@ -1,6 +1,9 @@
 //! The start: tries every transport with every peer, chooses rails, and keeps the reasons.
 
-use btl::{PeerInfo, Rank, Unreachable};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use btl::{PeerInfo, Probe, Rank, Unreachable};
 
 use crate::config::Config;
 use crate::engine::{
@@ -15,6 +18,15 @@ use crate::wire;
 const MIN_BANDWIDTH_FRACTION: u64 = 8;
 /// Minimum of [`Config::unexpected_bytes`].
 const MIN_UNEXPECTED: usize = 64 << 10;
+
+/// Longest time that a start waits for answers of peers. Nodes whose CPUs are overloaded may take
+/// some hundreds of milliseconds for one.
+const PROBES: Duration = Duration::from_secs(2);
+/// Time that it waits for other transports to a peer that one transport reaches. Over a router,
+/// for example, raw Ethernet never answers.
+const OTHERS: Duration = Duration::from_millis(350);
+/// First and longest pause between two polls for answers.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
 /// Bytes for each rank in the exchange of [`P2p::start_agreed`](crate::P2p::start_agreed).
 ///
@@ -148,15 +160,17 @@ fn connect(
         Option<Agree<'_>>,
     ),
 ) -> Result<(Peers, Vec<PathReport>), StartError> {
-    // All peers first, so that the results can be exchanged.
-    let mut reached = Vec::with_capacity(size as usize);
-    for peer in 0..size {
-        if peer == own.rank() {
-            reached.push(Reached::default());
-            continue;
-        }
+    let mut all = Vec::with_capacity(size as usize);
+    for peer in (0..size).filter(|peer| *peer != own.rank()) {
         let theirs = addresses(peer).map_err(|reason| StartError::NoAddresses { peer, reason })?;
-        reached.push(reach(transports, peer, &theirs, own.rank() < peer));
+        all.push((peer, theirs));
+    }
+    probe(transports, &all, own.rank());
+    // All peers first, so that the results can be exchanged.
+    let mut reached = Vec::new();
+    reached.resize_with(size as usize, Reached::default);
+    for (peer, theirs) in all {
+        reached[peer as usize] = reach(transports, peer, &theirs, own.rank() < peer);
     }
     if let Some(agree) = agree {
         let mine: Vec<u8> = reached.iter().flat_map(Reached::encode).collect();
@@ -201,16 +215,16 @@ pub(crate) fn reasons(reports: &[PathReport]) -> String {
     reports.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Tries each transport with the peer's addresses of its kind until it reaches one.
-///
-/// Both sides try the pairs in one order, that of the lower rank's transports first, and so find
-/// equal pairs, provided that reachability is mutual.
-pub(crate) fn reach(
-    transports: &mut Transports,
-    peer: Rank,
-    addresses: &[TransportAddress],
+/// A transport of this process, and the index and value of a peer's address of its kind.
+type Pair<'a> = (TransportId, u8, &'a TransportAddress);
+
+/// Returns the pairs of transports and addresses in the order in which they are tried. `lower`:
+/// this process has the lower rank.
+fn pairs<'a>(
+    transports: &Transports,
+    addresses: &'a [TransportAddress],
     lower: bool,
-) -> Reached {
+) -> Vec<Pair<'a>> {
     let mut pairs = Vec::new();
     for id in transports.ids() {
         let name = transports.name(id);
@@ -222,10 +236,66 @@ pub(crate) fn reach(
         let (id, place) = (id.place(), usize::from(*place));
         if lower { (id, place) } else { (place, id) }
     });
+    pairs
+}
+
+/// Has all transports probe all peers at once: first the pairs of addresses that are used if all of
+/// them answer, later also the others of peers that have not answered. Returns when all have
+/// answered, or the rest is not worth a wait.
+fn probe(transports: &mut Transports, peers: &[(Rank, Vec<TransportAddress>)], own: Rank) {
+    let (mut awaited, mut others) = (Vec::new(), Vec::new());
+    for (peer, addresses) in peers {
+        let first = awaited.len();
+        for pair in pairs(transports, addresses, own < *peer) {
+            let is_taken = |(_, other): &(Rank, Pair<'_>)| other.0 == pair.0 || other.1 == pair.1;
+            let list = match awaited.iter().skip(first).any(is_taken) {
+                true => &mut others,
+                false => &mut awaited,
+            };
+            list.push((*peer, pair));
+        }
+    }
+    let (begin, mut pause, mut reached) = (Instant::now(), PAUSES.0, HashSet::new());
+    loop {
+        awaited.retain(|&(peer, (id, _, address))| {
+            if address.address.len() > btl::MAX_ADDRESS {
+                return false;
+            }
+            let found = transports[id].btl.probe(peer, &address.address);
+            if found == Probe::Reached {
+                reached.insert(peer);
+            }
+            found == Probe::Awaited
+        });
+        let waited = begin.elapsed();
+        if waited >= OTHERS {
+            awaited.retain(|(peer, _)| !reached.contains(peer));
+            let silent: HashSet<Rank> = awaited.iter().map(|(peer, _)| *peer).collect();
+            let others = std::mem::take(&mut others).into_iter();
+            awaited.extend(others.filter(|(peer, _)| silent.contains(peer)));
+        }
+        if awaited.is_empty() || waited >= PROBES {
+            return;
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(PAUSES.1);
+    }
+}
+
+/// Tries each transport with the peer's addresses of its kind until it reaches one.
+///
+/// Both sides try the pairs in one order, that of the lower rank's transports first, and so find
+/// equal pairs, provided that reachability is mutual.
+pub(crate) fn reach(
+    transports: &mut Transports,
+    peer: Rank,
+    addresses: &[TransportAddress],
+    lower: bool,
+) -> Reached {
     let mut reached = Reached::default();
     let mut taken = Vec::new();
     let mut refusals: Vec<Option<String>> = vec![None; transports.len()];
-    for (id, place, address) in pairs {
+    for (id, place, address) in pairs(transports, addresses, lower) {
         let reached_already = |offer: &Offer| offer.transport == id;
         if taken.contains(&place) || reached.offers.iter().any(reached_already) {
             continue;

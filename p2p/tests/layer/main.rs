@@ -11,5 +11,6 @@ mod failures;
 mod hostile;
 mod messages;
 mod passed_on;
+mod probes;
 mod rails;
 mod random;

@@ -1,11 +1,13 @@
 //! Choice of interfaces and paths.
 
-use btl::Btl;
+use std::time::{Duration, Instant};
+
+use btl::{Btl, Probe};
 use btl_eth::address::{AddressInterface, EthAddress, job_hash};
 use btl_eth::{EthBtl, EthConfig, EthError};
 use esp_client::MacAddr;
-use esp_tests::lab_or_skip;
-use esp_tests::process::configured_lab;
+use esp_tests::process::{configured_lab, ip_in_switch};
+use esp_tests::{lab_or_skip, wait_until};
 use lab::{LabOptions, Node};
 
 use crate::member::{JOB, Member, join, run, send, talk};
@@ -88,6 +90,39 @@ fn reachable_and_unreachable_peers_have_reasons() {
         },
         "damaged",
     );
+}
+
+/// [`Btl::add_peer`] waits for 0.35 s; a probe ends with the first answer.
+#[test]
+fn probes_of_several_nodes_outlast_a_pause_of_the_link() {
+    let Some(lab) = lab_or_skip("probes_outlast_a_pause", &LabOptions::new(3)) else {
+        return;
+    };
+    let mut left = Member::at(&lab, 0, 0, 3);
+    let others = [Member::at(&lab, 1, 1, 3), Member::at(&lab, 2, 2, 3)];
+    let addresses = others.map(|member| member.btl.address());
+    ip_in_switch(&lab, "link set port0 down");
+    let why = left.btl.add_peer(1, &addresses[0]).expect_err("silent");
+    assert!(why.reason.contains("no answer to an EDP echo"), "{why}");
+
+    let mut probe = |rank: usize| left.btl.probe(rank as u32 + 1, &addresses[rank]);
+    // The failure is known for a while.
+    assert_eq!(probe(0), Probe::Settled);
+    wait_until("the failure is forgotten", || probe(0) == Probe::Awaited);
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(800) {
+        assert_eq!([probe(0), probe(1)], [Probe::Awaited; 2]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ip_in_switch(&lab, "link set port0 up");
+    wait_until("both answer", || {
+        [probe(0), probe(1)] == [Probe::Reached; 2]
+    });
+    for (rank, address) in (1..).zip(&addresses) {
+        left.btl.add_peer(rank, address).expect("reachable");
+        assert_eq!(left.btl.probe(rank, address), Probe::Settled);
+    }
+    assert_eq!(left.btl.probe(1, b"damaged"), Probe::Settled);
 }
 
 #[test]
