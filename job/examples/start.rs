@@ -1,6 +1,6 @@
 //! Measures the cost of a job's start for each rank: the time to join, the time of the first and of
-//! the next message to a neighbour, the process's memory, and its descriptors. Prints the
-//! median and the maximum over all ranks.
+//! the next message to a neighbour, the process's memory, its descriptors, and the values that it reads
+//! from the launcher. Prints the median and the maximum over all ranks.
 //!
 //! ```sh
 //! cargo build --release -p job --example start
@@ -14,13 +14,14 @@ use std::time::Instant;
 use p2p::{Comm, Error, Rank};
 
 /// Labels of the values of a rank, in the order of [`measure`].
-const ROWS: [&str; 6] = [
+const ROWS: [&str; 7] = [
     "join, ms",
     "first message, µs",
     "next message, µs",
     "own memory after the join, KiB",
     "own memory at the end, KiB",
     "descriptors",
+    "values read from the launcher",
 ];
 
 fn main() {
@@ -33,7 +34,8 @@ fn main() {
         }
     };
     let joined = begin.elapsed().as_millis();
-    let measured = measure(&job.world(), u64::try_from(joined).unwrap_or(u64::MAX));
+    let joined = u64::try_from(joined).unwrap_or(u64::MAX);
+    let measured = measure(&job.world(), joined, job.report().lookups);
     if let Err(error) = measured {
         job.abort(1, &error.to_string());
     }
@@ -43,7 +45,7 @@ fn main() {
     }
 }
 
-fn measure(world: &Comm, joined: u64) -> Result<(), Box<dyn std::error::Error>> {
+fn measure(world: &Comm, joined: u64, lookups: u64) -> Result<(), Box<dyn std::error::Error>> {
     let after_join = own_memory()?;
     let first = to_neighbour(world)?;
     let next = to_neighbour(world)?;
@@ -54,6 +56,7 @@ fn measure(world: &Comm, joined: u64) -> Result<(), Box<dyn std::error::Error>> 
         after_join,
         own_memory()?,
         descriptors()?,
+        lookups,
     ];
     let is_first = world.rank() == 0;
     let ranks = if is_first { world.size() as usize } else { 0 };

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::Mutex;
 
 use boot::{BootError, Bootstrap, MAX_VALUE};
-use p2p::{P2p, REACH_BYTES, Rank, Setup};
+use p2p::{P2p, REACH_BYTES, Rank, Setup, mirrored, reach_mark};
 
 use crate::error::printable;
 use crate::modex::{BOOT, MAX_REASON, ModexEntry};
@@ -14,9 +14,12 @@ use crate::report::{self, Report};
 use crate::transports::{self, Made, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
 
-// Keys of the bootstrap: addresses of transports, reachable peers, and the reason why a process
-// cannot start (empty if it starts).
+// Keys of the bootstrap: addresses of transports, mark over reachable peers of a process and of a
+// group of processes, reachable peers, and the reason why a process cannot start (empty if it
+// starts).
 const ADDRESSES: &str = "addresses";
+const MARK: &str = "mark";
+const MARKS: &str = "marks";
 const REACH: &str = "reach";
 const VERDICT: &str = "verdict";
 
@@ -145,18 +148,20 @@ fn start(
         None => Err("there is no such rank".into()),
     };
     let no_reach = vec![0; size as usize * REACH_BYTES];
-    let (mut is_exchanged, mut broken) = (false, None);
+    let (mut is_exchanged, mut is_mutual, mut broken) = (false, false, None);
     let started = P2p::start_agreed(setup, addresses, |mine| {
         is_exchanged = true;
-        exchange_reach(boot, mine).map_err(|error| {
+        let theirs = agree_on_reach(boot, mine).map_err(|error| {
             let words = error.to_string();
             broken = Some(error);
             words
-        })
+        })?;
+        is_mutual = theirs.is_none();
+        Ok(theirs.unwrap_or_else(|| mirrored(mine)))
     });
     if !is_exchanged {
         // This process has failed already, but the others wait for its part.
-        broken = exchange_reach(boot, &no_reach).err();
+        broken = agree_on_reach(boot, &no_reach).err();
     }
     if let Some(error) = broken {
         return Err(StartFailure::Boot(error));
@@ -166,7 +171,9 @@ fn start(
     let started =
         started.map_err(|failed| (explain(&failed.error, &without, &name), failed.transports));
     let trouble = started.as_ref().err().map(|(what, _)| what.as_str());
-    agree_on_start(boot, trouble, &name)?;
+    if !is_mutual {
+        agree_on_start(boot, trouble, &name)?;
+    }
     let p2p = started.map_err(|(what, _)| {
         let node = node.to_owned();
         StartFailure::Agreed(JoinError::Here { rank, node, what })
@@ -175,6 +182,7 @@ fn start(
         rank,
         size,
         launcher: boot.launcher(),
+        lookups: boot.lookups(),
         nodes: (0..size).map(name).collect(),
         without,
         protection,
@@ -199,6 +207,48 @@ fn number_nodes(all: &[Result<ModexEntry, String>]) -> Vec<u32> {
         });
     }
     numbers
+}
+
+/// Finds out whether each process reaches each other one by the same transports, so that all start
+/// (`None`); else returns what each rank published for this one.
+fn agree_on_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Option<Vec<u8>>, BootError> {
+    let mark = reach_mark(boot.rank(), mine);
+    match sum_of_marks(boot, mark)? {
+        Some(0) => Ok(None),
+        _ => exchange_reach(boot, mine).map(Some),
+    }
+}
+
+/// Returns the exclusive or of all processes' marks; `None` if one has none. The first process of
+/// each group reads the marks of its group, and all read those of the groups: some 2√n values.
+fn sum_of_marks(boot: &mut Bootstrap, mark: Option<u64>) -> Result<Option<u64>, BootError> {
+    let encode = |mark: Option<u64>| mark.map_or(Vec::new(), |mark| mark.to_le_bytes().to_vec());
+    let (rank, size) = (boot.rank(), boot.size());
+    let group = size.isqrt().max(1);
+    boot.put(MARK, &encode(mark))?;
+    boot.fence()?;
+    if rank.is_multiple_of(group) {
+        let of_group = rank..size.min(rank.saturating_add(group));
+        let sum = read_marks(boot, MARK, of_group)?;
+        boot.put(MARKS, &encode(sum))?;
+    }
+    boot.fence()?;
+    read_marks(boot, MARKS, (0..size).step_by(group as usize))
+}
+
+/// Returns the exclusive or of the marks that these ranks published; `None` if one has none.
+fn read_marks(
+    boot: &mut Bootstrap,
+    key: &str,
+    ranks: impl Iterator<Item = Rank>,
+) -> Result<Option<u64>, BootError> {
+    let mut sum = Some(0);
+    for rank in ranks {
+        let note = boot.get(rank, key)?;
+        let mark = note.and_then(|note| Some(u64::from_le_bytes(note.try_into().ok()?)));
+        sum = sum.zip(mark).map(|(sum, mark)| sum ^ mark);
+    }
+    Ok(sum)
 }
 
 /// Exchanges the transports by which each process reaches each other one: publishes `mine`,

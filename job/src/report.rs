@@ -14,6 +14,8 @@ pub struct Report {
     pub size: u32,
     /// Launcher: `pmix`, `pmi1`, `fixed` or `single`.
     pub launcher: &'static str,
+    /// Number of values that this process read from the launcher.
+    pub lookups: u64,
     /// Name of each rank's node.
     pub nodes: Vec<String>,
     /// Transports that could not be created, and why.

@@ -31,17 +31,18 @@ impl Drop for Temp {
     }
 }
 
-/// Returns the path of the example, which cargo builds with this test.
-fn program() -> PathBuf {
+/// Returns the path of an example, which cargo builds with this test.
+fn program(name: &str) -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     let path = exe
         .parent()
         .and_then(|deps| deps.parent())
         .unwrap()
-        .join("examples/p2p-check");
+        .join("examples")
+        .join(name);
     assert!(
         path.is_file(),
-        "{} is missing: cargo build -p job --example p2p-check",
+        "{} is missing: cargo build -p job --examples",
         path.display()
     );
     path
@@ -49,7 +50,11 @@ fn program() -> PathBuf {
 
 /// Starts a process with these variables only, without the tests' own environment.
 fn start(variables: &BTreeMap<&str, String>) -> Child {
-    let mut command = Command::new(program());
+    start_program("p2p-check", variables)
+}
+
+fn start_program(name: &str, variables: &BTreeMap<&str, String>) -> Child {
+    let mut command = Command::new(program(name));
     command
         .env_clear()
         .envs(variables)
@@ -88,12 +93,20 @@ fn job(
     size: u32,
     change: impl Fn(u32, &mut BTreeMap<&'static str, String>),
 ) -> Vec<(Option<i32>, String, String)> {
+    job_of("p2p-check", size, change)
+}
+
+fn job_of(
+    program: &str,
+    size: u32,
+    change: impl Fn(u32, &mut BTreeMap<&'static str, String>),
+) -> Vec<(Option<i32>, String, String)> {
     let dir = Temp::new();
     let children: Vec<Child> = (0..size)
         .map(|rank| {
             let mut variables = rank_environment(&dir, rank, size);
             change(rank, &mut variables);
-            start(&variables)
+            start_program(program, &variables)
         })
         .collect();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -135,6 +148,32 @@ fn shared_memory_alone_is_enough_within_a_node() {
         ended[1].2.contains("/nonexistent/esp.sock"),
         "{}",
         ended[1].2
+    );
+}
+
+/// Where all processes reach each other alike, each reads the secret, the addresses of all, and
+/// some 2√n marks: none of what the others reach, which would be n values of n parts.
+#[test]
+fn a_start_reads_few_values_besides_the_addresses() {
+    let ended = job_of("start", 9, |_, variables| {
+        variables.insert("ESP_BTL", "self,shm".into());
+    });
+    for (code, _, err) in &ended {
+        assert_eq!(*code, Some(0), "{err}");
+    }
+    let values = ended[0].1.lines().find_map(|line| {
+        let counts = line.strip_prefix("values read from the launcher")?;
+        let counts = counts
+            .split_whitespace()
+            .map(|count| count.parse().unwrap());
+        Some(counts.collect::<Vec<u32>>())
+    });
+    // Only the first rank of each three reads the marks of its group.
+    assert_eq!(
+        values,
+        Some(vec![1 + 9 + 3, 1 + 9 + 3 + 3]),
+        "{}",
+        ended[0].1
     );
 }
 

@@ -14,7 +14,7 @@ use crate::ids::{ANY_TAG, Destination, PeerId, Selector};
 use crate::memory::Memory;
 use crate::p2p::P2p;
 use crate::regions::Regions;
-use crate::shared::Shared;
+use crate::shared::{Shared, bell};
 use crate::types::{RequestId, Stats, TransportAddress};
 
 /// Maximum time that [`Endpoint::close`] takes to send queued messages: no launcher ends a peer
@@ -179,7 +179,8 @@ impl Endpoint {
         let mut protocol = Protocol::new(own, Peers(vec![Peer::own()]), false, config.clone());
         protocol.open(identity, regions);
         let engine = Engine::new(protocol, transports);
-        let shared = Shared::new(engine, config, Vec::new()).map_err(|what| NotStarted {
+        let shared = bell().and_then(|bell| Shared::new(engine, bell, config, Vec::new()));
+        let shared = shared.map_err(|what| NotStarted {
             error: StartError::System(what),
             transports: Vec::new(),
         })?;

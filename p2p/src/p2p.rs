@@ -8,7 +8,7 @@ use btl::Rank;
 use crate::comm::Comm;
 use crate::engine::Engine;
 use crate::error::{Error, NotStarted, StartError};
-use crate::shared::Shared;
+use crate::shared::{self, Shared};
 use crate::start::Agree;
 use crate::types::{PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress};
 
@@ -55,7 +55,8 @@ impl P2p {
     /// One direction alone may work if one process lacks locked memory, for example, and runs
     /// without that transport. `agree` exchanges the reachability between processes. It takes
     /// [`REACH_BYTES`](crate::REACH_BYTES) for each rank and returns the bytes that each rank
-    /// reported for this one. All processes must call it once, unless a peer has no addresses.
+    /// reported for this one. All processes must call it once, unless a peer has no addresses. It
+    /// can save the exchange where reachability is mutual ([`reach_mark`](crate::reach_mark)).
     ///
     /// # Errors
     /// As [`start`](P2p::start); an error of `agree` is [`StartError::NoAgreement`].
@@ -73,9 +74,19 @@ impl P2p {
         agree: Option<Agree<'_>>,
     ) -> Result<P2p, NotStarted> {
         let config = setup.config.clone();
+        // First: nothing may fail after the agreement.
+        let bell = match shared::bell() {
+            Ok(bell) => bell,
+            Err(what) => {
+                return Err(NotStarted {
+                    error: StartError::System(what),
+                    transports: setup.transports,
+                });
+            }
+        };
         let (engine, paths) = crate::start::start(setup, addresses, agree)?;
         // The transports are gone, but the peers have reached this process and see that it left.
-        let shared = Shared::new(engine, &config, paths).map_err(|what| NotStarted {
+        let shared = Shared::new(engine, bell, &config, paths).map_err(|what| NotStarted {
             error: StartError::System(what),
             transports: Vec::new(),
         })?;

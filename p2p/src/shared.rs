@@ -63,14 +63,19 @@ pub(crate) struct Shared {
     pub(crate) paths: Vec<PathReport>,
 }
 
+/// Makes the descriptor that wakes the sleeper.
+pub(crate) fn bell() -> Result<OwnedFd, String> {
+    let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    bell.map_err(|error| format!("no event descriptor: {error}"))
+}
+
 impl Shared {
     pub(crate) fn new(
         engine: Engine,
+        bell: OwnedFd,
         config: &Config,
         paths: Vec<PathReport>,
     ) -> Result<Shared, String> {
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| format!("no event descriptor: {error}"))?;
         let protocol = &engine.protocol;
         let world = Group::of(protocol.peers.ids().collect(), protocol.own);
         let world = world.ok_or("the own rank is not one of the job")?;

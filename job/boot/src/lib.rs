@@ -54,6 +54,8 @@ pub struct Bootstrap {
     /// Keys that this process has published.
     keys: BTreeSet<String>,
     finalized: bool,
+    /// Number of values read.
+    lookups: u64,
     client: Box<dyn Client>,
 }
 
@@ -86,6 +88,7 @@ impl Bootstrap {
             launcher,
             keys: BTreeSet::new(),
             finalized: false,
+            lookups: 0,
             client: Box::new(client),
         }
     }
@@ -109,6 +112,11 @@ impl Bootstrap {
     /// Returns the kind of launcher: `pmix`, `pmi1`, `fixed` or `single`.
     pub fn launcher(&self) -> &'static str {
         self.launcher
+    }
+
+    /// Returns the number of values that this process has read from the launcher.
+    pub fn lookups(&self) -> u64 {
+        self.lookups
     }
 
     /// Publishes a value, which all processes can read after the next [`fence`](Bootstrap::fence).
@@ -164,6 +172,7 @@ impl Bootstrap {
             let what = format!("there is no rank {rank} in a job of {}", self.size);
             return Err(BootError::Argument(what));
         }
+        self.lookups += 1;
         self.client.get(rank, key)
     }
 

@@ -1,0 +1,127 @@
+//! Whether reachability is mutual, as it nearly always is: then processes need not exchange it.
+//!
+//! Each process computes a mark over what it reaches, in which each pair of processes has a share
+//! that both compute alike. So the marks of all processes cancel out if and (almost) only if each
+//! two processes reach each other by the same addresses. This finds errors, not lies.
+
+use btl::Rank;
+
+use crate::start::REACH_BYTES;
+
+/// Returns the mark over what the exchange of [`P2p::start_agreed`](crate::P2p::start_agreed) would
+/// report, for the process of this rank; `None` if it does not reach all others. If no process has
+/// `None` and the marks of all have the exclusive or 0, each one reports [`mirrored`] of what it
+/// reaches.
+#[must_use]
+pub fn reach_mark(rank: Rank, mine: &[u8]) -> Option<u64> {
+    let (mine, _) = mine.as_chunks::<REACH_BYTES>();
+    let mut mark = 0;
+    for (peer, reached) in (0..).zip(mine).filter(|(peer, _)| *peer != rank) {
+        let reached = u64::from_le_bytes(*reached);
+        if reached == 0 {
+            return None;
+        }
+        let of_lower = if rank < peer {
+            reached
+        } else {
+            mirror(reached)
+        };
+        let pair = u64::from(rank.min(peer)) << 32 | u64::from(rank.max(peer));
+        mark ^= mix(mix(pair) ^ of_lower);
+    }
+    Some(mark)
+}
+
+/// Returns what all others report for a process that reports `mine`, if reachability is mutual.
+#[must_use]
+pub fn mirrored(mine: &[u8]) -> Vec<u8> {
+    let (mine, _) = mine.as_chunks::<REACH_BYTES>();
+    let mirrored = mine
+        .iter()
+        .flat_map(|reached| mirror(u64::from_le_bytes(*reached)).to_le_bytes());
+    mirrored.collect()
+}
+
+/// Swaps the two sides: address `own` reaches address `theirs` becomes the reverse.
+fn mirror(reached: u64) -> u64 {
+    let mut mirrored = 0;
+    for own in 0..15 {
+        if let Some(theirs) = (reached >> (4 * own) & 15).checked_sub(1) {
+            mirrored |= (own + 1) << (4 * theirs);
+        }
+    }
+    mirrored
+}
+
+/// Mixes all bits (the finalizer of splitmix64).
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: usize = 5;
+
+    /// What each process reaches: the first and third addresses of the lower rank the second and
+    /// third of the other, and some their fourth ones.
+    fn all() -> Vec<Vec<u64>> {
+        let of = |rank: usize, peer: usize| match rank == peer {
+            true => 0,
+            false => {
+                let fourth = u64::from(rank.abs_diff(peer) == 2) << 14;
+                fourth | if rank < peer { 0x302 } else { 0x310 }
+            }
+        };
+        (0..SIZE)
+            .map(|rank| (0..SIZE).map(|peer| of(rank, peer)).collect())
+            .collect()
+    }
+
+    fn bytes(reached: &[u64]) -> Vec<u8> {
+        reached.iter().flat_map(|one| one.to_le_bytes()).collect()
+    }
+
+    fn marks(all: &[Vec<u64>]) -> Option<u64> {
+        let marks = (0..)
+            .zip(all)
+            .map(|(rank, mine)| reach_mark(rank, &bytes(mine)));
+        marks.reduce(|sum, mark| Some(sum? ^ mark?)).flatten()
+    }
+
+    #[test]
+    fn marks_cancel_out_where_reachability_is_mutual() {
+        let usual = all();
+        assert_eq!(marks(&usual), Some(0));
+        for (rank, mine) in usual.iter().enumerate() {
+            let theirs: Vec<u64> = usual.iter().map(|theirs| theirs[rank]).collect();
+            assert_eq!(mirrored(&bytes(mine)), bytes(&theirs));
+        }
+    }
+
+    #[test]
+    fn marks_differ_where_one_side_reaches_less() {
+        for (rank, peer) in (0..SIZE).flat_map(|rank| (0..SIZE).map(move |peer| (rank, peer))) {
+            if rank == peer {
+                continue;
+            }
+            let mut one = all();
+            one[rank][peer] &= 0xff;
+            assert!(marks(&one).is_some_and(|sum| sum != 0), "{rank} {peer}");
+            one[rank][peer] = 0;
+            assert_eq!(marks(&one), None, "{rank} {peer}");
+        }
+    }
+
+    #[test]
+    fn a_mirror_of_a_mirror_is_the_original() {
+        for reached in [0, 1, 0x10, 0x21, 0x2001, 0xf << 56 | 3] {
+            assert_eq!(mirror(mirror(reached)), reached, "{reached:x}");
+        }
+        assert_eq!(mirror(0x302), 0x310);
+    }
+}
