@@ -112,8 +112,9 @@ struct Pair {
     peer: AddressInterface,
     /// Length of a long echo's body. It fills a frame of the smaller MTU.
     long: usize,
-    /// Sequence number of the echo in flight, and when it was sent.
-    sent: (u16, u64),
+    /// Sequence numbers of the echoes of the present length, and when they were sent. An answer to
+    /// any of them counts: a node that is overloaded may take longer than a round.
+    sent: Vec<(u16, u64)>,
     /// Round trips of [`SHORT_ECHO`] and [`LONG_ECHO`], in nanoseconds.
     echoes: [Option<u64>; 2],
 }
@@ -220,7 +221,7 @@ impl Prober {
                     interface: socket.interface().to_owned(),
                     peer: peer.clone(),
                     long: long_echo(socket, peer),
-                    sent: (0, 0),
+                    sent: Vec::new(),
                     echoes: [None; 2],
                 });
             }
@@ -277,7 +278,7 @@ impl Prober {
         let echo = probing.echo;
         for pair in probing.pairs.iter_mut().filter(|pair| pair.awaits(echo)) {
             self.sequence = self.sequence.wrapping_add(1);
-            pair.sent = (self.sequence, monotonic_nanos());
+            pair.sent.push((self.sequence, monotonic_nanos()));
             self.sent_to.insert(self.sequence, at);
             let body = &BODY[..pair.length(echo)];
             // An echo that cannot be sent has no answer.
@@ -304,18 +305,24 @@ impl Prober {
 }
 
 impl Probing {
-    /// Takes an answer, if it is one to the echo in flight. Other nodes may write to the socket.
+    /// Takes an answer, if it is one to an echo of the present length. Other nodes may write to the
+    /// socket.
     fn answered(&mut self, socket: usize, info: &DatagramInfo, now: Instant) {
         let echo = self.echo;
+        let sent = |pair: &Pair| {
+            let mut sent = pair.sent.iter();
+            sent.find_map(|(sequence, at)| (*sequence == info.sequence).then_some(*at))
+        };
         let is_it = |pair: &&mut Pair| {
             pair.socket == socket
-                && (info.kind, info.src, info.sequence)
-                    == (EdpKind::EchoReply, pair.peer.addr, pair.sent.0)
+                && (info.kind, info.src) == (EdpKind::EchoReply, pair.peer.addr)
                 && pair.awaits(echo)
                 && info.len == pair.length(echo)
         };
-        if let Some(pair) = self.pairs.iter_mut().find(is_it) {
-            let time = info.received_nanos.saturating_sub(pair.sent.1);
+        if let Some(pair) = self.pairs.iter_mut().find(is_it)
+            && let Some(at) = sent(pair)
+        {
+            let time = info.received_nanos.saturating_sub(at);
             pair.echoes[echo] = Some(time.max(1));
             self.deadline = self.deadline.min(now + GRACE);
         }
@@ -333,6 +340,7 @@ impl Probing {
                 return false;
             }
             (self.echo, self.rounds) = (LONG_ECHO, 0);
+            self.pairs.iter_mut().for_each(|pair| pair.sent.clear());
         }
         let last = ROUNDS[ROUNDS.len() - 1];
         self.deadline = now + ROUNDS.get(self.rounds).copied().unwrap_or(last);
