@@ -227,9 +227,10 @@ impl EmbeddedEngine {
         // A program that only writes serves doorbells without a poll, and is away all the same.
         let polled = self.last_poll.load(Ordering::Relaxed) != polled_at;
         self.last_poll.store(polled_at, Ordering::Relaxed);
+        let worked = self.progress.is_news(self.activity()) || !engine.is_armed();
         drop(engine);
         self.parked.call_driver();
-        self.progress.unlocked(polled);
+        self.progress.unlocked(polled, worked);
     }
 
     /// Wakes all waiting threads to check their condition again.

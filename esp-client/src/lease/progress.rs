@@ -17,13 +17,13 @@
 //! end of the daemon's connection, the end of the client. What it could not do because another
 //! thread had the engine is tried again after [`RETRY`]. A program that sleeps on the engine's set
 //! itself ([`Poller`](crate::Poller)) has that time to poll before the thread does: it may do
-//! something else first.
+//! something else first. Its polls without work, which look after peers, do not wake the thread.
 //!
 //! A program may promise that one of its threads polls at each event
 //! ([`Poller::drive`](crate::Poller::drive)). The thread then only maintains the leases.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -60,12 +60,18 @@ const STANDS_IN: u8 = 2;
 /// As [`STANDS_IN`], but another thread had the engine, which is not watched. Work that this thread
 /// finds for tasks ends the sleep, too.
 const LOCKED_OUT: u8 = 3;
+/// As [`STANDS_IN`], but the program sleeps on the engine's set. A poll that finds no work does not
+/// end the sleep, as long as the set is armed: the program looks after something else, and will
+/// sleep again, or be away.
+const WATCHES: u8 = 4;
 
 /// How the progress thread's sleep ends early.
 pub(super) struct ProgressSleep {
     state: AtomicU8,
     /// Bytes were left unsent since the thread last found none.
     unsent: AtomicBool,
+    /// [`EmbeddedEngine::activity`] when the thread last polled.
+    seen: AtomicU64,
     /// A thread of the program polls at each event; this one does not.
     driven: AtomicBool,
     wake: Arc<OwnedFd>,
@@ -77,6 +83,7 @@ impl ProgressSleep {
         Ok(ProgressSleep {
             state: AtomicU8::new(AWAKE),
             unsent: AtomicBool::new(false),
+            seen: AtomicU64::new(0),
             driven: AtomicBool::new(false),
             wake: Arc::new(wake.map_err(EspError::resource("create an eventfd"))?),
         })
@@ -105,12 +112,23 @@ impl ProgressSleep {
         self.driven.load(Ordering::Relaxed)
     }
 
-    /// Ends the sleep of a thread that stands in, if the program has `polled`, or if the thread did
-    /// not get the engine. The caller has made a full fence since it unlocked the engine.
+    /// Returns whether work was found since the thread last polled. The caller has the engine.
     #[inline]
-    pub(super) fn unlocked(&self, polled: bool) {
+    pub(super) fn is_news(&self, activity: u64) -> bool {
+        self.seen.load(Ordering::Relaxed) != activity
+    }
+
+    /// Ends the sleep of a thread that stands in, if the program has `polled`; that of one that
+    /// watches, if there was work, or frames do not end the sleep any more (`worked`); and that of
+    /// one that did not get the engine. The caller has made a full fence since it unlocked the
+    /// engine.
+    #[inline]
+    pub(super) fn unlocked(&self, polled: bool, worked: bool) {
         if polled {
             self.end_sleep(STANDS_IN);
+        }
+        if worked {
+            self.end_sleep(WATCHES);
         }
         self.end_sleep(LOCKED_OUT);
     }
@@ -126,7 +144,7 @@ impl ProgressSleep {
 
     /// Ends the sleep of a thread that stands in.
     fn wake(&self) {
-        self.unlocked(true);
+        self.unlocked(true, true);
     }
 
     /// Has the thread check every [`AWAY`] until the bytes are sent that a write left unsent.
@@ -191,6 +209,10 @@ impl EmbeddedEngine {
             state.own_poll = engine.polled_at().as_nanos();
             self.last_poll.store(state.own_poll, Ordering::Relaxed);
             by_program = engine.is_watched();
+            self.progress.seen.store(self.activity(), Ordering::Relaxed);
+            if by_program {
+                self.progress.state.store(WATCHES, Ordering::Relaxed);
+            }
             engine.arm();
             let patience = if by_program { RETRY } else { Duration::ZERO };
             if let Some(deadline) = engine.deadline() {
@@ -380,8 +402,8 @@ mod tests {
     use super::*;
     use crate::session::Welcome;
 
-    /// Returns how often the progress thread of this process has gone to sleep; `None` before it has
-    /// its name.
+    /// Returns how often the progress thread of this process has gone to sleep; `None` before it
+    /// has its name.
     fn sleeps() -> Option<u64> {
         let threads = fs::read_dir("/proc/self/task").unwrap();
         let is_progress = |path: &std::path::PathBuf| {
@@ -398,33 +420,60 @@ mod tests {
         Some(status.lines().find_map(count).unwrap())
     }
 
-    /// The bound is ten times the number of sleeps of [`IDLE`]; those of [`RETRY`] would be five
-    /// times more. On a machine that is busy there are fewer.
-    #[test]
-    fn an_idle_engine_wakes_its_thread_rarely_and_its_end_wakes_it_at_once() {
+    /// Starts a progress thread.
+    fn started(polled: bool) -> Arc<Leases> {
         let welcome = Welcome {
             incarnation: 1,
             interfaces: Vec::new(),
             leases: true,
         };
-        let session = Session::local(welcome, false).unwrap();
+        let session = Session::local(welcome, polled).unwrap();
         let leases = Leases::start(&session).unwrap();
         leases.engine.poll();
-        let before = loop {
-            match sleeps() {
-                Some(sleeps) => break sleeps,
-                None => std::thread::yield_now(),
-            }
-        };
-        let begin = std::time::Instant::now();
+        while sleeps().is_none() {
+            std::thread::yield_now();
+        }
+        leases
+    }
+
+    fn end(leases: &Arc<Leases>) {
+        leases.finish();
+        while Arc::strong_count(leases) > 1 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// The bound is ten times the number of sleeps of [`IDLE`]; those of [`RETRY`] would be five
+    /// times more. On a machine that is busy there are fewer.
+    #[test]
+    fn an_idle_engine_wakes_its_thread_rarely_and_its_end_wakes_it_at_once() {
+        let leases = started(false);
+        let (begin, before) = (std::time::Instant::now(), sleeps().unwrap());
         std::thread::sleep(2 * IDLE);
         let slept = sleeps().unwrap() - before;
         let most = 10 * (begin.elapsed().as_secs() + 1);
         assert!(slept <= most, "{slept} sleeps in {:?}", begin.elapsed());
+        end(&leases);
+    }
 
-        leases.finish();
-        while Arc::strong_count(&leases) > 1 {
-            std::thread::yield_now();
+    /// A rank that waits for a message polls twenty times a second, to see that its peers live. If
+    /// each poll woke the thread, it would sleep three times for each.
+    #[test]
+    fn a_program_that_polls_between_sleeps_does_not_wake_the_thread() {
+        const POLLS: u64 = 40;
+        let leases = started(true);
+        let engine = &leases.engine;
+        while engine.try_sleep().is_none() {}
+        let before = sleeps().unwrap();
+        for _ in 0..POLLS {
+            // As a poller does.
+            engine.awake();
+            engine.poll();
+            while engine.try_sleep().is_none() {}
+            std::thread::sleep(50 * AWAY);
         }
+        let slept = sleeps().unwrap() - before;
+        assert!(slept <= POLLS, "{slept} sleeps");
+        end(&leases);
     }
 }

@@ -350,8 +350,8 @@ impl Engine {
     /// Sets whether a thread sleeps on [`Engine::wait_fd`]. If not, frames of streams do not make
     /// it readable while the program polls.
     pub fn watch(&mut self, watch: bool) {
-        self.waiter.watched = watch;
-        if watch {
+        let was = std::mem::replace(&mut self.waiter.watched, watch);
+        if watch || was {
             self.arm();
         }
     }
@@ -359,6 +359,11 @@ impl Engine {
     /// Returns true if a thread sleeps on [`Engine::wait_fd`], as set by [`Engine::watch`].
     pub fn is_watched(&self) -> bool {
         self.waiter.watched
+    }
+
+    /// Returns true while frames of streams make [`Engine::wait_fd`] readable.
+    pub fn is_armed(&self) -> bool {
+        self.waiter.is_armed()
     }
 
     /// Makes frames of streams end a sleep on [`Engine::wait_fd`]. A poll more than a millisecond

@@ -111,6 +111,11 @@ impl Waiter {
         }
     }
 
+    /// Returns true while the set contains the streams' sockets.
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed
+    }
+
     /// Removes the streams' sockets from the set, if the loop has been awake for [`DISARM_AFTER`].
     #[inline]
     pub(super) fn disarm(&mut self, now: Instant, links: &Links) {
