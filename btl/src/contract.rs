@@ -68,7 +68,9 @@ use crate::held_sends::HeldSends;
 use crate::noticed_puts::NoticedPuts;
 use crate::pending_peers::PendingPeers;
 use crate::posted_receives::{Envelope, PostedReceives};
-use crate::values::{PeerError, Probe, Rank, Region, RegisterError, SendError, Started, Unreachable};
+use crate::values::{
+    PeerError, Probe, Rank, Region, RegisterError, SendError, Started, Unreachable,
+};
 
 /// Maximum length of a message's header, in bytes.
 pub const MAX_HEADER: usize = 64;

@@ -354,7 +354,8 @@ impl Leases {
     }
 
     /// Prepares for the next daemon when one is gone, reports connections, ends unused leases.
-    /// Returns false if something of this is left, because another thread has the engine.
+    /// Returns false if something of this is left: another thread has the engine, or no daemon
+    /// hears of it now.
     fn maintain(self: &Arc<Self>) -> bool {
         if !self.engine.is_forked() && self.use_spares() {
             adopt::start(self);
