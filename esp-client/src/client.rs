@@ -182,8 +182,8 @@ impl Client {
     /// binds this UDP port on each interface: that of a server whose address its clients know.
     ///
     /// # Errors
-    /// As for [`Client::udp`]; of kind `AddrInUse`, with the program that has it as far as known, if
-    /// the port is in use.
+    /// As for [`Client::udp`]; of kind `AddrInUse`, with the program that has it as far as known,
+    /// if the port is in use.
     pub fn udp_at(port: u16) -> Result<Client, EspError> {
         Self::open_udp(UdpAddresses::EachVersion, |_, _| true, port, (None, false))
     }

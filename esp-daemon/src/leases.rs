@@ -197,8 +197,8 @@ impl Leases {
         }
     }
 
-    /// Adds a lease in place of the reserved one of its user with these ports, whose claims it takes
-    /// over, and returns its id; `None` if there is none.
+    /// Adds a lease in place of the reserved one of its user with these ports, whose claims it
+    /// takes over, and returns its id; `None` if there is none.
     pub(crate) fn adopt(&self, lease: &Arc<Lease>) -> Option<u64> {
         let is_it = |other: &Lease| {
             let of = |lease: &Lease| (lease.entry.uid, lease.link, lease.ports());

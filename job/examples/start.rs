@@ -1,6 +1,6 @@
 //! Measures the cost of a job's start for each rank: the time to join, the time of the first and of
-//! the next message to a neighbour, the process's memory, its descriptors, and the values that it reads
-//! from the launcher. Prints the median and the maximum over all ranks.
+//! the next message to a neighbour, the process's memory, its descriptors, and the values that it
+//! reads from the launcher. Prints the median and the maximum over all ranks.
 //!
 //! ```sh
 //! cargo build --release -p job --example start

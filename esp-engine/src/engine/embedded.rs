@@ -373,8 +373,8 @@ impl Engine {
         self.waiter.arm(now, &self.links);
     }
 
-    /// Returns the longest pause between polls by which a failed interface is noticed in time; `None`
-    /// if no connection could move to another one.
+    /// Returns the longest pause between polls by which a failed interface is noticed in time;
+    /// `None` if no connection could move to another one.
     pub fn link_poll_interval(&self) -> Option<Duration> {
         let in_use = |link: &Link| link.streams.iter().any(Option::is_some);
         (self.has_rails && self.links.iter().any(in_use)).then_some(LINK_POLL_INTERVAL)
