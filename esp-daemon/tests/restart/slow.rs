@@ -21,6 +21,9 @@ use super::{Cluster, says_hello};
 /// Time for which a reply is held back: longer than a program waits for others.
 const HELD: Duration = Duration::from_secs(6);
 
+/// Configuration of daemons that keep what is not brought yet for longer than that.
+const PATIENT: Option<&str> = Some("[lease]\ngrace = \"60s\"\n");
+
 /// Relays between programs and a daemon, and holds back the first reply to a request of one kind.
 /// What a program has left stays open at the daemon, as with one that still works on its request.
 struct Relay {
@@ -162,7 +165,8 @@ fn both_say_hello(left: &EspStream, right: &EspStream) {
 
 #[test]
 fn what_a_program_brings_may_take_long() {
-    let Some(mut cluster) = Cluster::new_or_skip("what_a_program_brings") else {
+    let test = "what_a_program_brings";
+    let Some(mut cluster) = Cluster::configured_or_skip(test, PATIENT) else {
         return;
     };
     let is_slow = |request: &Request| {
@@ -203,7 +207,8 @@ fn what_a_program_brings_may_take_long() {
 
 #[test]
 fn the_adoption_of_a_lease_may_take_long() {
-    let Some(mut cluster) = Cluster::new_or_skip("the_adoption_of_a_lease") else {
+    let test = "the_adoption_of_a_lease";
+    let Some(mut cluster) = Cluster::configured_or_skip(test, PATIENT) else {
         return;
     };
     let is_slow = |request: &Request| matches!(request, Request::Adopt { .. });
