@@ -1,6 +1,7 @@
 //! Compares the models of TCP in `scale` with Linux's TCP: runs three cases of messages from many
 //! nodes to one in the simulator and in a lab whose links have the same rate and queue, and prints
-//! a table of both. Needs the superuser, and a machine without other load.
+//! a table of both. Needs the superuser, and a machine without other load. With few processors the
+//! senders of the lab do not begin at one instant, as those of the simulator do.
 //!
 //! ```sh
 //! cargo build --release -p esplab --example tcp_models
@@ -300,14 +301,15 @@ fn exchange(
     let bytes = fan.bytes as usize;
     thread::scope(|scope| {
         let work = |mut stream: TcpStream| {
-            scope.spawn(move || -> std::io::Result<()> {
+            scope.spawn(move || -> std::io::Result<Instant> {
                 let (message, mut answer) = (vec![1; bytes], [0; ANSWER as usize]);
                 ready.wait();
+                let begin = Instant::now();
                 for _ in 0..fan.times {
                     stream.write_all(&message)?;
                     stream.read_exact(&mut answer)?;
                 }
-                Ok(())
+                Ok(begin)
             })
         };
         let answer = |mut stream: TcpStream| {
@@ -329,10 +331,11 @@ fn exchange(
         let workers: Vec<_> = workers.into_iter().map(work).collect();
         let ends: Vec<_> = ends.into_iter().map(answer).collect();
         ready.wait();
-        let start = Instant::now();
+        // Not that of this thread, which may get a processor after them.
+        let mut start = Instant::now();
         let mut last = start;
         for worker in workers {
-            worker.join().map_err(|_| "a sender panicked")??;
+            start = start.min(worker.join().map_err(|_| "a sender panicked")??);
         }
         for end in ends {
             last = last.max(end.join().map_err(|_| "a receiver panicked")??);
