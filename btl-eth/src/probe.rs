@@ -80,7 +80,7 @@ pub(crate) struct Prober {
     keys: &'static str,
 }
 
-/// What is known of a node.
+/// State of a node: its probe, or the result.
 #[derive(Debug)]
 enum Node {
     Probed(Probing),

@@ -11,14 +11,14 @@ pub struct Unreachable {
     pub reason: String,
 }
 
-/// What a transport has found out about a peer that is not added.
+/// Progress of the probe of a peer ([`Btl::probe`](crate::Btl::probe)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// No answer so far. `add_peer` may wait for one.
+    /// No answer has arrived yet. `add_peer` may wait for one.
     Awaited,
     /// The peer has answered, and `add_peer` does not wait.
     Reached,
-    /// There is nothing to wait for, and `add_peer` tells the rest.
+    /// Waiting longer changes nothing: `add_peer` succeeds or returns the reason at once.
     Settled,
 }
 

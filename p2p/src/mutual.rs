@@ -67,8 +67,9 @@ mod tests {
 
     const SIZE: usize = 5;
 
-    /// What each process reaches: the first and third addresses of the lower rank the second and
-    /// third of the other, and some their fourth ones.
+    /// Returns the reachability of [`SIZE`] processes, by rank and peer. In each pair, the first
+    /// address of the lower rank reaches the second of the other, and the third the third; in pairs
+    /// two ranks apart the fourth ones do, too.
     fn all() -> Vec<Vec<u64>> {
         let of = |rank: usize, peer: usize| match rank == peer {
             true => 0,

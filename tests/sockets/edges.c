@@ -1,14 +1,9 @@
 /* What programs for AF_ENET meet rarely: `edges serve PORT` on one node, the other cases on another
  * one, each with PORT and the MAC address of the first. Prints PASS at the end. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
-#include <esp/enet.h>
+#include "check.h"
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -17,21 +12,6 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(what) \
-    do { \
-        if (!(what)) { \
-            printf("FAIL line %d: %s (%s)\n", __LINE__, #what, strerror(errno)); \
-            fflush(stdout); \
-            exit(1); \
-        } \
-    } while (0)
-
-static struct sockaddr_enet any(int port) {
-    struct sockaddr_enet addr = {.se_family = AF_ENET, .se_port = htons((uint16_t)port)};
-    addr.se_alen = ENET_ALEN;
-    return addr;
-}
 
 static int bind_to(int fd, int port) {
     struct sockaddr_enet addr = any(port);

@@ -1,14 +1,9 @@
 /* Uses sockets of AF_ENET as programs for the kernel's ESP did: `enet server PORT` on one node,
  * `enet client PORT MAC` on another one. Prints PASS at the end of each. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
-#include <esp/enet.h>
+#include "check.h"
 #include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -19,27 +14,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(what) \
-    do { \
-        if (!(what)) { \
-            printf("FAIL line %d: %s (%s)\n", __LINE__, #what, strerror(errno)); \
-            fflush(stdout); \
-            exit(1); \
-        } \
-    } while (0)
-
 enum { LENGTH = 3000000 };
 
 static char bytes[LENGTH], other[LENGTH];
 
 static void fill(int salt) {
     for (int i = 0; i < LENGTH; i++) bytes[i] = (char)((i * 2654435761u ^ (unsigned)salt) >> 13);
-}
-
-static struct sockaddr_enet any(int port) {
-    struct sockaddr_enet addr = {.se_family = AF_ENET, .se_port = htons((uint16_t)port)};
-    addr.se_alen = ENET_ALEN;
-    return addr;
 }
 
 static void read_all(int fd, char *to, size_t length) {

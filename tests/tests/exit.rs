@@ -1,5 +1,5 @@
 //! Programs with an embedded engine that write, end their stream and exit at once, on a network
-//! that loses the last frames: nobody repeats them once the program has ended.
+//! that loses the last frames: the engine that would retransmit them ends with the program.
 
 use std::io::{self, Read};
 

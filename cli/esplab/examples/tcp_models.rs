@@ -120,7 +120,7 @@ fn main() -> ExitCode {
 
 fn compare(rounds: usize) -> Result<(), Box<dyn Error>> {
     println!(
-        "| case | control | Linux, ms | model, ms | model / Linux | segments sent again | timeouts |\n\
+        "| case | control | Linux, ms | model, ms | model / Linux | retransmissions | timeouts |\n\
          |---|---|---|---|---|---|---|"
     );
     for fan in CASES {

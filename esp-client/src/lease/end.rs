@@ -1,9 +1,9 @@
 //! The end of an embedded engine, with its client or with the process.
 //!
-//! Nobody repeats a lost frame afterwards, as the kernel does for TCP. So the engine is driven
-//! until the peers have acknowledged the ends of all streams that the program has closed, or whose
-//! writing it has finished, for a bounded time. Streams that are left then are reset, because
-//! nobody would answer their peers.
+//! The kernel retransmits for a program of TCP that has exited; an embedded engine ends with its
+//! program. So it is polled until the peers have acknowledged the FINs of all streams that the
+//! program has closed, or whose writing it has finished, for a bounded time. Streams that are left
+//! then are reset, because their peers would get no answer any more.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Once, Weak};

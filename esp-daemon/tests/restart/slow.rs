@@ -25,7 +25,8 @@ const HELD: Duration = Duration::from_secs(6);
 const PATIENT: Option<&str> = Some("[lease]\ngrace = \"60s\"\n");
 
 /// Relays between programs and a daemon, and holds back the first reply to a request of one kind.
-/// What a program has left stays open at the daemon, as with one that still works on its request.
+/// Keeps the connection to the daemon open after the program has closed its own, as if the daemon
+/// were still working on the request.
 struct Relay {
     daemon: PathBuf,
     is_slow: fn(&Request) -> bool,

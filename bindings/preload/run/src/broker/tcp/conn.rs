@@ -300,7 +300,8 @@ impl Conn {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Sets whether the end of the socket is a reset (a time of zero) or waits for nobody.
+    /// Sets whether closing the socket resets it (a time of zero) or ends it in order in the
+    /// background (`None`).
     fn set_linger(&self, time: Option<Duration>) {
         // Fails for no socket.
         let _ = socket2::SockRef::from(&self.socket).set_linger(time);
