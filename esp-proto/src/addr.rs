@@ -239,6 +239,7 @@ impl FromStr for MacAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::format;
     use alloc::string::ToString;
 
     #[test]
@@ -275,6 +276,24 @@ mod tests {
             "[10.1.0.7]",
         ] {
             assert_eq!(bad.parse::<NodeAddr>(), Err(ParseAddrError), "{bad}");
+        }
+    }
+
+    /// W-08, W-121.
+    #[test]
+    fn headers_of_ip_and_udp_are_part_of_the_mtu() {
+        for (text, mtu, frame) in [
+            ("02:00:00:00:00:01", 1500, 1500),
+            ("10.1.0.7", 1500, 1470),
+            ("[fd00::7]", 1500, 1450),
+            ("10.1.0.7", 65_536, 65_505),
+            ("[fd00::7]", 65_536, 65_486),
+            ("[fd00::7]", u32::MAX, 65_505),
+            ("10.1.0.7", 10, 0),
+        ] {
+            let address: NodeAddr = text.parse().unwrap();
+            assert_eq!(address.frame_mtu(mtu), frame, "{text} {mtu}");
+            assert_eq!(format!("{address:?}"), text);
         }
     }
 

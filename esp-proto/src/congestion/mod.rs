@@ -397,6 +397,76 @@ mod tests {
         assert_eq!(cc.window(), 32);
     }
 
+    /// Runs one round of `samples` acknowledgements with this round-trip time.
+    fn round(cc: &mut Aimd, rtt: u64, least: u64, samples: u32) {
+        for n in 0..samples {
+            cc.on_ack(&AckEvent {
+                rtt: Some(Duration::from_micros(rtt)),
+                min_rtt: Some(Duration::from_micros(least)),
+                in_flight: 0,
+                window_limited: false,
+                ..ack(0, n == 0)
+            });
+        }
+    }
+
+    #[test]
+    fn slow_start_ends_beyond_the_limit_of_delay_after_eight_samples() {
+        for (rtt, least, samples, ends) in [
+            (200, 100, 8, false),
+            (201, 100, 8, true),
+            (10_000, 100, 7, false),
+            (1500, 1000, 8, false),
+            (1551, 1000, 8, true),
+        ] {
+            let mut cc = Aimd::new(1000, false);
+            round(&mut cc, rtt, least, samples);
+            assert_eq!(cc.slow_start(), !ends, "{rtt} {least} {samples}");
+        }
+    }
+
+    #[test]
+    fn a_queue_stands_after_a_whole_round_beyond_its_limit() {
+        for (rtt, stands) in [(700, false), (701, true)] {
+            let mut cc = Aimd::new(1000, false);
+            round(&mut cc, rtt, 100, 1);
+            assert!(!cc.standing, "the round has not ended");
+            round(&mut cc, 100, 100, 1);
+            assert_eq!(cc.standing, stands);
+            round(&mut cc, 100, 100, 1);
+            assert!(!cc.standing);
+        }
+    }
+
+    /// Each acknowledged packet adds a fiftieth of a loss to the budget.
+    #[test]
+    fn acknowledgements_fill_the_budget_of_losses() {
+        let mut cc = Aimd::new(1000, false);
+        cc.on_loss(5);
+        assert_eq!(cc.budget, BUDGET_AFTER_DECREASE);
+        cc.on_ack(&ack(10, true));
+        cc.on_ack(&ack(10, true));
+        assert_eq!(cc.budget, BUDGET_AFTER_DECREASE + 400);
+        let window = cc.window();
+        cc.on_loss(1);
+        assert_eq!((cc.window(), cc.budget), (window, 400));
+        cc.on_loss(1);
+        assert!(cc.window() < window);
+        cc.on_ack(&ack(1000, true));
+        assert_eq!(cc.budget, BURST);
+    }
+
+    #[test]
+    fn growth_keeps_the_acknowledgements_beyond_a_window() {
+        let mut cc = Aimd::new(1000, false);
+        cc.on_loss(5);
+        assert_eq!(cc.window(), 11);
+        cc.on_ack(&ack(20, true));
+        assert_eq!((cc.window(), cc.credit), (12, 9));
+        cc.on_ack(&ack(3, true));
+        assert_eq!((cc.window(), cc.credit), (13, 0));
+    }
+
     #[test]
     fn marks_reduce_the_window_by_their_share_once_a_window() {
         assert!(!Aimd::new(1000, false).on_marks(1, 16), "not in force");

@@ -215,6 +215,29 @@ fn an_unknown_reason_ends_a_connection_as_a_number() {
     }
 }
 
+/// W-58: a peer that is gone has received everything if only its last acknowledgement is missing.
+#[test]
+fn a_reset_of_an_unknown_connection_finishes_it_if_all_was_acknowledged() {
+    for written in [0, 1] {
+        let (mut pair, a, b) = Pair::connected();
+        pair.a.ep.shutdown(pair.now, a);
+        pair.run(Duration::from_millis(1));
+        let n = pair.numbers();
+        pair.filter = Box::new(|_| Wire::Drop);
+        pair.b.write(pair.now, b, written);
+        pair.b.ep.shutdown(pair.now, b);
+        pair.run(Duration::from_millis(1));
+        assert_eq!(pair.b.state(b), State::LastAck);
+        let reset = Forge::ack(n.a_next, Seq(0)).reset(ResetReason::Unknown, n.b_nonce);
+        pair.inject(MAC_A, MAC_B, reset.build());
+        let end = match written {
+            0 => CloseReason::Finished,
+            _ => CloseReason::Reset(ResetReason::Unknown),
+        };
+        assert_eq!(pair.b.app(b).closed, Some(end));
+    }
+}
+
 #[test]
 fn shutdown_resets_every_connection() {
     let (mut pair, a, b) = Pair::connected();
