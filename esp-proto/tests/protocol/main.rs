@@ -5,6 +5,7 @@ mod common;
 
 mod acks;
 mod close;
+mod counters;
 mod ecn;
 mod edp;
 mod fair;

@@ -397,6 +397,46 @@ fn impossible_images_are_refused() {
     refused(ConnImage { nonce: 77, ..image });
 }
 
+#[test]
+fn images_at_the_limits_are_resumed() {
+    let limits: [fn(&mut ConnImage, &mut Positions); 6] = [
+        |image, _| image.peer_port = image.local_port,
+        |image, _| image.peer = MAC_A.into(),
+        |image, _| image.epoch = u32::MAX - 3,
+        |image, _| image.payload = 64,
+        |_, at| at.written = at.acked + u64::from(ROOM),
+        |_, at| (at.consumed, at.delivered) = ((1 << 63) - 1, (1 << 63) - 1),
+    ];
+    for (case, limit) in limits.into_iter().enumerate() {
+        let (mut pair, ..) = busy();
+        let Rest(mut image, app) = lose(&mut pair.a, 10).pop().expect("a connection");
+        let mut at = positions(&app);
+        limit(&mut image, &mut at);
+        let buffers = Buffers { rx: ROOM, tx: ROOM };
+        let result = pair.a.ep.resume(pair.now, &image, &at, buffers);
+        assert!(result.is_ok(), "case {case}: {result:?}");
+    }
+    let (mut pair, ..) = busy();
+    let Rest(image, app) = lose(&mut pair.a, 10).pop().expect("a connection");
+    let buffers = Buffers { rx: ROOM, tx: ROOM };
+    let mut refused = |image: ConnImage, at: Positions| {
+        let result = pair.a.ep.resume(pair.now, &image, &at, buffers);
+        assert_eq!(result.map(drop), Err(ResumeError::BadImage));
+    };
+    let at = positions(&app);
+    let epoch = u32::MAX - 2;
+    refused(ConnImage { epoch, ..image }, at);
+    let (consumed, delivered) = (1 << 63, 1 << 63);
+    refused(
+        image,
+        Positions {
+            consumed,
+            delivered,
+            ..at
+        },
+    );
+}
+
 fn move_frame(block: Move) -> Vec<u8> {
     let mut payload = [0; wire::MOVE_LEN];
     block.emit(&mut payload);

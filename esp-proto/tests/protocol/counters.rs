@@ -1,0 +1,90 @@
+//! Counters agree with what was on the wire.
+
+use crate::common::*;
+use esp_proto::wire::FrameType;
+use esp_proto::*;
+
+#[test]
+fn received_packets_are_counted_by_kind() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.write(pair.now, a, 100_000);
+    pair.run(Duration::from_millis(20));
+    let data = pair.kinds(MAC_A, 0, FrameType::Data) as u64;
+    let (ours, theirs) = (*pair.a.ep.counters(), *pair.b.ep.counters());
+    assert_eq!((theirs.rx_data, theirs.rx_data_bytes), (data, 100_000));
+    assert_eq!(
+        ours.rx_acks,
+        pair.kinds(MAC_B, 0, FrameType::Ack) as u64,
+        "the SYN+ACK is none"
+    );
+    assert_eq!(ours.losses_detected, 0);
+    let info = pair.b.ep.info(b).unwrap();
+    assert_eq!(info.packets_received, data);
+    assert_eq!((info.out_of_order, info.duplicates), (0, 0));
+    pair.b.ep.abort(pair.now, b, ResetReason::Aborted);
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.a.ep.counters().rx_resets, 1);
+}
+
+#[test]
+fn losses_gaps_and_copies_are_counted() {
+    let (mut pair, a, b) = Pair::connected();
+    let mut n = 0;
+    pair.filter = Box::new(move |f| {
+        if f.src != MAC_A || f.kind() != FrameType::Data {
+            return Wire::Pass;
+        }
+        n += 1;
+        match n {
+            10 | 11 => Wire::Drop,
+            3 | 5 | 7 => Wire::Twice,
+            _ => Wire::Pass,
+        }
+    });
+    pair.a.write(pair.now, a, 14 * 1489);
+    pair.run(Duration::from_millis(20));
+    assert_eq!(pair.b.app(b).received, 14 * 1489);
+    let info = pair.b.ep.info(b).unwrap();
+    assert_eq!(info.duplicates, 3);
+    assert_eq!(info.out_of_order, 3, "12 to 14, behind the gap");
+    assert_eq!(info.packets_received, 14);
+    let ours = *pair.a.ep.counters();
+    assert_eq!((ours.losses_detected, ours.tx_retransmits), (2, 2));
+}
+
+/// W-55.
+#[test]
+fn time_wait_answers_and_counts_what_still_arrives() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.ep.shutdown(pair.now, a);
+    pair.run(Duration::from_millis(1));
+    pair.b.ep.shutdown(pair.now, b);
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.a.state(a), State::TimeWait);
+    let n = pair.numbers();
+    let to_a = |seq, ack| Forge::ack(seq, ack).ports(5000, 1000);
+    let (fin, next) = (n.b_next.plus(u16::MAX), n.b_next);
+    for (flags, ack, answers, counted) in [
+        (wire::FLAG_FIN, n.a_next, 1, [1, 0, 0]),
+        (wire::FLAG_PRB, n.a_next, 1, [0, 0, 0]),
+        (0, n.a_next, 0, [0, 1, 0]),
+        (0, n.a_next.plus(1), 0, [0, 0, 1]),
+    ] {
+        let (before, from) = (*pair.a.ep.counters(), pair.log.len());
+        let seq = if flags == wire::FLAG_FIN { fin } else { next };
+        let frame = to_a(seq, ack).flags(wire::FLAG_ACK | flags).build();
+        pair.inject(MAC_B, MAC_A, frame);
+        let after = *pair.a.ep.counters();
+        assert_eq!(pair.sent(MAC_A, from).count(), answers, "flags {flags}");
+        assert_eq!(
+            [
+                after.rx_drop_duplicate - before.rx_drop_duplicate,
+                after.rx_acks - before.rx_acks,
+                after.rx_drop_ack_forged - before.rx_drop_ack_forged,
+            ],
+            counted,
+            "flags {flags}"
+        );
+        assert_eq!(pair.a.state(a), State::TimeWait);
+    }
+}
