@@ -42,8 +42,9 @@
 //!   transport may use threads or processes of its own, but these call no event handler. Each call
 //!   of `progress` does a bounded amount of work.
 //! - *Failure*: a peer that died or became unreachable is reported once by [`Events::failed`], at
-//!   most a second after its death while `progress` is called. Its pending operations complete with
-//!   an error before. Other peers are not affected. If the peer lives (it violated the protocol, or
+//!   most a second after its death while `progress` is called; in jobs of more than 64 processes,
+//!   peers without a connection may take longer. Its pending operations complete with an error
+//!   before. Other peers are not affected. If the peer lives (it violated the protocol, or
 //!   was dropped), these events wait until it cannot access this process's memory any more.
 //!   Operations may return [`SendError::Failed`] earlier than that: messages that the peer sent
 //!   before still follow, and the owner gives the peer up at the event.
