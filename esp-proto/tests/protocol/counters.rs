@@ -88,3 +88,49 @@ fn time_wait_answers_and_counts_what_still_arrives() {
         assert_eq!(pair.a.state(a), State::TimeWait);
     }
 }
+
+#[test]
+fn set_up_packets_and_their_copies_are_counted() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 8);
+    let mut n = 0;
+    pair.filter = Box::new(move |f| {
+        n += 1;
+        match (n, f.kind()) {
+            (1, FrameType::Syn) => Wire::Drop,
+            (_, FrameType::Syn | FrameType::SynAck) => Wire::Twice,
+            _ => Wire::Pass,
+        }
+    });
+    let a = pair.connect(5000, 1000);
+    pair.run_until(Duration::from_secs(5), |p| {
+        p.a.state(a) == State::Established
+    });
+    pair.run(Duration::from_millis(1));
+    let (ours, theirs) = (*pair.a.ep.counters(), *pair.b.ep.counters());
+    assert_eq!((ours.tx_syns, theirs.tx_syns), (2, 1));
+    assert_eq!(theirs.rx_drop_duplicate_setup, 1, "of the SYN");
+    assert_eq!(ours.rx_drop_duplicate_setup, 1, "of the SYN+ACK");
+    let syn = |nonce| Forge::syn(nonce, Seq(100)).build();
+    pair.inject(MAC_A, MAC_B, syn(7));
+    assert_eq!(pair.b.ep.counters().rx_drop_stale_setup, 1);
+}
+
+#[test]
+fn sent_packets_are_counted_by_kind() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 400_000);
+    pair.run(Duration::from_millis(500));
+    let ours = *pair.a.ep.counters();
+    let sent = |kind| pair.kinds(MAC_A, 0, kind) as u64;
+    assert_eq!(ours.tx_data, sent(FrameType::Data));
+    assert_eq!(ours.tx_data_bytes, pair.b.app(b).received);
+    assert_eq!(ours.tx_acks, sent(FrameType::Ack));
+    assert_eq!(ours.tx_probes, sent(FrameType::Probe));
+    assert!(ours.tx_probes > 1, "of credit (W-40)");
+    assert_eq!(pair.b.ep.counters().rx_probes, ours.tx_probes);
+    let info = pair.a.ep.info(a).unwrap();
+    assert_eq!(info.packets_sent, sent(FrameType::Data));
+    assert_eq!(info.send_queue, 400_000 - pair.b.app(b).received);
+}
