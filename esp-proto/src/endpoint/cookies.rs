@@ -95,4 +95,10 @@ mod tests {
             assert!(valid(0) && valid(10) && !valid(20), "{offset}");
         }
     }
+
+    #[test]
+    fn there_is_no_period_before_the_first() {
+        let cookies = Cookies::new([7; 32]);
+        assert!(!cookies.is_valid(7, &key(1, 1), 1, Instant::ZERO));
+    }
 }

@@ -238,6 +238,33 @@ fn a_reset_of_an_unknown_connection_finishes_it_if_all_was_acknowledged() {
     }
 }
 
+/// W-57: with the nonce that the peer expects.
+#[test]
+fn the_peer_of_an_orphan_is_reset() {
+    let mut pair = Pair::new();
+    let reset = |pair: &mut Pair, port, peer: NodeAddr, peer_port| {
+        let from = pair.log.len();
+        let peer = (peer, peer_port);
+        let reason = ResetReason::ProgramDied;
+        pair.a.ep.reset_orphan(pair.now, port, peer, 77, reason);
+        pair.flush();
+        pair.log[from..].to_vec()
+    };
+    for (port, peer, peer_port) in [
+        (0, MAC_B, 1000),
+        (5000, MAC_B, 0),
+        (5000, MacAddr::BROADCAST, 1000),
+    ] {
+        assert_eq!(reset(&mut pair, port, peer.into(), peer_port).len(), 0);
+    }
+    let sent = reset(&mut pair, 5000, MAC_B.into(), 1000);
+    assert_eq!(sent.len(), 1);
+    let header = sent[0].header();
+    assert_eq!((header.dst_port, header.src_port), (1000, 5000));
+    let block = wire::Reset::parse(sent[0].esp().payload).unwrap();
+    assert_eq!((block.reason, block.nonce), (ResetReason::ProgramDied, 77));
+}
+
 #[test]
 fn shutdown_resets_every_connection() {
     let (mut pair, a, b) = Pair::connected();
@@ -274,6 +301,7 @@ fn a_smaller_mtu_resets_what_no_longer_fits() {
         Some(CloseReason::Reset(ResetReason::Resources))
     );
     small.0.a.ep.set_mtu(small.0.now, 9000);
+    small.0.a.ep.set_mtu(small.0.now, 1500);
     small.0.run(Duration::from_millis(1));
     assert_eq!(small.0.a.state(small.1), State::Established);
 }

@@ -384,6 +384,7 @@ fn invalid_arguments_are_refused() {
             1,
             ListenOptions {
                 backlog: 1,
+                key: vec![0; 32],
                 ..ListenOptions::default()
             }
         ),

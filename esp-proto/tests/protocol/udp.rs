@@ -238,6 +238,30 @@ fn an_address_that_is_not_validated_gets_no_more_than_it_sent() {
     assert_eq!(again[0].esp().kind, FrameType::SynAck);
 }
 
+/// W-123: a request for information is as long as the longest answer; others are not padded so.
+#[test]
+fn requests_are_as_long_as_their_answers() {
+    let config = EndpointConfig {
+        node_name: "n".repeat(64),
+        ..EndpointConfig::default()
+    };
+    let mut net = Routed::new(1500, &config);
+    let mut head: Head = [0xff; HEAD_LEN];
+    for (kind, least) in [(EdpKind::InfoRequest, 128), (EdpKind::EchoRequest, 48)] {
+        let to = (B.parse().unwrap(), 0);
+        let sent = net.ends[0].edp_header(&mut head, 40_000, to, kind, 5, 0);
+        let start = kind.prefix_len();
+        let len = start + sent.unwrap().tail_len;
+        assert_eq!(len - 12, least, "{kind:?}");
+        assert!(head[start..len].iter().all(|byte| *byte == 0));
+        let answers = net.feed("10.9.0.1", &head[12..len]);
+        assert_eq!(answers.len(), 1);
+        assert!(answers[0].body.len() <= len - 12, "{kind:?}");
+    }
+    let ours = net.ends[0].counters();
+    assert_eq!((ours.tx_edp, ours.tx_frames), (2, 2));
+}
+
 /// W-123: the side that connects is silent once it believes that it is connected.
 #[test]
 fn a_connection_that_waited_for_room_is_accepted_soon_after() {
