@@ -64,3 +64,17 @@ fn nonce(counter: u64) -> [u8; 12] {
     put(&mut nonce, 4, &counter.to_be_bytes());
     nonce
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// W-141: no nonce is used twice with a key, because no counter is.
+    #[test]
+    fn the_nonce_is_the_counter() {
+        assert_eq!(nonce(0), [0; 12]);
+        assert_eq!(nonce(0x0102), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
+        let all = [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255];
+        assert_eq!(nonce(u64::MAX), all);
+    }
+}

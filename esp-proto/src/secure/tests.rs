@@ -563,3 +563,33 @@ proptest! {
         prop_assert_eq!(distinct.len(), got.len());
     }
 }
+
+#[test]
+fn ids_of_sessions_have_the_highest_bit() {
+    for seed in 0..32 {
+        let mut a = node(A, config(&[7], true), seed);
+        let mut b = node(B, config(&[7], true), seed + 100);
+        a.send(at(0), B, b"x");
+        run(at(0), &mut a, &mut b);
+        let session = a.layer.peer(at(0), B).current.as_ref();
+        assert!(session.unwrap().id >= 1 << 31, "seed {seed}");
+    }
+}
+
+/// What a station repeats or invents uses a bounded amount of memory.
+#[test]
+fn proposed_sessions_and_recent_broadcasts_are_bounded() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    for seed in 0..20 {
+        let mut again = node(A, config(&[7], true), seed);
+        again.send(at(0), B, b"x");
+        let (_, hello) = again.sent.pop().unwrap();
+        b.receive(at(0), A, &hello);
+    }
+    assert_eq!(b.layer.peer(at(0), A).proposed.len(), 4);
+    for n in 0..200 {
+        a.send(at(n), NodeAddr::BROADCAST, b"x");
+    }
+    assert_eq!(a.layer.recent.len(), 64);
+    assert_eq!(counted(&a, "auth_sealed"), 200);
+}
