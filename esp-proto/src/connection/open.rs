@@ -206,7 +206,9 @@ impl Connection {
             _ => 0,
         };
         if let Some(mobility) = &self.mobility {
-            features |= FEATURE_RESUME; // W-130
+            if self.state == State::SynSent || mobility.resume {
+                features |= FEATURE_RESUME; // W-130
+            }
             if !mobility.own.is_empty() {
                 features |= FEATURE_MOVES;
             }

@@ -553,6 +553,31 @@ fn without_the_feature_there_is_no_image() {
     assert_eq!(pair.b.state(b), State::Established);
 }
 
+/// W-130: also to a peer that offers to move.
+#[test]
+fn resumption_is_only_offered_to_a_peer_that_offers_it() {
+    let mut pair = Pair::new();
+    pair.b.ep.set_rails(&[MacAddr([2, 0, 0, 0, 1, 0xb])]);
+    pair.listen(1000, 8);
+    let rails = [2, 0, 0, 0, 1, 0xa];
+    for (port, features) in [
+        (5000, wire::FEATURE_MOVES),
+        (5001, wire::FEATURE_MOVES | wire::FEATURE_RESUME),
+    ] {
+        let block = wire::SetUp {
+            features,
+            rails: &rails,
+            ..set_up(port.into(), 0)
+        };
+        let syn = Forge::ack(Seq(100), Seq(0)).ports(1000, port);
+        let syn = syn.set_up(wire::FLAG_SYN, &block).build();
+        pair.inject(MAC_A, MAC_B, syn);
+        let answer = pair.log.last().expect("SYN+ACK").clone();
+        let block = wire::SetUp::parse(answer.esp().payload).unwrap();
+        assert_eq!((block.features, block.rails.len()), (features, 6));
+    }
+}
+
 #[test]
 fn a_node_with_one_interface_answers_a_resumption_of_an_unknown_connection() {
     let (mut pair, ..) = busy();
