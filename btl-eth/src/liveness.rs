@@ -18,8 +18,9 @@ use crate::transport::{EthBtl, SlotOwner};
 pub(crate) const INTERVAL: Duration = Duration::from_millis(400);
 /// Maximum number of probes at a time of one process.
 const MAX_PROBES: usize = 32;
-/// Maximum number of probes in a round of all processes of a job together, but for one of each:
-/// with a fixed number for each process, idle ones would load the nodes of a large job.
+/// Maximum number of probes that the processes of a job start together in one round. Each process
+/// may start one even if that exceeds it. Without this limit the rate grows with the size of the
+/// job.
 const JOB_PROBES: usize = 2048;
 /// Key of probes. Keys of jobs have 16 bytes.
 const KEY: &[u8] = b"are you there?";
@@ -40,7 +41,7 @@ struct Probe {
     stream: Option<EspStream>,
 }
 
-/// Returns the maximum number of probes at a time of one process, in a job of `size` of them.
+/// Returns the maximum number of probes at a time for one process of a job of `size` processes.
 fn max_probes(size: usize) -> usize {
     (JOB_PROBES / size.max(1)).clamp(1, MAX_PROBES)
 }

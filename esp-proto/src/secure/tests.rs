@@ -576,7 +576,7 @@ fn ids_of_sessions_have_the_highest_bit() {
     }
 }
 
-/// What a station repeats or invents uses a bounded amount of memory.
+/// Limits the memory that repeated and forged packets use.
 #[test]
 fn proposed_sessions_and_recent_broadcasts_are_bounded() {
     let (mut a, mut b) = pair(Suite::ENCRYPT);

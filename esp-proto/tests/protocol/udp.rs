@@ -238,7 +238,7 @@ fn an_address_that_is_not_validated_gets_no_more_than_it_sent() {
     assert_eq!(again[0].esp().kind, FrameType::SynAck);
 }
 
-/// W-123: a request for information is as long as the longest answer; others are not padded so.
+/// W-123: pads a request for information to the length of its longest answer.
 #[test]
 fn requests_are_as_long_as_their_answers() {
     let config = EndpointConfig {
