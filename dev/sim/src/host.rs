@@ -1,6 +1,7 @@
 //! A simulated program's end of a connection: its buffers (by position only: contents are a
 //! function of stream and position, see [`crate::pattern`]) and its behaviour.
 
+use crate::carrier::Carrier;
 use crate::pattern::{self, NAME_LEN};
 use crate::plan::{End, Side, SidePlan, Write};
 use esp_proto::{ConnId, Datagram, EdpKind, Instant, MacAddr, Port, ResetReason, Sink};
@@ -396,6 +397,8 @@ pub struct Delivery<'a> {
     pub streams: &'a mut Streams,
     /// Datagrams of the node.
     pub datagrams: &'a mut Vec<Received>,
+    /// Carrier of the world.
+    pub carrier: Carrier,
     /// Connections that received something.
     pub touched: &'a mut Vec<ConnId>,
     /// The time.
@@ -436,7 +439,7 @@ impl Sink for Delivery<'_> {
             bytes,
         } = d;
         self.datagrams.push(Received {
-            src: src.mac().unwrap_or_default(),
+            src: self.carrier.mac(src).unwrap_or_default(),
             src_port,
             dst_port,
             sequence,

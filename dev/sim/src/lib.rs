@@ -20,6 +20,7 @@
 //! and a change of behaviour is visible in review.
 #![forbid(unsafe_code)]
 
+pub mod carrier;
 pub mod check;
 mod drive;
 pub mod forger;
@@ -40,4 +41,5 @@ pub mod trace;
 mod watch;
 mod world;
 
+pub use carrier::Carrier;
 pub use world::{Action, Flow, HostModel, NodeConfig, SideStatus, World};

@@ -24,6 +24,8 @@ pub struct Summary {
     pub seeds: u64,
     /// Frames checked.
     pub frames: u64,
+    /// Frames checked that were UDP datagrams.
+    pub datagrams: u64,
     /// Connections opened.
     pub connections: u64,
     /// Packets retransmitted.
@@ -46,6 +48,7 @@ impl Summary {
     fn add(&mut self, one: &Summary) {
         self.seeds += one.seeds;
         self.frames += one.frames;
+        self.datagrams += one.datagrams;
         self.connections += one.connections;
         self.retransmits += one.retransmits;
         self.marks += one.marks;
@@ -82,13 +85,15 @@ fn text(panic: &(dyn std::any::Any + Send)) -> String {
 /// Runs one seed.
 pub fn run_one(seed: u64) -> Result<Summary, Failure> {
     let run = catch_unwind(AssertUnwindSafe(|| {
-        let world = Scenario::new(seed).run();
+        let scenario = Scenario::new(seed);
+        let world = scenario.run();
         let nodes = 0..world.net().len();
         let counters = nodes.map(|node| *world.endpoint(node).counters());
         counters.fold(
             Summary {
                 seeds: 1,
                 frames: world.checked(),
+                datagrams: u64::from(scenario.carrier.is_udp()) * world.checked(),
                 opened: world.opened(),
                 refused: world.refused(),
                 forged: world.forged(),

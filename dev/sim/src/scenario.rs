@@ -2,6 +2,7 @@
 
 mod changes;
 
+use crate::carrier::Carrier;
 use crate::link::{LinkConfig, PRESETS, Preset};
 use crate::net::{Direction, PortConfig};
 use crate::plan::{End, FlowPlan, Pause, Side, SidePlan, Write};
@@ -45,6 +46,8 @@ pub struct Cut {
 pub struct Scenario {
     /// Its seed.
     pub seed: u64,
+    /// Carrier of all packets.
+    pub carrier: Carrier,
     /// Frames are altered on the way.
     pub hostile: bool,
     /// Nodes.
@@ -71,13 +74,19 @@ impl Scenario {
         let count = rng.range(2, 4) as usize;
         let mut nodes: Vec<NodePlan> = (0..count).map(|_| node(&mut rng, hostile)).collect();
         // Separate draws, which leave the rest of the scenario unchanged.
-        let mut ecn = Rng::new(mix(seed));
+        let mut separate = Rng::new(mix(seed));
         for node in &mut nodes {
-            choose_ecn(&mut ecn, &mut node.config);
+            // Over raw Ethernet, too: the endpoint need not know why the host offers it (W-117).
+            choose_ecn(&mut separate, &mut node.config);
+        }
+        let carrier = *separate.pick(&[Carrier::Raw, Carrier::Udp4, Carrier::Udp6, Carrier::Raw]);
+        for node in &mut nodes {
+            node.config.mtu = node.config.mtu.max(carrier.least_mtu());
         }
         let flows = flows(&mut rng, &nodes, hostile);
         let mut scenario = Scenario {
             seed,
+            carrier,
             hostile,
             nodes,
             flows,
@@ -98,6 +107,7 @@ impl Scenario {
     /// Runs the scenario. Panics on a violation.
     pub fn run(&self) -> World {
         let mut world = World::new(self.seed);
+        world.set_carrier(self.carrier);
         if self.hostile {
             world.hostile();
         }
@@ -209,6 +219,7 @@ impl Scenario {
                 continue;
             }
             let at = Duration::from_micros(rng.magnitude(1, 20_000));
+            // What is too long with the headers of UDP is shortened when it is sent.
             let most = self.nodes[from].config.mtu.min(self.nodes[to].config.mtu) - 12;
             let bytes = rng.below(u64::from(most)) as usize;
             let kind = *rng.pick(&[EdpKind::EchoRequest, EdpKind::Data]);
@@ -382,6 +393,9 @@ mod tests {
         let all: Vec<Scenario> = (0..300).map(Scenario::new).collect();
         let some = |what: &dyn Fn(&Scenario) -> bool| all.iter().filter(|s| what(s)).count();
         assert!(some(&|s| s.hostile) > 5);
+        for carrier in [Carrier::Raw, Carrier::Udp4, Carrier::Udp6] {
+            assert!(some(&|s| s.carrier == carrier) > 50);
+        }
         let offers = |node: &NodePlan| node.config.endpoint.ecn;
         assert!(some(&|s| s.nodes.iter().all(offers)) > 30);
         assert!(some(&|s| !s.nodes.iter().any(offers)) > 5);

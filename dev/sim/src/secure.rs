@@ -2,7 +2,7 @@
 //! has no strength. The simulated [forger](crate::forger) does not compute tags.
 
 use crate::rng::{Rng, mix};
-use esp_proto::MacAddr;
+use esp_proto::NodeAddr;
 use esp_proto::secure::{Cipher, Crypto, Key, Layer, SecureConfig, Suite, TAG_LEN};
 
 /// Key of all nodes.
@@ -22,7 +22,7 @@ pub struct Protection {
 
 impl Protection {
     /// Creates the layer of a node.
-    pub(crate) fn layer(self, own: MacAddr, edp: u16, rng: &mut Rng) -> Layer<Weak> {
+    pub(crate) fn layer(self, own: NodeAddr, edp: u16, rng: &mut Rng) -> Layer<Weak> {
         let config = if self.suite == Suite::CHECKSUM {
             SecureConfig::checksum(self.require, edp)
         } else {
@@ -33,7 +33,7 @@ impl Protection {
                 edp_ethertype: edp,
             }
         };
-        Layer::new(config, Weak, own.into(), rng.seed32())
+        Layer::new(config, Weak, own, rng.seed32())
     }
 }
 

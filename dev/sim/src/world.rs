@@ -4,6 +4,7 @@
 //! exactly. Invariants are checked continuously; the first violation panics with the time and the
 //! state of all connections.
 
+use crate::carrier::Carrier;
 use crate::check::{Checker, Ledger};
 use crate::drive::new_layer;
 use crate::forger::Forger;
@@ -17,7 +18,7 @@ use crate::secure::{Protection, Weak};
 use esp_proto::secure::{Layer, OVERHEAD};
 use esp_proto::{
     CloseReason, ConnId, Duration, Endpoint, EndpointConfig, Event, Instant, ListenOptions,
-    MacAddr, Port, ResetReason,
+    MacAddr, NodeAddr, Port, ResetReason,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -69,8 +70,8 @@ pub struct NodeConfig {
 
 impl NodeConfig {
     /// Returns the MTU of the endpoint for an MTU of the interface.
-    pub(crate) fn frame_mtu(&self, mtu: u32) -> u32 {
-        mtu - u32::from(self.endpoint_config().overhead)
+    pub(crate) fn frame_mtu(&self, addr: NodeAddr, mtu: u32) -> u32 {
+        addr.frame_mtu(mtu) - u32::from(self.endpoint_config().overhead)
     }
 
     /// Returns the parameters of the endpoint.
@@ -153,6 +154,8 @@ pub(crate) struct Node {
     pub(crate) refused: u64,
     pub(crate) config: NodeConfig,
     pub(crate) mac: MacAddr,
+    /// Its address for endpoints.
+    pub(crate) addr: NodeAddr,
     pub(crate) rng: Rng,
     pub(crate) incarnation: u64,
     pub(crate) conns: BTreeMap<u32, Conn>,
@@ -271,6 +274,7 @@ impl Flow {
 pub struct World {
     pub(crate) now: Instant,
     pub(crate) rng: Rng,
+    pub(crate) carrier: Carrier,
     pub(crate) queue: Queue<Todo>,
     pub(crate) net: Net,
     pub(crate) nodes: Vec<Node>,
@@ -302,6 +306,7 @@ impl World {
         World {
             now: Instant::ZERO,
             rng: Rng::new(seed),
+            carrier: Carrier::default(),
             queue,
             net: Net::default(),
             nodes: Vec::new(),
@@ -321,21 +326,28 @@ impl World {
         }
     }
 
+    /// Sets the carrier of all packets, before nodes are added.
+    pub fn set_carrier(&mut self, carrier: Carrier) {
+        self.carrier = carrier;
+    }
+
     /// Adds a node and returns its number.
     pub fn add_node(&mut self, config: NodeConfig) -> usize {
         let mut rng = self.rng.fork(self.nodes.len() as u64);
         let node = self.net.add(config.port.clone(), &mut rng);
         let mac = mac_of(node);
-        let mtu = config.frame_mtu(config.mtu);
-        self.checker.add(&config.endpoint, mtu);
-        let endpoint = Endpoint::new(config.endpoint_config(), mac, mtu, rng.seed32(), 1);
-        let layer = new_layer(&config, mac, &mut rng);
+        let addr = self.carrier.node_addr(mac);
+        let mtu = config.frame_mtu(addr, config.mtu);
+        self.checker.add(&config.endpoint, mtu, self.carrier);
+        let endpoint = Endpoint::new(config.endpoint_config(), addr, mtu, rng.seed32(), 1);
+        let layer = new_layer(&config, addr, &mut rng);
         self.nodes.push(Node {
             endpoint,
             layer,
             refused: 0,
             config,
             mac,
+            addr,
             rng,
             incarnation: 1,
             conns: BTreeMap::new(),

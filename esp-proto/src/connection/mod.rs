@@ -254,9 +254,11 @@ impl Connection {
         self.recv.release(&mut cx.pool);
     }
 
-    /// Ends the connection immediately.
+    /// Ends the connection immediately. A peer whose address is not validated is not reset: its
+    /// later frames are answered with RST.
     pub(crate) fn end(&mut self, reason: CloseReason, reset: Option<ResetReason>) {
         if self.fate.is_none() {
+            let reset = reset.filter(|_| !self.is_unvalidated());
             self.state = next(self.state, Input::End);
             self.fate = Some((reason, reset));
         }
@@ -346,6 +348,13 @@ impl Connection {
     /// exists.
     pub(crate) fn reset_fields(&self) -> Option<(Seq, Seq, u64)> {
         (self.peer_nonce != 0).then(|| (self.send.next(), self.recv.expected, self.peer_nonce))
+    }
+
+    /// Returns true while the peer has not shown that it receives at its address: it is sent one
+    /// answer for each of its packets, and nothing else (W-123).
+    fn is_unvalidated(&self) -> bool {
+        let is_half_open = self.passive && self.state == State::SynReceived;
+        is_half_open && self.key.peer.is_udp() && !self.proven
     }
 
     /// Returns buffers to the pool.

@@ -384,7 +384,7 @@ impl Connection {
             return false;
         }
         cx.counters.rx_drop_backlog += 1;
-        if self.key.peer.is_udp() && !self.proven {
+        if self.is_unvalidated() {
             // Over UDP it did not run yet (W-123).
             self.timers
                 .set(Timer::Syn, cx.now + syn_interval(self.nonce, 0));

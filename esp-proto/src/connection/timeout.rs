@@ -30,7 +30,7 @@ impl Connection {
         match timer {
             // W-25. The answer to a UDP address that is not validated is repeated only with the
             // request (W-123).
-            Timer::Syn if self.passive && self.key.peer.is_udp() && !self.proven => {}
+            Timer::Syn if self.is_unvalidated() => {}
             Timer::Syn => self.request_syn(),
             Timer::Connect => {
                 cx.counters.half_open_expired += u64::from(self.passive);

@@ -238,6 +238,22 @@ fn an_address_that_is_not_validated_gets_no_more_than_it_sent() {
     assert_eq!(again[0].esp().kind, FrameType::SynAck);
 }
 
+/// W-123: nor is a peer whose address is not validated reset when its connection ends here.
+#[test]
+fn an_address_that_is_not_validated_is_not_reset() {
+    let mut net = Routed::new(1500, &EndpointConfig::default());
+    let request = Forge::syn(7, Seq(9)).build();
+    assert_eq!(net.feed("10.9.0.1", &request).len(), 1);
+    let before = net.log.len();
+    let now = net.now;
+    net.ends[1].shutdown_all(now);
+    net.run(Duration::from_secs(4));
+    assert_eq!(net.log.len(), before, "its SYN is answered already");
+    let again = net.feed("10.9.0.1", &request);
+    assert_eq!(again.len(), 1, "a repeated one is refused");
+    assert_eq!(again[0].esp().kind, FrameType::Rst);
+}
+
 /// W-123: pads a request for information to the length of its longest answer.
 #[test]
 fn requests_are_as_long_as_their_answers() {

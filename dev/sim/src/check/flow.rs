@@ -2,14 +2,12 @@
 //!
 //! Positions are 64 bits wide here: 0 is the SYN, 1 the first data frame.
 
-use super::frame::{ACK, EXT, ExtView, FIN, SYN, SetUpView, View};
+use super::frame::{ACK, COOKIES, ECN, EXT, ExtView, FIN, SYN, SetUpView, View};
 use crate::rng::mix;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Maximum number of outstanding packets, and maximum distance of a credit edge (W-31, W-39).
 const MAX_WINDOW: u64 = 4096;
-/// Payload that needs no path verification (W-53).
-const SAFE_PAYLOAD: u16 = 1489;
 /// Fingerprints kept before the oldest outstanding packet.
 const KEPT: usize = 3 * MAX_WINDOW as usize;
 
@@ -28,8 +26,14 @@ pub struct Side {
     pub forgotten: bool,
     /// Largest payload that this side can receive.
     pub max_payload: u16,
-    /// This side offers ECN.
-    pub ecn: bool,
+    /// Features that this side offers.
+    pub features: u8,
+    /// Job key of this side.
+    pub key: Vec<u8>,
+    /// Maximum acknowledgement delay of this side, in microseconds.
+    max_ack_delay: u16,
+    /// Features of each SYN+ACK of this side, by the nonce that it answers.
+    answers: BTreeMap<u64, u8>,
     ecn_in_force: bool,
     /// Packets that arrived with a congestion mark.
     marks: u64,
@@ -75,8 +79,9 @@ pub(super) fn fingerprint(bytes: &[u8]) -> u64 {
 }
 
 impl Side {
-    /// Creates an incarnation that starts with this set-up block.
-    pub fn new(set_up: &SetUpView<'_>, isn: u16) -> Self {
+    /// Creates an incarnation that starts with this set-up block. Payloads of `safe_payload` bytes
+    /// need no path verification.
+    pub fn new(set_up: &SetUpView<'_>, isn: u16, safe_payload: u16) -> Self {
         Side {
             nonce: set_up.nonce,
             isn,
@@ -84,7 +89,10 @@ impl Side {
             set_up_credit: set_up.credit,
             forgotten: false,
             max_payload: set_up.max_payload,
-            ecn: set_up.ecn,
+            features: set_up.features,
+            key: set_up.key.to_vec(),
+            max_ack_delay: set_up.max_ack_delay,
+            answers: BTreeMap::new(),
             ecn_in_force: false,
             marks: 0,
             peer_fin: None,
@@ -95,7 +103,7 @@ impl Side {
             acked: 0,
             most: 0,
             edge: 1,
-            verified: SAFE_PAYLOAD,
+            verified: safe_payload,
             received: 1,
             ahead: BTreeSet::new(),
             probes_received: BTreeSet::new(),
@@ -106,9 +114,26 @@ impl Side {
     }
 
     /// Checks that a repeated set-up block of the incarnation is equal, except for credit, which
-    /// may grow.
-    pub fn repeats_set_up(&mut self, set_up: &SetUpView<'_>, isn: u16) -> Result<(), String> {
-        if isn != self.isn || set_up.max_payload != self.max_payload || set_up.ecn != self.ecn {
+    /// may grow, and COOKIES. Answers to different incarnations of the peer may have different
+    /// features.
+    pub fn repeats_set_up(
+        &mut self,
+        set_up: &SetUpView<'_>,
+        isn: u16,
+        is_answer: bool,
+    ) -> Result<(), String> {
+        let features = set_up.features & !COOKIES;
+        let before = if is_answer {
+            *self.answers.entry(set_up.peer_nonce).or_insert(features)
+        } else {
+            self.features & !COOKIES
+        };
+        let equal = isn == self.isn
+            && set_up.max_payload == self.max_payload
+            && set_up.max_ack_delay == self.max_ack_delay
+            && set_up.key == self.key
+            && features == before;
+        if !equal {
             return Err(format!("a repeated SYN with other contents: {set_up:?}"));
         }
         if set_up.credit < self.set_up_credit {
@@ -132,7 +157,7 @@ impl Side {
         }
         self.edge = self.edge.max(1 + u64::from(credit));
         self.agreed_payload = self.max_payload.min(max_payload);
-        self.ecn_in_force = self.ecn && ecn;
+        self.ecn_in_force = self.features & ECN != 0 && ecn;
     }
 
     /// Checks a sent frame with ACK.
@@ -395,11 +420,11 @@ mod tests {
             peer_nonce: 0,
             credit: 100,
             max_ack_delay: 200,
-            ecn,
+            features: if ecn { ECN } else { 0 },
             key: &[],
         };
-        let mut here = Side::new(&set_up(1, true), 0);
-        let mut there = Side::new(&set_up(2, both), 0);
+        let mut here = Side::new(&set_up(1, true), 0, 1489);
+        let mut there = Side::new(&set_up(2, both), 0, 1489);
         here.link(2, 100, 1489, both);
         there.link(1, 100, 1489, true);
         (here, there)

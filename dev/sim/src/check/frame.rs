@@ -23,6 +23,14 @@ pub const EXT: u8 = 0x10;
 pub const PRB: u8 = 0x20;
 /// Data that requests an acknowledgement.
 pub const ASK: u8 = 0x40;
+/// Feature MOVES.
+pub const MOVES: u8 = 1;
+/// Feature ECN.
+pub const ECN: u8 = 2;
+/// Feature RESUME.
+pub const RESUME: u8 = 4;
+/// Feature COOKIES.
+pub const COOKIES: u8 = 8;
 /// Step of a MOVE: the sender moves.
 pub const GO: u8 = 3;
 /// Step of a MOVE: the sender has followed.
@@ -79,8 +87,8 @@ pub struct SetUpView<'a> {
     pub credit: u16,
     /// Microseconds.
     pub max_ack_delay: u16,
-    /// Feature ECN.
-    pub ecn: bool,
+    /// Features offered.
+    pub features: u8,
     /// Job key.
     pub key: &'a [u8],
 }
@@ -292,14 +300,14 @@ impl<'a> View<'a> {
             peer_nonce: be64(p, 16),
             credit: be16(p, 24),
             max_ack_delay: be16(p, 26),
-            ecn: p[7] & 2 != 0,
+            features: p[7],
             key: p.get(28..28 + usize::from(p[1])).unwrap_or_default(),
         };
         let behind = &p[28 + set_up.key.len()..];
         // W-100: 1 to 8 addresses, if there are any.
-        let rails = match (p[7] & !14, behind) {
+        let rails = match (p[7] & !(ECN | RESUME | COOKIES), behind) {
             (0, []) => true,
-            (1, [count, macs @ ..]) => {
+            (MOVES, [count, macs @ ..]) => {
                 (1..=8).contains(count)
                     && macs.len() == 6 * usize::from(*count)
                     && macs.chunks(6).all(|mac| mac[0] & 1 == 0 && mac != [0; 6])
@@ -307,7 +315,7 @@ impl<'a> View<'a> {
             _ => false,
         };
         let answer = self.flags & ACK != 0;
-        let cookies = p[7] & 8 != 0; // W-150: in a SYN only, whose peer nonce may be a cookie
+        let cookies = p[7] & COOKIES != 0; // W-150: in a SYN only, whose peer nonce may be a cookie
         let sound = set_up.key.len() == usize::from(p[1])
             && set_up.key.len() <= 32
             && set_up.max_payload >= 64

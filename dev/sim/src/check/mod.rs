@@ -5,13 +5,16 @@
 pub mod flow;
 pub mod frame;
 mod ledger;
+mod validation;
 
+use crate::carrier::Carrier;
 use crate::net::node_of;
 use esp_proto::{EndpointConfig, MacAddr};
 use flow::Side;
-use frame::{ACK, DONE, EXT, GO, PRB, RST, Rules, SYN, SetUpView, View};
+use frame::{ACK, DONE, ECN, EXT, GO, MOVES, PRB, RESUME, RST, Rules, SYN, SetUpView, View};
 pub use ledger::Ledger;
 use std::collections::{BTreeMap, BTreeSet};
+use validation::Validation;
 
 /// Number of remembered incarnations of one connection.
 const REMEMBERED: usize = 4;
@@ -19,12 +22,21 @@ const REMEMBERED: usize = 4;
 /// One direction: sender's address and port, receiver's address and port.
 type Key = (MacAddr, u16, MacAddr, u16);
 
+/// Flag of a MOVE whose sender has lost its state.
+const RESUMED: u8 = 2;
+
+/// Returns the payload that needs no path verification (W-53, W-124).
+fn safe_payload(carrier: Carrier) -> u16 {
+    if carrier.is_udp() { 1219 } else { 1489 }
+}
+
 /// State of a node as the checker knows it.
 #[derive(Clone, Copy, Debug)]
 struct NodeRules {
     rules: Rules,
     max_window: u16,
     ecn: bool,
+    carrier: Carrier,
 }
 
 /// Checks every frame sent in a world.
@@ -38,13 +50,14 @@ pub struct Checker {
     moved: BTreeSet<u64>,
     /// Directions in which a connection has moved or was resumed.
     paths: BTreeSet<Key>,
+    validation: Validation,
     frames_only: bool,
     checked: u64,
 }
 
 impl Checker {
-    /// Adds a node.
-    pub fn add(&mut self, config: &EndpointConfig, mtu: u32) {
+    /// Adds a node whose endpoint has this MTU.
+    pub fn add(&mut self, config: &EndpointConfig, mtu: u32, carrier: Carrier) {
         let rules = Rules {
             esp: config.esp_ethertype,
             edp: config.edp_ethertype,
@@ -54,6 +67,7 @@ impl Checker {
             rules,
             max_window: config.max_window,
             ecn: config.ecn,
+            carrier,
         });
     }
 
@@ -78,6 +92,11 @@ impl Checker {
         self.checked
     }
 
+    /// Records that the programs of a node lost their connections: it knows no address any more.
+    pub fn forget_addresses(&mut self, mac: MacAddr) {
+        self.validation.forget(mac);
+    }
+
     /// Records that a node lost its memory: it must not continue connections from before.
     pub fn forget(&mut self, mac: MacAddr) {
         for side in self
@@ -97,26 +116,38 @@ impl Checker {
             rules,
             max_window,
             ecn,
+            carrier,
         } = self.nodes[node];
         let view = View::of(bytes, &rules)?;
         if node_of(view.src) != Some(node) {
             return Err(format!("source address {} of node {node}", view.src));
         }
-        if self.frames_only || view.packet_type != rules.esp || view.flags & RST != 0 {
+        if self.frames_only {
+            return Ok(0);
+        }
+        let is_esp = view.packet_type == rules.esp;
+        if carrier.is_udp() {
+            self.validation.sends(&view, bytes.len(), is_esp)?;
+        }
+        if !is_esp || view.flags & RST != 0 {
             return Ok(0);
         }
         let key = (view.src, view.src_port, view.dst, view.dst_port);
         if view.flags & !EXT == SYN | PRB {
-            self.moves(key, &view);
+            self.moves(key, &view, carrier)?;
             return Ok(0);
         }
-        if view.flags & SYN != 0 && view.set_up()?.ecn != ecn {
-            return Err(format!(
-                "W-110: feature ECN, but the carrier's ECN support is {ecn}"
-            ));
-        }
         if view.flags & SYN != 0 {
-            self.opens(key, &view)?;
+            let features = view.set_up()?.features;
+            if (features & ECN != 0) != ecn {
+                return Err(format!(
+                    "W-110: feature ECN, but the carrier's ECN support is {ecn}"
+                ));
+            }
+            if features & MOVES != 0 && carrier.is_udp() {
+                return Err("W-125: feature MOVES over UDP".into());
+            }
+            self.opens(key, &view, safe_payload(carrier))?;
         }
         let present = self
             .sides
@@ -141,15 +172,23 @@ impl Checker {
 
     /// Handles a MOVE. GO and DONE end what is known of positions, and a half-open connection of
     /// the sender that a late SYN began (W-136); the others change nothing.
-    fn moves(&mut self, key: Key, view: &View<'_>) {
-        let Some((GO | DONE, nonces)) = view.move_step() else {
-            return;
+    fn moves(&mut self, key: Key, view: &View<'_>, carrier: Carrier) -> Result<(), String> {
+        let Some((step, nonces)) = view.move_step() else {
+            return Ok(());
         };
+        let is_resumption = step > GO || (step == GO && view.payload[1] & RESUMED != 0);
+        if carrier.is_udp() && !is_resumption {
+            return Err(format!("W-125: step {step} of a MOVE over UDP"));
+        }
+        if ![GO, DONE].contains(&step) {
+            return Ok(());
+        }
         for side in self.sides.get_mut(&key).into_iter().flatten() {
             side.forgotten |= !nonces.contains(&side.nonce);
         }
         self.moved.extend(nonces);
         self.paths.extend([key, (key.2, key.3, key.0, key.1)]);
+        Ok(())
     }
 
     fn judge(
@@ -169,13 +208,23 @@ impl Checker {
     }
 
     /// Handles a SYN or SYN+ACK, which starts or repeats an incarnation.
-    fn opens(&mut self, key: Key, view: &View<'_>) -> Result<(), String> {
+    fn opens(&mut self, key: Key, view: &View<'_>, safe_payload: u16) -> Result<(), String> {
         let set_up = view.set_up()?;
         let answered = if view.flags & ACK != 0 {
             let peer = self
                 .peer(key, set_up.peer_nonce)
                 .ok_or("W-21: a SYN+ACK to a nonce never seen")?;
-            Some((peer.nonce, peer.set_up_credit, peer.max_payload, peer.ecn))
+            if set_up.key != peer.key {
+                return Err("W-21: a SYN+ACK with another key than the SYN".into());
+            }
+            if set_up.features & !peer.features & (MOVES | RESUME) != 0 {
+                return Err(format!(
+                    "W-100, W-130: features {:x} in answer to {:x}",
+                    set_up.features, peer.features
+                ));
+            }
+            let ecn = peer.features & ECN != 0;
+            Some((peer.nonce, peer.set_up_credit, peer.max_payload, ecn))
         } else {
             None
         };
@@ -184,13 +233,13 @@ impl Checker {
             if sides.iter().any(|side| side.nonce == set_up.nonce) {
                 return Err("W-16: a nonce used before".into());
             }
-            sides.push(Side::new(&set_up, view.seq));
+            sides.push(Side::new(&set_up, view.seq, safe_payload));
             if sides.len() > REMEMBERED {
                 sides.remove(0);
             }
         }
         let side = sides.last_mut().ok_or("no side")?;
-        side.repeats_set_up(&set_up, view.seq)?;
+        side.repeats_set_up(&set_up, view.seq, view.flags & ACK != 0)?;
         if let Some((nonce, credit, max_payload, ecn)) = answered {
             side.link(nonce, credit, max_payload, ecn);
         }
@@ -208,7 +257,7 @@ impl Checker {
     /// Records the delivery of a frame with the mark of its sender's incarnation. `ce` states that
     /// it arrived with a congestion mark.
     pub fn delivered(&mut self, node: usize, bytes: &[u8], mark: u64, ce: bool) {
-        if self.frames_only || mark == 0 {
+        if self.frames_only {
             return;
         }
         let Ok(view) = View::of(
@@ -220,6 +269,11 @@ impl Checker {
         ) else {
             return;
         };
+        let is_esp = view.packet_type == self.nodes[node].rules.esp;
+        self.validation.receives(&view, bytes.len(), is_esp);
+        if mark == 0 {
+            return;
+        }
         let key = (view.src, view.src_port, view.dst, view.dst_port);
         let set_up = if view.flags & SYN != 0 {
             view.set_up().ok()
@@ -239,7 +293,8 @@ impl Checker {
             s.peer_nonce == side.nonce && [0, s.nonce].contains(&side.peer_nonce)
         };
         if let Some(set_up) = set_up.filter(takes) {
-            side.link(set_up.nonce, set_up.credit, set_up.max_payload, set_up.ecn);
+            let ecn = set_up.features & ECN != 0;
+            side.link(set_up.nonce, set_up.credit, set_up.max_payload, ecn);
         }
         if side.peer_nonce != mark {
             return;

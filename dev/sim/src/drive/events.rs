@@ -79,7 +79,7 @@ impl World {
                         number,
                         conn,
                         port,
-                        (peer.mac().unwrap_or_default(), peer_port),
+                        (self.carrier.mac(peer).unwrap_or_default(), peer_port),
                     );
                 }
                 Event::PeerFinished(id) => self.on_peer_finished(number, id),

@@ -8,7 +8,7 @@ use crate::pattern;
 use crate::trace;
 use crate::world::{Todo, World};
 use esp_proto::wire::HEADER_LEN;
-use esp_proto::{ConnId, Duration, HEAD_LEN, MacAddr, PREFIX_LEN, Payload, RxFrame, Transmit};
+use esp_proto::{ConnId, Duration, HEAD_LEN, NodeAddr, PREFIX_LEN, Payload, RxFrame, Transmit};
 
 impl World {
     pub(super) fn at_switch(&mut self, from: usize, frame: &Frame) {
@@ -75,14 +75,15 @@ impl World {
             conns: &mut node.conns,
             streams: &mut self.streams,
             datagrams: &mut node.datagrams,
+            carrier: self.carrier,
             touched: &mut touched,
             now: self.now,
             check: self.check_content,
             problem: None,
         };
         let frame = RxFrame {
-            src: src.into(),
-            dst: dst.into(),
+            src: self.carrier.node_addr(src),
+            dst: self.carrier.node_addr(dst),
             body,
             looped,
             ce: frame.ce,
@@ -139,7 +140,7 @@ impl World {
             };
             any = true;
             let bytes = self.assemble(number, &transmit, &head);
-            self.send(number, transmit.dst.mac().unwrap_or_default(), bytes);
+            self.send(number, transmit.dst, bytes);
         }
     }
 
@@ -174,7 +175,15 @@ impl World {
         bytes
     }
 
-    pub(super) fn send(&mut self, number: usize, dst: MacAddr, bytes: Vec<u8>) {
+    pub(super) fn send(&mut self, number: usize, to: NodeAddr, mut bytes: Vec<u8>) {
+        let Some(dst) = self.carrier.mac(to) else {
+            self.fail(&format!("a packet to {to}, an address of another carrier"));
+        };
+        if self.carrier.is_udp() {
+            // The endpoint leaves them zero: the addresses of a datagram are not in its payload.
+            bytes[..6].copy_from_slice(&dst.0);
+            bytes[6..12].copy_from_slice(&self.nodes[number].mac.0);
+        }
         let origin = match self.checker.sent(number, &bytes) {
             Ok(origin) => origin,
             Err(problem) => {

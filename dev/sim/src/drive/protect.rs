@@ -8,7 +8,7 @@ use crate::trace;
 use crate::world::{NodeConfig, Todo, World};
 use esp_proto::secure::{DATA_AT, FLAG_SEC, Layer, Opened};
 use esp_proto::wire::HEADER_LEN;
-use esp_proto::{Duration, MacAddr, PREFIX_LEN};
+use esp_proto::{Duration, MacAddr, NodeAddr, PREFIX_LEN};
 
 /// Port of the switch to which the station that forges is connected.
 const FORGER: usize = usize::MAX;
@@ -16,9 +16,9 @@ const FORGER: usize = usize::MAX;
 const ADDRESSES: usize = PREFIX_LEN - HEADER_LEN;
 
 /// Creates the layer of a node with protection.
-pub(crate) fn new_layer(config: &NodeConfig, mac: MacAddr, rng: &mut Rng) -> Option<Layer<Weak>> {
+pub(crate) fn new_layer(config: &NodeConfig, addr: NodeAddr, rng: &mut Rng) -> Option<Layer<Weak>> {
     let protection = config.protection?;
-    Some(protection.layer(mac, config.endpoint.edp_ethertype, rng))
+    Some(protection.layer(addr, config.endpoint.edp_ethertype, rng))
 }
 
 /// Returns destination and source of a frame.
@@ -56,18 +56,19 @@ impl World {
     /// Protects a frame of the node's endpoint, if it has to be. Returns `None` if it waits for a
     /// session.
     pub(super) fn protected(&mut self, number: usize, dst: MacAddr, frame: Frame) -> Option<Frame> {
+        let to = self.carrier.node_addr(dst);
         let node = &mut self.nodes[number];
         let Some(layer) = &mut node.layer else {
             return Some(frame);
         };
-        if !layer.protects(self.now, dst.into()) {
+        if !layer.protects(self.now, to) {
             return Some(frame);
         }
         let (addresses, body) = frame.bytes.split_at(ADDRESSES);
         self.ledger.sent(node.mac, dst, body, frame.origin);
         let (header, content) = body.split_at(HEADER_LEN);
         let packet = [header, &[0; DATA_AT - HEADER_LEN], content].concat();
-        let sealed = layer.seal(self.now, dst.into(), packet)?;
+        let sealed = layer.seal(self.now, to, packet)?;
         let bytes = [addresses, &sealed].concat();
         Some(Frame { bytes, ..frame })
     }
@@ -76,7 +77,7 @@ impl World {
     pub(super) fn set_up_frame(&mut self, number: usize) -> Option<Frame> {
         let node = &mut self.nodes[number];
         let (dst, packet) = node.layer.as_mut()?.poll_transmit()?;
-        let dst = dst.mac().unwrap_or_default();
+        let dst = self.carrier.mac(dst).unwrap_or_default();
         Some(Frame {
             bytes: [&dst.0[..], &node.mac.0, &packet].concat(),
             origin: 0,
@@ -96,7 +97,8 @@ impl World {
             .get(PREFIX_LEN - 1)
             .is_some_and(|x| x & FLAG_SEC != 0);
         let (head, body) = frame.bytes.split_at(ADDRESSES);
-        let body = match layer.open(self.now, src.into(), dst.into(), body) {
+        let from_to = [src, dst].map(|mac| self.carrier.node_addr(mac));
+        let body = match layer.open(self.now, from_to[0], from_to[1], body) {
             Opened::Nothing => return None,
             Opened::Packet(_) if !is_protected => return Some(frame),
             Opened::Packet(body) => body,

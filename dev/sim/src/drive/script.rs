@@ -42,7 +42,9 @@ impl World {
                 self.drain(node);
             }
             Action::SetMtu(node, mtu) => {
-                let mtu = self.nodes[node].config.frame_mtu(mtu);
+                let mtu = self.nodes[node]
+                    .config
+                    .frame_mtu(self.nodes[node].addr, mtu);
                 self.checker.set_mtu(node, mtu);
                 self.nodes[node].endpoint.set_mtu(now, mtu);
                 self.drain(node);
@@ -71,13 +73,13 @@ impl World {
         kind: EdpKind,
         len: usize,
     ) {
-        let mut head = [0u8; HEAD_LEN];
+        let (mut head, carrier) = ([0u8; HEAD_LEN], self.carrier);
         // The interface may carry less than when the datagram was planned.
         let len = len.min(self.nodes[node].endpoint.mtu() as usize - LEAST_OVERHEAD);
         let built = self.nodes[node].endpoint.edp_header(
             &mut head,
             port,
-            (dst.into(), dst_port),
+            (carrier.node_addr(dst), dst_port),
             kind,
             0,
             len,
@@ -89,7 +91,7 @@ impl World {
         let mut frame = head[..prefix].to_vec();
         frame.extend((0..len).map(|at| at as u8));
         frame.extend_from_slice(&head[prefix..prefix + transmit.tail_len]);
-        self.send(node, transmit.dst.mac().unwrap_or_default(), frame);
+        self.send(node, transmit.dst, frame);
     }
 
     fn open(&mut self, flow: usize) {
@@ -119,10 +121,11 @@ impl World {
             key: self.flows[flow].plan.key.clone(),
         };
         let peer = (crate::net::mac_of(peer.0), peer.1);
+        let peer_addr = self.carrier.node_addr(peer.0);
         let node = &mut self.nodes[own.0];
         let id = match node
             .endpoint
-            .connect(now, own.1, peer.0.into(), peer.1, options)
+            .connect(now, own.1, peer_addr, peer.1, options)
         {
             Ok(id) => id,
             Err(error) => self.fail(&format!("connect of flow {flow}: {error}")),
@@ -142,6 +145,7 @@ impl World {
         let members = self.members(number);
         for member in &members {
             self.renew(*member);
+            self.checker.forget_addresses(self.nodes[*member].mac);
             for (_, conn) in std::mem::take(&mut self.nodes[*member].conns) {
                 self.end_program(&conn);
             }
@@ -171,8 +175,8 @@ impl World {
         let node = &mut self.nodes[number];
         node.incarnation += 1;
         let (config, mtu) = (node.config.endpoint_config(), node.endpoint.mtu());
-        node.endpoint = Endpoint::new(config, node.mac, mtu, node.rng.seed32(), node.incarnation);
-        if let Some(layer) = new_layer(&node.config, node.mac, &mut node.rng) {
+        node.endpoint = Endpoint::new(config, node.addr, mtu, node.rng.seed32(), node.incarnation);
+        if let Some(layer) = new_layer(&node.config, node.addr, &mut node.rng) {
             let before = node.layer.replace(layer);
             node.refused += before.map_or(0, |layer| layer.counters().dropped());
         }

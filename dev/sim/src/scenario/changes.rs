@@ -26,8 +26,8 @@ impl Scenario {
             return;
         }
         self.add_protection(rng);
-        if rng.chance(200_000) {
-            self.add_rails(rng);
+        if rng.chance(200_000) && !self.carrier.is_udp() {
+            self.add_rails(rng); // W-125
         }
         if rng.chance(150_000) && !self.some_lose_memory() {
             self.add_mtu(rng);
@@ -141,7 +141,7 @@ impl Scenario {
         let mtu = self.nodes[node].config.mtu;
         let smaller: Vec<u32> = [128, 576, 1500, 4000]
             .into_iter()
-            .filter(|smaller| *smaller < mtu)
+            .filter(|smaller| (self.carrier.least_mtu()..mtu).contains(smaller))
             .collect();
         if smaller.is_empty() {
             return;
@@ -215,8 +215,8 @@ mod tests {
         assert!(some(&unprotected) > 120);
         assert!(some(&|s| s.forger > 0) > 40);
         assert!(some(&|s| s.forgeries > 0) > 15);
-        assert!(some(&|s| !s.stations.is_empty()) > 30);
-        assert!(action(&|a| matches!(a, Action::Abandon(_))) > 10);
+        assert!(some(&|s| !s.stations.is_empty()) > 15);
+        assert!(action(&|a| matches!(a, Action::Abandon(_))) > 8);
         assert!(action(&|a| matches!(a, Action::SetMtu(..))) > 10);
         assert!(action(&|a| matches!(a, Action::Unlisten(..))) > 10);
         assert!(action(&|a| matches!(a, Action::ShutdownAll(_))) > 10);
