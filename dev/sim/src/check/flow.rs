@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Maximum number of outstanding packets, and maximum distance of a credit edge (W-31, W-39).
 const MAX_WINDOW: u64 = 4096;
+/// Positions in a SACK bitmap that fits into every MTU of the scenarios.
+const MAX_SACK: u64 = 8 * 64;
 /// Fingerprints kept before the oldest outstanding packet.
 const KEPT: usize = 3 * MAX_WINDOW as usize;
 
@@ -167,6 +169,7 @@ impl Side {
         if let Some(ext) = &view.ext {
             self.check_ext(ext, peer)?;
         }
+        self.check_sack(view)?;
         if view.flags & SYN != 0 {
             return Ok(());
         }
@@ -304,7 +307,7 @@ impl Side {
         if let Some(len) = ext.probed.filter(|len| !self.probes_received.contains(len)) {
             return Err(format!("W-51: PROBED {len} without such a probe"));
         }
-        self.check_sack(ext.sack)
+        Ok(())
     }
 
     /// Checks the count of congestion marks (W-112 to W-114).
@@ -324,13 +327,18 @@ impl Side {
         Ok(())
     }
 
-    fn check_sack(&mut self, sack: &[u8]) -> Result<(), String> {
-        if sack.is_empty() {
+    /// Checks the SACK bitmap. Each bare acknowledgement must report what others have reported; the
+    /// positions beyond a bitmap count as missing.
+    fn check_sack(&mut self, view: &View<'_>) -> Result<(), String> {
+        let sack = view.ext.map_or(&[][..], |ext| ext.sack);
+        let bare = view.flags & !EXT == ACK && view.payload.is_empty();
+        if sack.is_empty() && !bare {
             return Ok(());
         }
         let first = self.sent_ack + 1;
-        for bit in 0..8 * sack.len() as u64 {
-            let position = first + bit;
+        let end = first + 8 * sack.len() as u64;
+        for position in first..end {
+            let bit = position - first;
             let set = sack[(bit / 8) as usize] >> (bit % 8) & 1 == 1;
             if set && !self.ahead.contains(&position) && position >= self.received {
                 return Err(format!(
@@ -345,6 +353,11 @@ impl Side {
             if set {
                 self.told_sack.insert(position);
             }
+        }
+        if let Some(position) = self.told_sack.range(end..first + MAX_SACK).next() {
+            return Err(format!(
+                "W-35: position {position} was reported before, and is beyond the bitmap now"
+            ));
         }
         self.told_sack = self.told_sack.split_off(&first);
         Ok(())
