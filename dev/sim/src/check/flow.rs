@@ -24,6 +24,8 @@ pub struct Side {
     pub peer_nonce: u64,
     /// Credit given in this side's set-up block.
     pub set_up_credit: u16,
+    /// This side has reset its peer.
+    pub has_reset: bool,
     /// This side's node was restarted.
     pub forgotten: bool,
     /// Largest payload that this side can receive.
@@ -89,6 +91,7 @@ impl Side {
             isn,
             peer_nonce: 0,
             set_up_credit: set_up.credit,
+            has_reset: false,
             forgotten: false,
             max_payload: set_up.max_payload,
             features: set_up.features,

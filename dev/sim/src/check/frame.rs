@@ -282,6 +282,11 @@ impl<'a> View<'a> {
         self.flags & RST != 0 && self.payload.first() == Some(&11)
     }
 
+    /// Returns the nonce in a RST.
+    pub fn reset_nonce(&self) -> u64 {
+        self.payload.get(2..10).map_or(0, |bytes| be64(bytes, 0))
+    }
+
     /// Returns the step of a MOVE and the nonces of both sides.
     pub fn move_step(&self) -> Option<(u8, [u64; 2])> {
         let block = self.payload.get(..34)?;

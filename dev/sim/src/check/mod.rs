@@ -129,10 +129,14 @@ impl Checker {
         if carrier.is_udp() {
             self.validation.sends(&view, bytes.len(), is_esp)?;
         }
-        if !is_esp || view.flags & RST != 0 {
+        if !is_esp {
             return Ok(0);
         }
         let key = (view.src, view.src_port, view.dst, view.dst_port);
+        if view.flags & RST != 0 {
+            self.resets(key, &view)?;
+            return Ok(0);
+        }
         if view.flags & !EXT == SYN | PRB {
             self.moves(key, &view, carrier)?;
             return Ok(0);
@@ -159,6 +163,12 @@ impl Checker {
             }
             return Err("a frame of a connection that never sent a SYN".into());
         };
+        if side.has_reset {
+            return Err(format!(
+                "section 8: a packet of {:x} after its RST",
+                side.nonce
+            ));
+        }
         let is_moved = self.moved.contains(&side.nonce);
         let verdict = if is_moved {
             Ok(())
@@ -168,6 +178,23 @@ impl Checker {
         let mark = if is_moved { 0 } else { side.nonce };
         self.sides.entry(key).or_default().push(side);
         verdict.map(|()| mark)
+    }
+
+    /// Handles a RST, which contains 0 or the nonce of a peer that has sent it, and ends the
+    /// connection with that peer, if there is one.
+    fn resets(&mut self, key: Key, view: &View<'_>) -> Result<(), String> {
+        let nonce = view.reset_nonce();
+        if nonce == 0 || view.is_retry() || self.paths.contains(&key) {
+            return Ok(());
+        }
+        if self.peer(key, nonce).is_none() {
+            return Err(format!("W-57: the nonce {nonce:x} of no peer"));
+        }
+        let side = self.sides.get_mut(&key).and_then(|sides| sides.last_mut());
+        if let Some(side) = side.filter(|side| side.peer_nonce == nonce) {
+            side.has_reset = true;
+        }
+        Ok(())
     }
 
     /// Handles a MOVE. GO and DONE end what is known of positions, and a half-open connection of
