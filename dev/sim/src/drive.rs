@@ -63,6 +63,7 @@ impl World {
             self.hand_over(number, frame, looped);
             handled += 1;
         }
+        self.checker.process_moves();
         self.drain(number);
         let node = &mut self.nodes[number];
         node.wake_at = None;

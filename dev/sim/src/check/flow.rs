@@ -2,7 +2,7 @@
 //!
 //! Positions are 64 bits wide here: 0 is the SYN, 1 the first data frame.
 
-use super::frame::{ACK, COOKIES, ECN, EXT, ExtView, FIN, SYN, SetUpView, View};
+use super::frame::{ACK, COOKIES, ECN, EXT, ExtView, FIN, MoveView, SYN, SetUpView, View};
 use crate::rng::mix;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,8 +16,18 @@ const KEPT: usize = 3 * MAX_WINDOW as usize;
 /// State of one side of a connection: the packets it sent, and its knowledge of the peer.
 #[derive(Debug)]
 pub struct Side {
-    /// Incarnation of this side.
+    /// Incarnation of this side, and of its path after a move.
     pub nonce: u64,
+    /// Nonce in the set-up block.
+    pub base: u64,
+    /// Number of the move that began this path; 0 for the set-up.
+    pub epoch: u32,
+    /// The connection has left this path: nothing may be sent on it (W-105).
+    pub left: bool,
+    /// This side has received the peer's FIN before this path began.
+    pub fin_received: bool,
+    /// This side has lost its state before this path began.
+    pub resumed: bool,
     /// First sequence number of this side.
     pub isn: u16,
     /// Incarnation of the peer; 0 while unknown.
@@ -44,6 +54,8 @@ pub struct Side {
     /// Position of the peer's FIN.
     peer_fin: Option<u64>,
     agreed_payload: u16,
+    /// Largest payload by the set-up blocks.
+    agreed_at_set_up: u16,
     /// Next new position.
     next: u64,
     fin: Option<u64>,
@@ -64,6 +76,15 @@ pub struct Side {
     sent_ack: u64,
     told_edge: u64,
     told_sack: BTreeSet<u64>,
+}
+
+/// Returns the mark of an incarnation on the path that a move began.
+pub fn on_path(nonce: u64, epoch: u32) -> u64 {
+    if epoch == 0 {
+        nonce
+    } else {
+        mix(nonce ^ mix(u64::from(epoch)))
+    }
 }
 
 /// Returns the 64-bit position of a 16-bit sequence, near `about`.
@@ -88,6 +109,11 @@ impl Side {
     pub fn new(set_up: &SetUpView<'_>, isn: u16, safe_payload: u16) -> Self {
         Side {
             nonce: set_up.nonce,
+            base: set_up.nonce,
+            epoch: 0,
+            left: false,
+            fin_received: false,
+            resumed: false,
             isn,
             peer_nonce: 0,
             set_up_credit: set_up.credit,
@@ -102,6 +128,7 @@ impl Side {
             marks: 0,
             peer_fin: None,
             agreed_payload: set_up.max_payload,
+            agreed_at_set_up: set_up.max_payload,
             next: 1,
             fin: None,
             sent: VecDeque::from([0]),
@@ -148,8 +175,13 @@ impl Side {
             ));
         }
         self.set_up_credit = set_up.credit;
-        self.told_edge = self.told_edge.max(1 + u64::from(set_up.credit));
+        self.raise_edge(set_up.credit);
         Ok(())
+    }
+
+    /// Records a credit that a repeated GO or DONE gives.
+    pub fn raise_edge(&mut self, credit: u16) {
+        self.told_edge = self.told_edge.max(1 + u64::from(credit));
     }
 
     /// Records the incarnation of the peer.
@@ -162,7 +194,52 @@ impl Side {
         }
         self.edge = self.edge.max(1 + u64::from(credit));
         self.agreed_payload = self.max_payload.min(max_payload);
+        self.agreed_at_set_up = self.agreed_payload;
         self.ecn_in_force = self.features & ECN != 0 && ecn;
+    }
+
+    /// Creates the state of this side on the path that a GO or DONE with the sequence `seq` begins
+    /// (W-106).
+    pub fn on_new_path(&self, block: &MoveView, seq: u16, safe_payload: u16) -> Side {
+        let set_up = SetUpView {
+            max_payload: self.agreed_at_set_up.min(block.max_payload),
+            nonce: self.base,
+            peer_nonce: 0,
+            credit: block.credit,
+            max_ack_delay: self.max_ack_delay,
+            features: self.features,
+            key: &self.key,
+        };
+        Side {
+            nonce: on_path(self.base, block.epoch),
+            epoch: block.epoch,
+            fin_received: block.fin_received,
+            resumed: block.resumed,
+            agreed_at_set_up: self.agreed_at_set_up,
+            ecn_in_force: self.ecn_in_force,
+            marks: self.marks,
+            peer_fin: block.fin_received.then_some(0),
+            ..Side::new(&set_up, seq.wrapping_sub(1), safe_payload)
+        }
+    }
+
+    /// Returns true if a repeated GO or DONE may have this sequence: its peer has all before it.
+    pub fn may_begin_at(&self, seq: u16) -> bool {
+        let oldest = self.acked.max(1);
+        unwrap(seq, self.isn, oldest) == oldest as i64
+    }
+
+    /// Records the peer's state on this path.
+    pub fn link_path(&mut self, peer: &Side) {
+        self.peer_nonce = peer.nonce;
+        self.edge = self.edge.max(1 + u64::from(peer.set_up_credit));
+        self.agreed_payload = self.max_payload.min(peer.max_payload);
+        if self.resumed || peer.resumed {
+            self.marks = 0; // W-134
+        }
+        if peer.fin_received {
+            (self.fin, self.acked) = (Some(0), 1);
+        }
     }
 
     /// Checks a sent frame with ACK.

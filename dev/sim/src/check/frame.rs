@@ -93,6 +93,27 @@ pub struct SetUpView<'a> {
     pub key: &'a [u8],
 }
 
+/// The fields of a move block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveView {
+    /// Step.
+    pub step: u8,
+    /// The peer's FIN was received.
+    pub fin_received: bool,
+    /// The sender has lost its state.
+    pub resumed: bool,
+    /// Largest payload of the sending interface.
+    pub max_payload: u16,
+    /// Number of the move.
+    pub epoch: u32,
+    /// The receiver's nonce.
+    pub receiver: u64,
+    /// The sender's nonce.
+    pub sender: u64,
+    /// Packets that may be sent.
+    pub credit: u16,
+}
+
 fn be16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
@@ -287,10 +308,19 @@ impl<'a> View<'a> {
         self.payload.get(2..10).map_or(0, |bytes| be64(bytes, 0))
     }
 
-    /// Returns the step of a MOVE and the nonces of both sides.
-    pub fn move_step(&self) -> Option<(u8, [u64; 2])> {
+    /// Returns the block of a MOVE.
+    pub fn move_block(&self) -> Option<MoveView> {
         let block = self.payload.get(..34)?;
-        Some((block[0], [be64(block, 8), be64(block, 16)]))
+        Some(MoveView {
+            step: block[0],
+            fin_received: block[1] & 1 != 0,
+            resumed: block[1] & 2 != 0,
+            max_payload: be16(block, 2),
+            epoch: u32::from(be16(block, 4)) << 16 | u32::from(be16(block, 6)),
+            receiver: be64(block, 8),
+            sender: be64(block, 16),
+            credit: be16(block, 32),
+        })
     }
 
     /// Returns the set-up block of a SYN or SYN+ACK.

@@ -5,25 +5,23 @@
 pub mod flow;
 pub mod frame;
 mod ledger;
+mod moves;
 mod validation;
 
 use crate::carrier::Carrier;
 use crate::net::node_of;
 use esp_proto::{EndpointConfig, MacAddr};
 use flow::Side;
-use frame::{ACK, DONE, ECN, EXT, GO, MOVES, PRB, RESUME, RST, Rules, SYN, SetUpView, View};
+use frame::{ACK, ECN, EXT, MOVES, MoveView, PRB, RESUME, RST, Rules, SYN, SetUpView, View};
 pub use ledger::Ledger;
 use std::collections::{BTreeMap, BTreeSet};
 use validation::Validation;
 
 /// Number of remembered incarnations of one connection.
-const REMEMBERED: usize = 4;
+const REMEMBERED: usize = 8;
 
 /// One direction: sender's address and port, receiver's address and port.
 type Key = (MacAddr, u16, MacAddr, u16);
-
-/// Flag of a MOVE whose sender has lost its state.
-const RESUMED: u8 = 2;
 
 /// Returns the payload that needs no path verification (W-53, W-124).
 fn safe_payload(carrier: Carrier) -> u16 {
@@ -45,11 +43,10 @@ pub struct Checker {
     nodes: Vec<NodeRules>,
     /// Incarnations of each direction, the current one last.
     sides: BTreeMap<Key, Vec<Side>>,
-    /// Incarnations of both sides of connections that have moved or were resumed: their positions
-    /// begin again (W-106), and are no longer known.
-    moved: BTreeSet<u64>,
     /// Directions in which a connection has moved or was resumed.
     paths: BTreeSet<Key>,
+    /// DONEs that nodes have received, and not processed yet.
+    done: Vec<(Key, MoveView)>,
     validation: Validation,
     frames_only: bool,
     checked: u64,
@@ -169,13 +166,14 @@ impl Checker {
                 side.nonce
             ));
         }
-        let is_moved = self.moved.contains(&side.nonce);
-        let verdict = if is_moved {
-            Ok(())
-        } else {
-            self.judge(&mut side, key, &view, max_window)
-        };
-        let mark = if is_moved { 0 } else { side.nonce };
+        if side.left {
+            return Err(format!(
+                "W-105: {:x} on a path that the connection has left",
+                side.base
+            ));
+        }
+        let verdict = self.judge(&mut side, key, &view, max_window);
+        let mark = side.nonce;
         self.sides.entry(key).or_default().push(side);
         verdict.map(|()| mark)
     }
@@ -194,27 +192,6 @@ impl Checker {
         if let Some(side) = side.filter(|side| side.peer_nonce == nonce) {
             side.has_reset = true;
         }
-        Ok(())
-    }
-
-    /// Handles a MOVE. GO and DONE end what is known of positions, and a half-open connection of
-    /// the sender that a late SYN began (W-136); the others change nothing.
-    fn moves(&mut self, key: Key, view: &View<'_>, carrier: Carrier) -> Result<(), String> {
-        let Some((step, nonces)) = view.move_step() else {
-            return Ok(());
-        };
-        let is_resumption = step > GO || (step == GO && view.payload[1] & RESUMED != 0);
-        if carrier.is_udp() && !is_resumption {
-            return Err(format!("W-125: step {step} of a MOVE over UDP"));
-        }
-        if ![GO, DONE].contains(&step) {
-            return Ok(());
-        }
-        for side in self.sides.get_mut(&key).into_iter().flatten() {
-            side.forgotten |= !nonces.contains(&side.nonce);
-        }
-        self.moved.extend(nonces);
-        self.paths.extend([key, (key.2, key.3, key.0, key.1)]);
         Ok(())
     }
 
@@ -298,6 +275,9 @@ impl Checker {
         };
         let is_esp = view.packet_type == self.nodes[node].rules.esp;
         self.validation.receives(&view, bytes.len(), is_esp);
+        if is_esp && view.flags & !EXT == SYN | PRB {
+            self.receives_move(&view);
+        }
         if mark == 0 {
             return;
         }

@@ -65,6 +65,9 @@ impl World {
         self.trace(|world| trace::line(world.now, &format!("     >{number}"), &frame.bytes, None));
         self.checker
             .delivered(number, &frame.bytes, frame.origin, frame.ce);
+        if self.nodes[number].station.is_none() {
+            self.checker.process_moves();
+        }
         let Some((dst, src)) = addresses(&frame.bytes) else {
             return;
         };
