@@ -125,9 +125,6 @@ impl Scenario {
         if self.forger > 0 {
             world.add_forger(self.forger);
         }
-        if self.forgeries > 0 {
-            world.forging();
-        }
         for cut in &self.cuts {
             match cut.direction {
                 Some(direction) => world.cut(cut.node, direction, cut.from, cut.lasts),

@@ -381,7 +381,8 @@ impl World {
         self.checker.frames_only();
     }
 
-    /// Allows forged frames: rules that span frames are not checked, contents are.
+    /// Allows frames forged by a station that sees others: rules that span frames are not checked,
+    /// contents are.
     pub fn forging(&mut self) {
         self.checker.frames_only();
     }

@@ -60,6 +60,9 @@ pub(crate) struct Mobility {
     lost: bool,
     /// Largest payload agreed on at set-up.
     pub(super) base: u16,
+    /// Largest payload in the last GO, and its epoch: its credit counts packets of this size, even
+    /// if the interface carries larger ones before it is answered (W-38).
+    offered: (u32, u16),
     /// This side's epochs are odd (W-104).
     odd: bool,
     /// Epoch of the last move.
@@ -137,6 +140,16 @@ impl Mobility {
         mobility.rails = mobility.peer.len() > 1;
         mobility.epoch = mobility.epoch_above(image.epoch);
         mobility
+    }
+
+    /// Returns the largest payload for the GO with this epoch, on an interface that can receive
+    /// `max_payload` now.
+    fn offers(&mut self, epoch: u32, max_payload: u16) -> u16 {
+        if self.offered.0 != epoch {
+            self.offered = (epoch, self.base);
+        }
+        self.offered.1 = self.offered.1.min(max_payload);
+        self.offered.1
     }
 
     /// Begins a round of ASK under this side's next epoch above `above` (W-104).
@@ -319,11 +332,15 @@ impl Connection {
         let mobility = self.mobility.as_mut()?;
         let step = mobility.step.take()?;
         let epoch = mobility.epoch;
-        let payload = mobility.base.min(cx.max_payload);
         let resumed = mobility.lost;
+        let payload = if step == Step::Go {
+            mobility.offers(epoch, cx.max_payload)
+        } else {
+            self.agreed
+        };
         let mut block = Move {
             resumed, // W-131, W-134
-            ..self.move_block(step, epoch, cx.max_payload)
+            ..self.move_block(step, epoch, payload)
         };
         if step == Step::Go {
             block.credit = self.recv.credit_at(payload);
@@ -442,7 +459,11 @@ impl Connection {
         }
         // A GO is confirmed by its DONE; a DONE by the next move of the peer.
         mobility.lost &= block.step == Step::Go;
-        let agreed = mobility.base.min(cx.max_payload).min(block.max_payload);
+        let agreed = match block.step {
+            Step::Done => mobility.offers(block.epoch, cx.max_payload),
+            _ => mobility.base.min(cx.max_payload),
+        };
+        let agreed = agreed.min(block.max_payload);
         self.agree(agreed);
         self.stop_sending();
         self.timers.stop(Timer::Move);

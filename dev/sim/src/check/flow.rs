@@ -434,7 +434,7 @@ impl Side {
                 self.told_sack.insert(position);
             }
         }
-        if let Some(position) = self.told_sack.range(end..first + MAX_SACK).next() {
+        if let Some(position) = self.told_sack.range(end..end.max(first + MAX_SACK)).next() {
             return Err(format!(
                 "W-35: position {position} was reported before, and is beyond the bitmap now"
             ));

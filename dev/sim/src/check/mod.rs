@@ -78,10 +78,25 @@ impl Checker {
         self.nodes[node].rules
     }
 
-    /// Restricts the checks to single frames: where frames are forged or altered, a sender's
-    /// knowledge is unknown.
+    /// Restricts the checks to single frames: where frames are altered, a sender's knowledge is
+    /// unknown.
     pub fn frames_only(&mut self) {
         self.frames_only = true;
+    }
+
+    /// Records a forged frame that a node is to receive: a SYN may be answered like any other.
+    pub fn forged(&mut self, node: usize, bytes: &[u8]) {
+        let NodeRules { rules, carrier, .. } = self.nodes[node];
+        let Some(view) = View::of(bytes, &rules).ok().filter(|v| v.flags == SYN) else {
+            return;
+        };
+        let key = (view.src, view.src_port, view.dst, view.dst_port);
+        let Ok(set_up) = view.set_up() else {
+            return;
+        };
+        // Before those of the node in whose name it is: the last one sends.
+        let side = Side::new(&set_up, view.seq, safe_payload(carrier));
+        self.sides.entry(key).or_default().insert(0, side);
     }
 
     /// Returns the number of frames checked.

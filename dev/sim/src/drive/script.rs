@@ -29,6 +29,7 @@ impl World {
             Action::Lose(node, down) => self.lose(node, down),
             Action::Adopt(node) => self.adopt(node),
             Action::Inject(node, bytes) => {
+                self.checker.forged(node, &bytes);
                 let frame = Frame {
                     bytes,
                     ..Frame::default()

@@ -13,7 +13,6 @@ use esp_sim::{Action, World};
 /// name.
 fn transfer_with(seed: u64, forge: impl Fn(u64, Forge) -> Forge, flags: u8) -> World {
     let mut world = world(seed, 2, &NodeConfig::default());
-    world.forging();
     let flow = world.flow_plan(FlowPlan::new(0, 40_000, 1, PORT).bulk(4 << 20));
     for number in 0..100 {
         let frame = Forge::new(mac_of(0), 40_000, mac_of(1), PORT, flags);
