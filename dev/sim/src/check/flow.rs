@@ -218,6 +218,7 @@ impl Side {
             agreed_at_set_up: self.agreed_at_set_up,
             ecn_in_force: self.ecn_in_force,
             marks: self.marks,
+            most: if block.resumed { 0 } else { self.most },
             peer_fin: block.fin_received.then_some(0),
             ..Side::new(&set_up, seq.wrapping_sub(1), safe_payload)
         }
