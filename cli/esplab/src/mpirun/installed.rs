@@ -17,7 +17,7 @@ use cli::out::Failure;
 pub(super) enum Mpi {
     /// Open MPI 4, by the component
     Openmpi4,
-    /// Open MPI 5, by the provider of libfabric
+    /// Open MPI 5, by the provider of libfabric, or by the component in a list of BTLs
     Openmpi5,
     /// MPICH, by the provider of libfabric
     Mpich,
@@ -76,6 +76,10 @@ impl Mpi {
             .filter(|_| self == Mpi::Mpich);
         let device = device.and_then(|rest| rest.split(['\'', ' ', '\n']).next());
         match device {
+            // Debian 13 installs it by the package that is Open MPI 4 in Debian 12.
+            _ if self == Mpi::Openmpi4 && text.contains("(Open MPI) 5.") => {
+                Answer::Unusable("is Open MPI 5: --mpi openmpi5".to_owned())
+            }
             _ if !wanted => Answer::Other,
             Some(device) if !device.contains("ofi") => {
                 Answer::Unusable(format!("was built without libfabric (device {device})"))
@@ -195,10 +199,12 @@ mod tests {
             (intel, Mpi::Impi),
         ] {
             for asked in Mpi::value_variants() {
-                let expected = if *asked == mpi {
-                    Answer::Wanted
-                } else {
-                    Answer::Other
+                let expected = match (*asked, mpi) {
+                    (asked, mpi) if asked == mpi => Answer::Wanted,
+                    (Mpi::Openmpi4, Mpi::Openmpi5) => {
+                        Answer::Unusable("is Open MPI 5: --mpi openmpi5".to_owned())
+                    }
+                    _ => Answer::Other,
                 };
                 assert_eq!(asked.answer(text), expected, "{asked}: {text}");
             }

@@ -45,7 +45,7 @@ pub(super) struct Flags {
     nodes: usize,
     /// Transports: esp or tcp between nodes, with the MPI's shared memory within; esp,self or
     /// tcp,self for no shared memory; or a list of BTLs for Open MPI. Open MPI 5 uses the provider
-    /// with esp, within nodes too, and BTLs with all others
+    /// with esp, within nodes too, and BTLs with all others, such as esp,sm,self
     #[arg(long, value_name = "LIST", default_value = "esp")]
     btl: String,
     /// MTU of the created lab
