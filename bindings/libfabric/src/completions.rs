@@ -10,6 +10,7 @@ use p2p::{Completion, Ended};
 
 use crate::core::{Core, lock};
 use crate::ffi::*;
+use crate::host;
 use crate::operations::{Kind, Multi, Operation};
 use crate::queue::{Entry, errno};
 
@@ -92,7 +93,12 @@ impl Core {
             Err(error) => {
                 entry.error = errno(error);
                 entry.length = 0;
-                self.report(entry, operation.wanted, Some(&error.to_string()));
+                let text = error.to_string();
+                // Open MPI does not ask for the text of an error.
+                if matches!(error, p2p::Error::PeerFailed { .. }) {
+                    host::warn(&text);
+                }
+                self.report(entry, operation.wanted, Some(&text));
             }
         }
     }
