@@ -2,8 +2,10 @@
 //!
 //! The end of a connected peer is seen by its stream. Of the others a bounded number is probed in
 //! each round, by a connection with a key that no job uses: an open port answers BAD_KEY (W-20), a
-//! closed one REFUSED (W-23). The peer's program does not notice either. A dead peer is found
-//! within a second in jobs of up to 64 processes, and within a minute in one of 512.
+//! closed one REFUSED (W-23). The peer's program does not notice either. A process that died is
+//! found within a second in jobs of up to 64 processes, and within a minute in one of 512. A node
+//! that does not answer counts as dead after two probes, ten seconds together, as long as the peer of
+//! a connection may be silent.
 
 use std::time::{Duration, Instant};
 
@@ -39,6 +41,8 @@ struct Probe {
     request: Connecting,
     /// The stream, once it was made.
     stream: Option<EspStream>,
+    /// The probe before it was not answered.
+    is_second: bool,
 }
 
 /// Returns the maximum number of probes at a time for one process of a job of `size` processes.
@@ -75,35 +79,44 @@ impl EthBtl {
     }
 
     pub(crate) fn start_liveness_round(&mut self, now: Instant) {
-        let Some(open) = &mut self.open else { return };
-        let liveness = &mut open.liveness;
+        let Some(open) = &self.open else { return };
+        let liveness = &open.liveness;
         let size = self.peers.len();
         let room = max_probes(size).saturating_sub(liveness.probes.len());
-        let (mut started, mut seen) = (0, 0);
-        while started < room && seen < size {
-            let index = liveness.next % size;
-            (liveness.next, seen) = (index + 1, seen + 1);
-            let (PeerState::Peer(peer), Ok(rank)) = (&self.peers[index], Rank::try_from(index))
-            else {
-                continue;
-            };
-            if !matches!(peer.connection, Connection::Idle { retry_at: None }) {
-                continue;
-            }
-            let address = EspAddr::new(peer.path.peer, peer.port).via(peer.path.interface.clone());
-            // After an error the next round probes this peer again.
-            if let Ok(request) = liveness.builder.begin_at(&open.client, address) {
-                liveness.probes.push(Probe {
-                    rank,
-                    request,
-                    stream: None,
-                });
-                started += 1;
-            }
+        let first = liveness.next;
+        let (mut started, mut seen) = (Vec::new(), 0);
+        while started.len() < room && seen < size {
+            let index = (first + seen) % size;
+            seen += 1;
+            started.extend(self.begin_probe(index, false));
         }
         let at = now + INTERVAL;
-        liveness.next_round = Some(at);
+        if let Some(open) = &mut self.open {
+            open.liveness.probes.append(&mut started);
+            open.liveness.next = (first + seen) % size.max(1);
+            open.liveness.next_round = Some(at);
+        }
         self.schedule(at);
+    }
+
+    /// Begins a probe of a peer without a connection. After an error one of the next rounds probes
+    /// the peer.
+    fn begin_probe(&self, index: usize, is_second: bool) -> Option<Probe> {
+        let open = self.open.as_ref()?;
+        let PeerState::Peer(peer) = self.peers.get(index)? else {
+            return None;
+        };
+        if !matches!(peer.connection, Connection::Idle { retry_at: None }) {
+            return None;
+        }
+        let address = EspAddr::new(peer.path.peer, peer.port).via(peer.path.interface.clone());
+        let request = open.liveness.builder.begin_at(&open.client, address);
+        Some(Probe {
+            rank: Rank::try_from(index).ok()?,
+            request: request.ok()?,
+            stream: None,
+            is_second,
+        })
     }
 
     /// Handles the answers to probes.
@@ -146,8 +159,15 @@ impl EthBtl {
         match EspError::of(&error) {
             // Nothing was under way, so this is no failure if the peer left in order.
             Some(EspError::Refused { .. }) => self.fail(probe.rank, PeerError::Gone),
-            Some(EspError::ConnectTimedOut { .. }) => {
+            Some(EspError::ConnectTimedOut { .. }) if probe.is_second => {
                 self.fail(probe.rank, SetupError::new(&error).error);
+            }
+            Some(EspError::ConnectTimedOut { .. }) => {
+                let second = self.begin_probe(probe.rank as usize, true);
+                return second.is_some_and(|second| {
+                    *probe = second;
+                    true
+                });
             }
             _ => {}
         }
