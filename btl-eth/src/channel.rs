@@ -116,13 +116,20 @@ impl SetupError {
             // The next daemon may connect; if there is none, the client fails, and with it all
             // peers.
             Some(EspError::DaemonGone { .. }) => (PeerError::Lost(error.to_string()), true),
-            // Its node answered datagrams when the job began.
+            // Its node answered datagrams before.
             Some(EspError::ConnectTimedOut(peer)) => {
-                let what = format!(
-                    "no answer from {peer} to packets of streams (ESP), though its node answered \
-                     datagrams (EDP) before: its daemon has ended, or a switch or firewall drops \
-                     the EtherType of streams (esping tells which)"
-                );
+                let what = if peer.addr.is_udp() {
+                    format!(
+                        "no answer from {peer}, which answered before: its node has ended or is \
+                         overloaded, or a firewall drops UDP"
+                    )
+                } else {
+                    format!(
+                        "no answer from {peer} to packets of streams (ESP), though its node \
+                         answered datagrams (EDP) before: its daemon has ended, or a switch or \
+                         firewall drops the EtherType of streams (esping tells which)"
+                    )
+                };
                 (PeerError::Lost(what), false)
             }
             // Its port was open when it made its address.
