@@ -4,8 +4,8 @@
 //! each round, by a connection with a key that no job uses: an open port answers BAD_KEY (W-20), a
 //! closed one REFUSED (W-23). The peer's program does not notice either. A process that died is
 //! found within a second in jobs of up to 64 processes, and within a minute in one of 512. A node
-//! that does not answer counts as dead after two probes, ten seconds together, as long as the peer of
-//! a connection may be silent.
+//! that does not answer counts as dead after two probes, ten seconds together, as long as the peer
+//! of a connection may be silent.
 
 use std::time::{Duration, Instant};
 

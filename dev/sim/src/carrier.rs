@@ -1,7 +1,7 @@
 //! What carries the packets of a world: frames, or UDP datagrams.
 //!
-//! The network of the simulator has Ethernet addresses alone, as a datagram travels in a frame, too.
-//! The endpoints of a world with a carrier over UDP know the interfaces by IP addresses.
+//! The network of the simulator has Ethernet addresses alone, as a datagram travels in a frame,
+//! too. The endpoints of a world with a carrier over UDP know the interfaces by IP addresses.
 
 use esp_proto::{MacAddr, NodeAddr, UDP_PORT};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
