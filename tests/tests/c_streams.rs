@@ -209,9 +209,8 @@ fn a_connection_is_not_slept_over() {
     };
     let server = Compiled::new(test, "tests/tests/c_streams/late.c");
     let mut server = server.serve(&lab, 1);
-    let _stream = EspStream::builder()
-        .connect_at(&client(&lab, 0), address(1, 5000))
-        .expect("connect");
+    // The server ends as soon as it has accepted, which may reset the stream before this returns.
+    let _stream = EspStream::builder().connect_at(&client(&lab, 0), address(1, 5000));
     let status = server.0.wait().expect("wait for it");
     let mut text = String::new();
     let err = server.0.stderr.as_mut().expect("its errors");
