@@ -51,7 +51,7 @@ pub(crate) struct Mobility {
     pub(super) own: Box<[u8]>,
     /// The peer's addresses, the one used in the set-up first; only that one unless both sides
     /// offered moves. Empty until the set-up.
-    pub(super) peer: Vec<NodeAddr>,
+    pub(super) peer: Box<[NodeAddr]>,
     /// Both sides offered to move (W-100).
     pub(super) rails: bool,
     /// Both sides offered to resume (W-130).
@@ -60,9 +60,11 @@ pub(crate) struct Mobility {
     lost: bool,
     /// Largest payload agreed on at set-up.
     pub(super) base: u16,
-    /// Largest payload in the last GO, and its epoch: its credit counts packets of this size, even
-    /// if the interface carries larger ones before it is answered (W-38).
-    offered: (u32, u16),
+    /// Largest payload in the last GO: its credit counts packets of this size, even if the
+    /// interface carries larger ones before it is answered (W-38).
+    offered: u16,
+    /// Epoch of the last GO.
+    offered_epoch: u32,
     /// This side's epochs are odd (W-104).
     odd: bool,
     /// Epoch of the last move.
@@ -145,11 +147,12 @@ impl Mobility {
     /// Returns the largest payload for the GO with this epoch, on an interface that can receive
     /// `max_payload` now.
     fn offers(&mut self, epoch: u32, max_payload: u16) -> u16 {
-        if self.offered.0 != epoch {
-            self.offered = (epoch, self.base);
+        if self.offered_epoch != epoch {
+            self.offered_epoch = epoch;
+            self.offered = self.base;
         }
-        self.offered.1 = self.offered.1.min(max_payload);
-        self.offered.1
+        self.offered = self.offered.min(max_payload);
+        self.offered
     }
 
     /// Begins a round of ASK under this side's next epoch above `above` (W-104).
@@ -301,7 +304,7 @@ impl Connection {
         let block = self.move_block(Step::Ask, epoch, 0);
         Some(Question {
             block,
-            addresses: mobility.peer.clone(),
+            addresses: mobility.peer.to_vec(),
             skip_present: !self.frozen,
         })
     }
