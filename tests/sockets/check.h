@@ -18,7 +18,7 @@
     } while (0)
 
 /* Returns the address of a port, given in host order, on any interface. */
-static struct sockaddr_enet any(int port) {
+static inline struct sockaddr_enet any(int port) {
     struct sockaddr_enet addr = {.se_family = AF_ENET, .se_port = htons((uint16_t)port)};
     addr.se_alen = ENET_ALEN;
     return addr;

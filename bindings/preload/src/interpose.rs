@@ -126,11 +126,14 @@ pub extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c
             None => {}
         }
     }
-    if let Some(detour) = tcp::detour(fd, &given) {
-        let (to, len) = detour.raw();
-        return kernel::connect(fd, to, len);
+    match tcp::way(fd, &given) {
+        tcp::Way::Tcp => kernel::connect(fd, addr, len),
+        tcp::Way::Esp(detour) => {
+            let (to, len) = detour.raw();
+            kernel::connect(fd, to, len)
+        }
+        tcp::Way::Interrupted => tcp::connect_interrupted(fd, &given),
     }
-    kernel::connect(fd, addr, len)
 }
 
 /// `getsockname(2)`.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use libc::{
     c_int, iovec, msghdr, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, sockaddr_un,
-    socklen_t,
+    socklen_t, timeval,
 };
 use preload_wire::{AF_ENET, ENET_LEN, Enet};
 
@@ -236,6 +236,28 @@ fn option_of(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let mut len = size_of::<c_int>() as socklen_t;
     let to = (&raw mut value).cast();
     (kernel::getsockopt(fd, level, name, to, &raw mut len) == 0).then_some(value)
+}
+
+/// Shortest limit of the time that calls wait; zero would be none.
+pub(crate) const SHORTEST: timeval = timeval {
+    tv_sec: 0,
+    tv_usec: 1,
+};
+
+/// Returns the limit of the time for which `send` and `connect` wait.
+pub(crate) fn send_limit(fd: c_int) -> Option<timeval> {
+    let mut limit = SHORTEST;
+    let mut len = size_of::<timeval>() as socklen_t;
+    let to = (&raw mut limit).cast();
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
+    (kernel::getsockopt(fd, level, name, to, &raw mut len) == 0).then_some(limit)
+}
+
+/// Sets that limit.
+pub(crate) fn set_send_limit(fd: c_int, limit: timeval) {
+    let (value, len) = ((&raw const limit).cast(), size_of::<timeval>() as socklen_t);
+    // Fails for no socket.
+    kernel::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, value, len);
 }
 
 /// Returns the inode of a descriptor.

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
 use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
-use preload_wire::{Answer, Broker, Request, State, VARIABLE};
+use preload_wire::{Answer, Broker, Request, State, VARIABLE, read_line};
 
 use crate::kernel::{self, Errno};
 use crate::memory::{Addr, ask_for_senders, option, peer_user};
@@ -49,6 +49,30 @@ pub(crate) fn ask(request: Request) -> Result<Answer, Errno> {
 /// ECONNREFUSED: it has ended, or is that of another network namespace; others: it did not answer.
 pub(crate) fn call(broker: &Broker, request: Request) -> io::Result<Answer> {
     broker.ask(request, |stream| peer_user(stream.as_raw_fd()))
+}
+
+/// Sends a request to a broker. Unlike [`call`], waits for the answer as a call of the kernel that
+/// blocks does, which a signal interrupts if its handler does not restart calls.
+///
+/// # Errors
+/// EINTR: interrupted; others: see [`call`].
+pub(crate) fn call_interruptibly(broker: &Broker, request: Request) -> io::Result<Answer> {
+    let stream = broker.send(request, |stream| peer_user(stream.as_raw_fd()))?;
+    let mut byte = 0_u8;
+    let buffer = ((&raw mut byte).cast(), 1);
+    let (fd, flags) = (stream.as_raw_fd(), libc::MSG_PEEK);
+    // The wait of `read_line` would begin again.
+    if kernel::recvfrom(
+        fd,
+        buffer,
+        flags,
+        std::ptr::null_mut(),
+        std::ptr::null_mut(),
+    ) < 0
+    {
+        return Err(io::Error::last_os_error());
+    }
+    read_line(&stream)
 }
 
 /// Returns the number of an error that says that the program or the system is out of descriptors

@@ -6,8 +6,8 @@ use libc::c_int;
 use preload_wire::{Answer, Broker, Request};
 
 use crate::kernel::{self, Errno};
-use crate::memory::{Addr, inode, is_ipv6_only, option};
-use crate::own::{self, ask, broker};
+use crate::memory::{Addr, SHORTEST, inode, is_ipv6_only, option, send_limit, set_send_limit};
+use crate::own::{self, ask, broker, is_nonblocking};
 
 /// Returns the family of a socket of TCP, if TCP goes over ESP.
 fn family(fd: c_int) -> Option<c_int> {
@@ -54,9 +54,65 @@ fn serve(fd: c_int) -> bool {
     true
 }
 
+/// How to connect a socket.
+pub(crate) enum Way {
+    /// To the address that the program gives.
+    Tcp,
+    /// To this address of the broker. The socket is bound.
+    Esp(Addr),
+    /// A signal has interrupted the wait for the peer's node.
+    Interrupted,
+}
+
+/// Asks whether the peer's node has ESP at this address.
+pub(crate) fn way(fd: c_int, addr: &Addr) -> Way {
+    match detour(fd, addr) {
+        Ok(Some(via)) => Way::Esp(via),
+        Err(libc::EINTR) => Way::Interrupted,
+        _ => Way::Tcp,
+    }
+}
+
 /// Returns the address to connect to in place of `addr`, if the peer's node has ESP there. The
 /// socket is then bound.
-pub(crate) fn detour(fd: c_int, addr: &Addr) -> Option<Addr> {
+///
+/// # Errors
+/// EINTR: see [`Way::Interrupted`]; others leave the socket to TCP.
+fn detour(fd: c_int, addr: &Addr) -> Result<Option<Addr>, Errno> {
+    let Some((peer, family)) = candidate(fd, addr) else {
+        return Ok(None);
+    };
+    let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
+    let request = Request::TcpConnect { peer };
+    let asked = match is_nonblocking(fd) {
+        // It is not to return EINTR.
+        true => own::call(broker, request),
+        false => own::call_interruptibly(broker, request),
+    };
+    let (ticket, via) = match asked {
+        Ok(Answer::Via { ticket, via }) => (ticket, via),
+        Ok(_) => return Ok(None),
+        Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
+    };
+    let loopback = match via.ip() {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    let bound = Addr::of_inet(SocketAddr::new(loopback, 0), family);
+    let (to, len) = bound.raw();
+    if kernel::bind(fd, to, len) < 0 {
+        return Ok(None);
+    }
+    let Some(local) = Addr::local(fd).as_ref().and_then(Addr::inet) else {
+        return Ok(None);
+    };
+    let local = plain(local);
+    let _ = ask(Request::TcpClaim { ticket, local });
+    Ok(Some(Addr::of_inet(via, family)))
+}
+
+/// Returns the address, and the family of the socket, if it may be connected by ESP.
+fn candidate(fd: c_int, addr: &Addr) -> Option<(SocketAddr, c_int)> {
     let peer = plain(addr.inet()?);
     let is_of_link = matches!(peer.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local());
     let is_local = peer.ip().is_loopback() || peer.ip().is_unspecified() || is_of_link;
@@ -66,24 +122,25 @@ pub(crate) fn detour(fd: c_int, addr: &Addr) -> Option<Addr> {
     let family = family(fd)?;
     // A socket that the program has bound must keep its address; one that is connected has one.
     let own = Addr::local(fd)?.inet()?;
-    if own.port() != 0 || !own.ip().is_unspecified() {
-        return None;
+    (own.port() == 0 && own.ip().is_unspecified()).then_some((peer, family))
+}
+
+/// Connects by TCP as a `connect` that a signal interrupts: it goes on while the program does not
+/// wait any more.
+pub(crate) fn connect_interrupted(fd: c_int, addr: &Addr) -> c_int {
+    let limit = send_limit(fd);
+    set_send_limit(fd, SHORTEST);
+    let (to, len) = addr.raw();
+    let connected = kernel::connect(fd, to, len);
+    let errno = kernel::errno();
+    if let Some(limit) = limit {
+        set_send_limit(fd, limit);
     }
-    let Ok(Answer::Via { ticket, via }) = ask(Request::TcpConnect { peer }) else {
-        return None;
-    };
-    let loopback = match via.ip() {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-    };
-    let bound = Addr::of_inet(SocketAddr::new(loopback, 0), family);
-    let (to, len) = bound.raw();
-    if kernel::bind(fd, to, len) < 0 {
-        return None;
+    match (connected, errno) {
+        (0, _) => 0,
+        (_, libc::EINPROGRESS) => kernel::fail(libc::EINTR),
+        (_, errno) => kernel::fail(errno),
     }
-    let local = plain(Addr::local(fd)?.inet()?);
-    let _ = ask(Request::TcpClaim { ticket, local });
-    Some(Addr::of_inet(via, family))
 }
 
 /// Returns the true address of the peer of an accepted connection. `peer` is what `accept`

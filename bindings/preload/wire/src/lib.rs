@@ -141,17 +141,30 @@ impl Broker {
             Request::TcpListen { .. } => LISTEN_PATIENCE,
             _ => PATIENCE,
         };
+        let stream = self.send(request, user)?;
+        stream.set_read_timeout(Some(patience))?;
+        read_line(&stream)
+    }
+
+    /// Sends a request; the stream then has the answer. See [`Broker::ask`].
+    ///
+    /// # Errors
+    /// The broker has ended, or another user has its name.
+    pub fn send(
+        &self,
+        request: Request,
+        user: impl Fn(&UnixStream) -> Option<u32>,
+    ) -> io::Result<UnixStream> {
         let stream = UnixStream::connect_addr(&abstract_addr(&self.control())?)?;
         if user(&stream) != Some(self.uid) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        stream.set_read_timeout(Some(patience))?;
         let sealed = Sealed {
             secret: self.secret.clone(),
             request,
         };
         write_line(&stream, &sealed)?;
-        read_line(&stream)
+        Ok(stream)
     }
 }
 

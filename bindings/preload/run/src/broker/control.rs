@@ -1,6 +1,6 @@
 //! Requests of programs.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -87,7 +87,19 @@ fn answer(node: &Arc<Node>, stream: &UnixStream, sealed: Sealed) -> io::Result<(
         errno: system::errno(&error),
         text: error.to_string(),
     });
-    write_line(stream, &answer)
+    let written = write_line(stream, &answer);
+    if let Answer::Via { ticket, .. } = answer
+        && !(written.is_ok() && is_taken(stream))
+    {
+        node.tcp.abandon(ticket);
+    }
+    written
+}
+
+/// Waits until the program closes its end. Returns false if the answer was not read: a signal has
+/// interrupted the program's `connect`, or the program has ended.
+fn is_taken(mut stream: &UnixStream) -> bool {
+    matches!(stream.read(&mut [0]), Ok(0))
 }
 
 fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {

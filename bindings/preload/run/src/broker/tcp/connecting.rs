@@ -217,7 +217,7 @@ impl Thread {
         }
     }
 
-    /// Drops the attempts that have taken too long.
+    /// Drops the attempts that have taken too long or are abandoned.
     fn sweep(&mut self) {
         let is_late = |attempt: &Attempt| {
             let limit: Duration = match attempt.answer {
@@ -227,7 +227,8 @@ impl Thread {
             attempt.since.elapsed() >= limit
         };
         let late = self.attempts.iter().filter(|(_, attempt)| is_late(attempt));
-        let late: Vec<u64> = late.map(|(ticket, _)| *ticket).collect();
+        let mut late: Vec<u64> = late.map(|(ticket, _)| *ticket).collect();
+        late.append(&mut lock(&self.node.tcp.abandoned));
         for ticket in late {
             self.remove(ticket);
         }

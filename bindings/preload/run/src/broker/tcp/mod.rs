@@ -85,6 +85,8 @@ pub(super) struct Tcp {
     connecting: Mutex<Option<Connecting>>,
     /// Streams that are connected and not yet claimed.
     tickets: Mutex<HashMap<u64, (Ends, Instant)>>,
+    /// Tickets of streams that no program takes any more.
+    abandoned: Mutex<Vec<u64>>,
     /// By the local address of the program's socket.
     claimed: Mutex<HashMap<SocketAddr, Claim>>,
     names: Names,
@@ -111,6 +113,7 @@ impl Tcp {
             via,
             connecting: Mutex::default(),
             tickets: Mutex::default(),
+            abandoned: Mutex::default(),
             claimed: Mutex::default(),
             names: Names::default(),
             without: Mutex::default(),
@@ -146,6 +149,13 @@ impl Tcp {
         };
         lock(&self.claimed).insert(local, claim);
         Ok(())
+    }
+
+    /// Drops a connected stream soon: the peer's program has accepted it, and may serve no other
+    /// one meanwhile.
+    pub(super) fn abandon(&self, ticket: u64) {
+        lock(&self.tickets).remove(&ticket);
+        lock(&self.abandoned).push(ticket);
     }
 
     /// Returns the true addresses of a connection.
