@@ -195,6 +195,56 @@ static void both_first(struct sockaddr_enet server) {
     }
 }
 
+/* Sends and receives several datagrams by each call. */
+static void many(struct sockaddr_enet server) {
+    enum { NUMBER = 5 };
+    int fd = socket(PF_ENET, SOCK_DGRAM, 0), left = NUMBER;
+    char texts[NUMBER][8], room[NUMBER][8];
+    struct sockaddr_enet from[NUMBER];
+    struct iovec parts[NUMBER];
+    struct mmsghdr messages[NUMBER] = {0};
+    struct timespec minute = {60, 0};
+    int seen[NUMBER] = {0};
+    CHECK(recvmmsg(fd, messages, NUMBER, MSG_DONTWAIT, NULL) == -1 && errno == EAGAIN);
+    for (int tries = 0; left > 0; tries++) {
+        CHECK(tries < 100);
+        for (int i = 0; i < NUMBER; i++) {
+            parts[i] = (struct iovec){texts[i], (size_t)sprintf(texts[i], "%s%d", "number" + i, i)};
+            messages[i].msg_hdr = (struct msghdr){&server, sizeof server, &parts[i], 1, NULL, 0, 0};
+        }
+        CHECK(sendmmsg(fd, messages, NUMBER, 0) == NUMBER && messages[1].msg_len == 6);
+        struct pollfd ready = {.fd = fd, .events = POLLIN};
+        while (left > 0 && poll(&ready, 1, 200) == 1) {
+            for (int i = 0; i < NUMBER; i++) {
+                parts[i] = (struct iovec){room[i], sizeof room[i]};
+                messages[i].msg_hdr =
+                    (struct msghdr){&from[i], sizeof from[i], &parts[i], 1, NULL, 0, 0};
+            }
+            int count = recvmmsg(fd, messages, NUMBER, MSG_WAITFORONE, &minute);
+            CHECK(count > 0);
+            for (int i = 0; i < count; i++) {
+                int number = room[i][messages[i].msg_len - 1] - '0';
+                CHECK(number >= 0 && number < NUMBER);
+                CHECK(messages[i].msg_len == 7u - (unsigned)number);
+                CHECK(messages[i].msg_hdr.msg_namelen == sizeof server);
+                CHECK(from[i].se_port == server.se_port);
+                CHECK(memcmp(from[i].se_addr, server.se_addr, ENET_ALEN) == 0);
+                left -= seen[number]++ == 0;
+            }
+        }
+    }
+    CHECK(minute.tv_sec < 60);
+    /* What cannot be sent ends a call; what was sent before counts. */
+    static char longer[9000];
+    for (int i = 0; i < NUMBER; i++) {
+        parts[i] = (struct iovec){texts[i], 6};
+        messages[i].msg_hdr = (struct msghdr){&server, sizeof server, &parts[i], 1, NULL, 0, 0};
+    }
+    parts[2] = (struct iovec){longer, sizeof longer};
+    CHECK(sendmmsg(fd, messages, NUMBER, 0) == 2);
+    CHECK(sendmmsg(fd, messages + 2, 1, 0) == -1 && errno == EMSGSIZE);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc >= 3);
     int port = atoi(argv[2]);
@@ -210,6 +260,7 @@ int main(int argc, char **argv) {
     else if (strcmp(argv[1], "listening") == 0) listening(port);
     else if (strcmp(argv[1], "end") == 0) end(addr);
     else if (strcmp(argv[1], "peers") == 0) peers(addr);
+    else if (strcmp(argv[1], "many") == 0) many(addr);
     else if (strcmp(argv[1], "both_first") == 0) both_first(addr);
     else CHECK(!"a case");
     printf("PASS\n");

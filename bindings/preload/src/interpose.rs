@@ -365,7 +365,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 
 /// Returns true for a socket whose bytes go over ESP, which has no out-of-band data: the broker
 /// would not read them.
-fn is_over_esp(fd: c_int) -> bool {
+pub(crate) fn is_over_esp(fd: c_int) -> bool {
     Own::of(fd).is_some() || tcp::is_over_esp(fd)
 }
 

@@ -1,6 +1,6 @@
 //! Calls of the kernel. They bypass the C library, which would lead back here.
 
-use libc::{c_int, c_long, c_void, iovec, msghdr, sockaddr, socklen_t};
+use libc::{c_int, c_long, c_uint, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
 
 /// Number of an error, as in `errno`.
 pub(crate) type Errno = c_int;
@@ -123,4 +123,18 @@ pub(crate) fn recvfrom(
 
 pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     call!(SYS_recvmsg, fd, message, flags) as isize
+}
+
+pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, number: c_uint, flags: c_int) -> c_int {
+    int(call!(SYS_sendmmsg, fd, messages, number, flags))
+}
+
+pub(crate) fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    number: c_uint,
+    flags: c_int,
+    limit: *mut timespec,
+) -> c_int {
+    int(call!(SYS_recvmmsg, fd, messages, number, flags, limit))
 }

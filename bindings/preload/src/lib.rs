@@ -35,7 +35,7 @@
 //! | `own` | sockets of `AF_ENET`: their names, and the broker |
 //! | `streams`, `datagrams`, `options` | calls on these |
 //! | `tcp` | calls on sockets of TCP |
-//! | `interpose` | the functions that programs call |
+//! | `interpose`, `many` | the functions that programs call |
 
 /// Reads the environment when the library is loaded: programs may clear theirs (sshd does).
 #[used]
@@ -50,6 +50,7 @@ extern "C" fn loaded() {
 mod datagrams;
 pub mod interpose;
 mod kernel;
+pub mod many;
 mod memory;
 mod options;
 mod own;

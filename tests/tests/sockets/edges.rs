@@ -96,3 +96,10 @@ fn two_processes_send_the_first_datagrams_of_a_socket() {
         edges.passes("both_first");
     }
 }
+
+#[test]
+fn several_datagrams_are_sent_and_received_by_one_call() {
+    if let Some(edges) = Edges::new("several_datagrams_are_sent") {
+        edges.passes("many");
+    }
+}
