@@ -238,6 +238,15 @@ fn option_of(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (kernel::getsockopt(fd, level, name, to, &raw mut len) == 0).then_some(value)
 }
 
+/// Returns the state of a socket of TCP: the first byte of what the kernel says of it.
+pub(crate) fn tcp_state(fd: c_int) -> Option<u8> {
+    let mut state = 0_u8;
+    let mut len = 1;
+    let to = (&raw mut state).cast();
+    (kernel::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, to, &raw mut len) == 0)
+        .then_some(state)
+}
+
 /// Shortest limit of the time that calls wait; zero would be none.
 pub(crate) const SHORTEST: timeval = timeval {
     tv_sec: 0,

@@ -6,7 +6,9 @@ use libc::c_int;
 use preload_wire::{Answer, Broker, Request};
 
 use crate::kernel::{self, Errno};
-use crate::memory::{Addr, SHORTEST, inode, is_ipv6_only, option, send_limit, set_send_limit};
+use crate::memory::{
+    Addr, SHORTEST, inode, is_ipv6_only, option, send_limit, set_send_limit, tcp_state,
+};
 use crate::own::{self, ask, broker, is_nonblocking};
 
 /// Returns the family of a socket of TCP, if TCP goes over ESP.
@@ -79,11 +81,14 @@ pub(crate) fn way(fd: c_int, addr: &Addr) -> Way {
 /// # Errors
 /// EINTR: see [`Way::Interrupted`]; others leave the socket to TCP.
 fn detour(fd: c_int, addr: &Addr) -> Result<Option<Addr>, Errno> {
-    let Some((peer, family)) = candidate(fd, addr) else {
+    let Some(candidate) = Candidate::of(fd, addr) else {
         return Ok(None);
     };
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
-    let request = Request::TcpConnect { peer };
+    let request = Request::TcpConnect {
+        peer: candidate.peer,
+        own: Some(candidate.own).filter(|own| own.port() != 0),
+    };
     let asked = match is_nonblocking(fd) {
         // It is not to return EINTR.
         true => own::call(broker, request),
@@ -94,35 +99,82 @@ fn detour(fd: c_int, addr: &Addr) -> Result<Option<Addr>, Errno> {
         Ok(_) => return Ok(None),
         Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
     };
-    let loopback = match via.ip() {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-    };
-    let bound = Addr::of_inet(SocketAddr::new(loopback, 0), family);
-    let (to, len) = bound.raw();
-    if kernel::bind(fd, to, len) < 0 {
-        return Ok(None);
-    }
-    let Some(local) = Addr::local(fd).as_ref().and_then(Addr::inet) else {
+    let Some(local) = candidate.bind(fd, via.ip()) else {
         return Ok(None);
     };
-    let local = plain(local);
     let _ = ask(Request::TcpClaim { ticket, local });
-    Ok(Some(Addr::of_inet(via, family)))
+    Ok(Some(Addr::of_inet(via, candidate.family)))
 }
 
-/// Returns the address, and the family of the socket, if it may be connected by ESP.
-fn candidate(fd: c_int, addr: &Addr) -> Option<(SocketAddr, c_int)> {
-    let peer = plain(addr.inet()?);
-    let is_of_link = matches!(peer.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local());
-    let is_local = peer.ip().is_loopback() || peer.ip().is_unspecified() || is_of_link;
-    if is_local || peer.ip().is_multicast() {
-        return None;
+/// A socket that may be connected by ESP.
+struct Candidate {
+    peer: SocketAddr,
+    /// Its own address: none, or one to which it may be bound.
+    own: SocketAddr,
+    family: c_int,
+}
+
+impl Candidate {
+    /// Returns what is to be connected to this address; `None`: by TCP.
+    fn of(fd: c_int, addr: &Addr) -> Option<Candidate> {
+        let peer = plain(addr.inet()?);
+        let is_of_link = matches!(peer.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let is_local = peer.ip().is_loopback() || peer.ip().is_unspecified() || is_of_link;
+        if is_local || peer.ip().is_multicast() {
+            return None;
+        }
+        let family = family(fd)?;
+        let own = plain(Addr::local(fd)?.inet()?);
+        // By ESP the peer sees another port, which a program that has chosen its port would notice.
+        // A socket that is connected or listens has a port, too.
+        let is_free = match own.port() {
+            0 => own.ip().is_unspecified(),
+            port => is_closed(fd) && is_ephemeral(port),
+        };
+        is_free.then_some(Candidate { peer, own, family })
     }
-    let family = family(fd)?;
-    // A socket that the program has bound must keep its address; one that is connected has one.
-    let own = Addr::local(fd)?.inet()?;
-    (own.port() == 0 && own.ip().is_unspecified()).then_some((peer, family))
+
+    /// Makes sure that the socket is bound, and returns the address from which it will connect to
+    /// the broker on loopback.
+    fn bind(&self, fd: c_int, via: IpAddr) -> Option<SocketAddr> {
+        let loopback = match via {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        let own = match self.own.port() {
+            0 => SocketAddr::new(loopback, 0),
+            _ => self.own,
+        };
+        let bound = Addr::of_inet(own, self.family);
+        let (to, len) = bound.raw();
+        // EINVAL: it is bound. After a connection that was refused, it may have only the name of
+        // the port.
+        if kernel::bind(fd, to, len) < 0 && kernel::errno() != libc::EINVAL {
+            return None;
+        }
+        let mut local = plain(Addr::local(fd)?.inet()?);
+        if local.ip().is_unspecified() {
+            local.set_ip(loopback);
+        }
+        Some(local)
+    }
+}
+
+/// Returns true if a socket of TCP is neither connected nor being connected, and does not listen.
+fn is_closed(fd: c_int) -> bool {
+    const CLOSED: u8 = 7;
+    tcp_state(fd) == Some(CLOSED)
+}
+
+/// Returns true for a port that the kernel may have chosen.
+fn is_ephemeral(port: u16) -> bool {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let range = range.unwrap_or_default();
+    let mut ends = range.split_whitespace().map(str::parse::<u16>);
+    match (ends.next(), ends.next()) {
+        (Some(Ok(first)), Some(Ok(last))) => (first..=last).contains(&port),
+        _ => false,
+    }
 }
 
 /// Connects by TCP as a `connect` that a signal interrupts: it goes on while the program does not
@@ -220,6 +272,8 @@ fn looks_local(fd: c_int, peer: &Addr) -> Option<(&'static Broker, c_int, Socket
     let broker = broker().filter(|broker| broker.tcp)?;
     let local = plain(Addr::local(fd)?.inet()?);
     let peer = plain(peer.inet()?);
-    let family = family(fd).filter(|_| local.ip() == peer.ip())?;
+    // A socket that the program has bound keeps its address on its way to the broker.
+    let is_local = local.ip() == peer.ip() || peer.ip().is_loopback();
+    let family = family(fd).filter(|_| is_local)?;
     Some((broker, family, local, peer))
 }

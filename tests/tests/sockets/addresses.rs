@@ -154,3 +154,51 @@ fn a_listener_that_is_made_again_is_reached_by_esp_beside_old_connections() {
     let shown = output(espstat.arg("--programs"));
     assert_eq!(shown.out.matches("ESP, copied").count(), 2, "{shown:?}");
 }
+
+/// Connects from sockets that are bound: to the node's address, to a port that the kernel chooses,
+/// to both, and to a port of the program's choice; and again by a socket that was refused. The
+/// server says what it sees.
+const BOUND: &str = r#"
+import errno, socket, sys
+host, own = sys.argv[1], sys.argv[2]
+all = []
+for source in [(own, 0), ("", 0), (own, 1000)]:
+    c = socket.socket()
+    c.bind(source)
+    port = c.getsockname()[1]
+    assert source[1] in (0, port)
+    c.connect((host, 7000))
+    assert c.getsockname() == (own, port)
+    assert c.makefile().readline().split() == [own, own]
+    assert c.connect_ex((host, 7000)) == errno.EISCONN
+    all.append(c)
+c = socket.socket()
+c.bind((own, 0))
+assert c.connect_ex((host, 7001)) == errno.ECONNREFUSED
+assert c.connect_ex((host, 7000)) == 0 and c.getsockname()[0] == own
+all.append(c)
+c = socket.socket()
+assert c.connect_ex((host, 7001)) == errno.ECONNREFUSED
+assert c.connect_ex((host, 7000)) == 0 and c.getsockname()[0] == own
+all.append(c)
+print("ready", flush=True)
+sys.stdin.read()
+"#;
+
+#[test]
+fn sockets_that_are_bound_to_no_port_of_their_own_use_esp() {
+    let Some(lab) = bare_lab("sockets_that_are_bound", 2) else {
+        return;
+    };
+    let (_server_script, _server) = tcp_server(&lab, Some(&["--tcp"]), "0.0.0.0", 7000, 1000);
+    let script = TempFile::new(BOUND);
+    let mut client = esprun(&lab, 0, &["--tcp"], Path::new("python3"));
+    client.arg(script.path()).arg(Node(1).ip().to_string());
+    client.arg(Node(0).ip().to_string()).stdin(Stdio::piped());
+    let mut client = Killed(client.spawn().expect("start the client"));
+    prints(&mut client.0, "ready");
+    let mut espstat = lab.command(0, programs().join("espstat")).expect("one");
+    let shown = output(espstat.arg("--programs"));
+    // All but that of the program's port.
+    assert_eq!(shown.out.matches("ESP, copied").count(), 4, "{shown:?}");
+}

@@ -217,8 +217,11 @@ pub enum Request {
         only_v6: bool,
         inode: u64,
     },
-    /// A program is about to connect to this address of TCP.
-    TcpConnect { peer: SocketAddr },
+    /// A program is about to connect to this address of TCP, with a socket that is bound to `own`.
+    TcpConnect {
+        peer: SocketAddr,
+        own: Option<SocketAddr>,
+    },
     /// The program's socket of the stream `ticket` has this address.
     TcpClaim { ticket: u64, local: SocketAddr },
     /// Asks for the true addresses of a connection that looks local.

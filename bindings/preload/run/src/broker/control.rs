@@ -134,7 +134,7 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
             only_v6,
             inode,
         } => tcp::listen(node, (addr, only_v6), inode)?,
-        Request::TcpConnect { peer } => return Ok(tcp::connect(node, peer)),
+        Request::TcpConnect { peer, own } => return Ok(tcp::connect(node, peer, own)),
         Request::TcpClaim { ticket, local } => node.tcp.claim(ticket, local)?,
         Request::Sockets => return Ok(Answer::Sockets(sockets(node))),
         Request::TcpNames { local, peer } => return Ok(node.tcp.names(local, peer)),

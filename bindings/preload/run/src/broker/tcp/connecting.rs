@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,7 +16,9 @@ use super::super::Node;
 use super::super::table::lock;
 use super::conn::Conn;
 use super::copier::Copier;
-use super::{ACCEPTED, ASK, Ends, KEY, LOOK, OTHER_HALF, Outcome, ip, next_ticket};
+use super::{
+    ACCEPTED, ASK, BOUND_ELSEWHERE, Ends, KEY, LOOK, OTHER_HALF, Outcome, ip, next_ticket,
+};
 
 /// Token of the eventfd that announces requests.
 const REQUESTS: u64 = 1;
@@ -32,9 +34,10 @@ pub(super) struct Connected {
     pub(super) ends: Ends,
 }
 
-/// Request to connect to this address.
+/// Request to connect to this address, from that one if the program's socket is bound.
 struct Ask {
     peer: SocketAddr,
+    from: Option<IpAddr>,
     answer: Sender<Outcome>,
 }
 
@@ -45,14 +48,18 @@ pub(super) struct Connecting {
 }
 
 /// Begins to connect. The receiver gets the outcome, or is disconnected at the end of patience.
-pub(super) fn begin(node: &Arc<Node>, peer: SocketAddr) -> io::Result<Receiver<Outcome>> {
+pub(super) fn begin(
+    node: &Arc<Node>,
+    peer: SocketAddr,
+    from: Option<IpAddr>,
+) -> io::Result<Receiver<Outcome>> {
     let mut connecting = lock(&node.tcp.connecting);
     let thread = match &mut *connecting {
         Some(thread) => thread,
         none => none.insert(start(node)?),
     };
     let (answer, result) = channel();
-    let asked = thread.asks.send(Ask { peer, answer });
+    let asked = thread.asks.send(Ask { peer, from, answer });
     asked.map_err(|_| io::Error::from(Errno::ENETDOWN))?;
     // Fails only with a full counter, which wakes as well.
     let _ = rustix::io::write(&thread.wake, &1u64.to_ne_bytes());
@@ -137,19 +144,26 @@ impl Thread {
 
     /// Begins to connect a stream, or answers why it cannot.
     fn begin(&mut self, ask: &Ask) {
-        let mut own = self.client.interfaces().into_iter();
-        if own.any(|own| ip(own.addr) == ask.peer.ip()) {
+        let own = self.client.interfaces();
+        if own.iter().any(|own| ip(own.addr) == ask.peer.ip()) {
             let _ = ask.answer.send(Err("within the node"));
             return;
         }
-        match self.open(ask.peer) {
+        let mut addr = EspAddr::new(NodeAddr::Udp(ask.peer), ask.peer.port());
+        if let Some(from) = ask.from {
+            let Some(interface) = own.into_iter().find(|own| ip(own.addr) == from) else {
+                let _ = ask.answer.send(Err(BOUND_ELSEWHERE));
+                return;
+            };
+            addr = addr.via(interface.name);
+        }
+        match self.open(addr) {
             Ok(stream) => self.watch(stream, ask),
             Err(_) => drop(ask.answer.send(Err("no route by ESP"))),
         }
     }
 
-    fn open(&self, peer: SocketAddr) -> io::Result<EspStream> {
-        let addr = EspAddr::new(NodeAddr::Udp(peer), peer.port());
+    fn open(&self, addr: EspAddr) -> io::Result<EspStream> {
         let mut begun = EspStream::builder().key(KEY).begin_at(&self.client, addr)?;
         begun.poll().ok_or(Errno::ENETDOWN)?
     }

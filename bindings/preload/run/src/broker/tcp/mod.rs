@@ -53,6 +53,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Key of all streams of TCP, so that other listeners refuse them.
 const KEY: &[u8] = b"esprun-tcp";
 
+/// Why a connection stays TCP whatever the peer's node has.
+const BOUND_ELSEWHERE: &str = "its socket is bound to an address without ESP";
+
 /// True local and peer address of a connection.
 type Ends = (SocketAddr, SocketAddr);
 /// Result of an attempt to connect, or why the connection stays TCP.
@@ -182,9 +185,10 @@ impl Tcp {
     }
 }
 
-/// Connects to the program of the peer's node, if it has ESP.
-pub(super) fn connect(node: &Arc<Node>, peer: SocketAddr) -> Answer {
-    match ask(node, peer) {
+/// Connects to the program of the peer's node, if it has ESP. `own`: address to which the program's
+/// socket is bound.
+pub(super) fn connect(node: &Arc<Node>, peer: SocketAddr, own: Option<SocketAddr>) -> Answer {
+    match ask(node, peer, own) {
         Ok(via) => via,
         Err(why) => {
             node.tcp.names.stayed(peer, why);
@@ -194,7 +198,11 @@ pub(super) fn connect(node: &Arc<Node>, peer: SocketAddr) -> Answer {
 }
 
 /// Connects to the peer's program, or returns why the connection stays TCP.
-fn ask(node: &Arc<Node>, peer: SocketAddr) -> Result<Answer, &'static str> {
+fn ask(
+    node: &Arc<Node>,
+    peer: SocketAddr,
+    own: Option<SocketAddr>,
+) -> Result<Answer, &'static str> {
     let tcp = &node.tcp;
     let via = tcp
         .via(peer)
@@ -209,9 +217,17 @@ fn ask(node: &Arc<Node>, peer: SocketAddr) -> Result<Answer, &'static str> {
     if udp_interfaces().is_empty() {
         return Err("no interface has an address");
     }
-    let result = connecting::begin(node, peer).map_err(|_| "cannot open a UDP socket")?;
-    let Connected { ticket, ends } =
-        wait(&result, peer).inspect_err(|_| tcp.remember_without(peer))?;
+    let from = own.map(|own| own.ip()).filter(|ip| !ip.is_unspecified());
+    let result = connecting::begin(node, peer, from).map_err(|_| "cannot open a UDP socket")?;
+    let Connected { ticket, mut ends } = wait(&result, peer).inspect_err(|why| {
+        if *why != BOUND_ELSEWHERE {
+            tcp.remember_without(peer);
+        }
+    })?;
+    if let Some(own) = own {
+        // The program may have asked for it before.
+        ends.0.set_port(own.port());
+    }
     lock(&tcp.tickets).insert(ticket, (ends, Instant::now()));
     Ok(Answer::Via { ticket, via })
 }
