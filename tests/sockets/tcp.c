@@ -1,6 +1,6 @@
 /* What programs of TCP do with descriptors and signals: `tcp serve PORT` on one node, the other
- * cases on another one, each with the address of the first and PORT. Knows nothing of ESP: it has to
- * print the same without it. Prints PASS at the end. */
+ * cases on another one, each with the address of the first and PORT. Has to print the same without
+ * ESP. Prints PASS at the end. */
 #define _GNU_SOURCE
 #include "tcp.h"
 #include <fcntl.h>
@@ -204,7 +204,7 @@ static void accepting(void) {
     close(subject);
 }
 
-/* Signals while a program connects: to a node that does not answer, and many times to the server. */
+/* Signals while a program connects: to a node that does not answer, and often to the server. */
 static void connecting(void) {
     struct sender sender;
     struct sockaddr_in nobody = server;

@@ -1,6 +1,6 @@
-/* Uses sockets by io_uring, of which the C library knows nothing: `uring HOST PORT`, with the server of
- * tcp.c there. Has to print the same without ESP. Prints PASS at the end, or why the kernel has no
- * io_uring. */
+/* Uses sockets by io_uring, of which the C library knows nothing: `uring HOST PORT`, with the
+ * server of tcp.c there. Has to print the same without ESP. Prints PASS at the end, or why the
+ * kernel has no io_uring. */
 #define _GNU_SOURCE
 #include "tcp.h"
 #include <linux/io_uring.h>
@@ -28,7 +28,8 @@ static int set_up(void) {
     ring = (int)syscall(SYS_io_uring_setup, ENTRIES, &params);
     if (ring < 0) return 0;
     char *sq = map(params.sq_off.array + ENTRIES * sizeof(unsigned), IORING_OFF_SQ_RING);
-    char *cq = map(params.cq_off.cqes + params.cq_entries * sizeof *completions, IORING_OFF_CQ_RING);
+    char *cq =
+        map(params.cq_off.cqes + params.cq_entries * sizeof *completions, IORING_OFF_CQ_RING);
     entries = (void *)map(ENTRIES * sizeof *entries, IORING_OFF_SQES);
     sq_tail = (void *)(sq + params.sq_off.tail);
     sq_mask = (void *)(sq + params.sq_off.ring_mask);

@@ -1,12 +1,16 @@
 //! What CI runs for every change. It needs root, for network namespaces.
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
-use crate::outcome::Failure;
+use crate::outcome::{Failure, Outcome};
+use crate::process::run as run_command;
 use crate::soak::Soak;
 use crate::steps::Steps;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, root};
 use crate::{check, suite};
+
+/// Programs that CI runs over ESP, of those of `tests/sockets/programs`: the quick ones.
+const SOCKET_PROGRAMS: &str = "netcat,rsync_daemon,asyncio";
 
 /// Tests, one of which is the demo, and gates. A failed gate does not keep the tests from running.
 /// Beside the models and the gates, some of which compile, runs the soak.
@@ -15,6 +19,7 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
     // Tests first: gates that compile find the dependencies' metadata already built.
     let workspace = Workspace::load()?;
     let mut counts = suite::tests(&mut steps, &workspace, true);
+    steps.step("sockets", || socket_programs(&workspace));
     let soak = Soak::start(&workspace);
     suite::models_and_docs(&mut steps, &workspace, true, &mut counts);
     check::all(&mut steps, &workspace);
@@ -22,4 +27,12 @@ pub(crate) fn run() -> Result<ExitCode, Failure> {
     let code = steps.finish();
     counts.report();
     Ok(code)
+}
+
+/// Runs unmodified programs over ESP and over TCP.
+fn socket_programs(workspace: &Workspace) -> Outcome {
+    let mut script = Command::new(root().join("tests/sockets/programs"));
+    script.env("PROGRAMS", workspace.target.join("debug"));
+    run_command(script.env("ROWS", SOCKET_PROGRAMS))?;
+    Ok(format!("{SOCKET_PROGRAMS} over ESP as over TCP"))
 }
