@@ -2,6 +2,7 @@
 //! other.
 
 mod cases;
+mod datagrams;
 mod floods;
 mod forged;
 mod live;
