@@ -169,6 +169,23 @@ fn no_packet_is_accepted_after_damage() {
     }
 }
 
+/// W-146: a broadcast from a node without a session waits, and is still one to all.
+#[test]
+fn a_broadcast_that_has_waited_is_a_broadcast() {
+    for suite in SUITES {
+        let (mut a, mut b) = (layer(A, suite, 1), layer(B, suite, 2));
+        let mut packet = vector("V-15");
+        packet.resize(48, 0);
+        let all = NodeAddr::BROADCAST;
+        let sealed = a.seal(NOW, all, with_room(&packet)).expect("a broadcast");
+        assert_eq!(b.open(NOW, A, all, &sealed), Opened::Nothing);
+        let (_, hello) = b.poll_transmit().expect("HELLO");
+        assert_eq!(a.open(NOW, B, A, &hello), Opened::Nothing);
+        let (_, accept) = a.poll_transmit().expect("ACCEPT");
+        assert_eq!(b.open(NOW, A, B, &accept), Opened::Broadcast(&packet));
+    }
+}
+
 /// Long packets, and damage of several bytes, of cut and of lengthened packets; the addresses of a
 /// frame are damaged as well.
 #[test]

@@ -130,8 +130,10 @@ impl Wire {
         let Some(node) = self.nodes.get_mut(at) else {
             return;
         };
-        let Opened::Packet(packet) = node.layer.open(self.now, src, dst, body) else {
-            return;
+        let (dst, packet) = match node.layer.open(self.now, src, dst, body) {
+            Opened::Packet(packet) => (dst, packet),
+            Opened::Broadcast(packet) => (NodeAddr::BROADCAST, packet),
+            Opened::Nothing => return,
         };
         if !node.require {
             return;
@@ -144,9 +146,10 @@ impl Wire {
         let number = u32::from_be_bytes(number.expect("a packet of this test"));
         let (sender, receiver, content) = &self.sent[&number];
         assert_eq!((*sender, &content[..]), (src, packet), "as it was sent");
-        // A broadcast may be repeated within a second to a node that has restarted. If it has
-        // waited for a session, it comes with the ACCEPT, which is not sent to all.
-        if !receiver.is_group() {
+        // A broadcast may be repeated within a second to a node that has restarted.
+        if receiver.is_group() {
+            assert_eq!(*receiver, dst, "to all");
+        } else {
             assert_eq!((*receiver, dst), (node.own, node.own), "to this node");
             assert!(node.taken.insert(number), "packet {number} twice");
         }

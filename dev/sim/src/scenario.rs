@@ -4,11 +4,13 @@ mod changes;
 
 use crate::carrier::Carrier;
 use crate::link::{LinkConfig, PRESETS, Preset};
-use crate::net::{Direction, PortConfig};
+use crate::net::{Direction, PortConfig, mac_of};
 use crate::plan::{End, FlowPlan, Pause, Side, SidePlan, Write};
 use crate::rng::{Rng, mix};
 use crate::world::{Action, HostModel, NodeConfig, World};
-use esp_proto::{Duration, EdpKind, EndpointConfig, Instant, ResetReason, least_listener_capacity};
+use esp_proto::{
+    Duration, EdpKind, EndpointConfig, Instant, MacAddr, ResetReason, least_listener_capacity,
+};
 
 /// Virtual time within which a scenario must end.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -219,12 +221,21 @@ impl Scenario {
             // What is too long with the headers of UDP is shortened when it is sent.
             let most = self.nodes[from].config.mtu.min(self.nodes[to].config.mtu) - 12;
             let bytes = rng.below(u64::from(most)) as usize;
-            let kind = *rng.pick(&[EdpKind::EchoRequest, EdpKind::Data]);
+            let kind = *rng.pick(&[EdpKind::EchoRequest, EdpKind::InfoRequest, EdpKind::Data]);
             let port = if kind == EdpKind::Data { PORT } else { 0 };
-            self.actions.push((
-                at,
-                Action::Datagram(from, PORT, crate::net::mac_of(to), port, kind, bytes),
-            ));
+            let bytes = if kind == EdpKind::InfoRequest {
+                0
+            } else {
+                bytes
+            };
+            let to_all = rng.chance(300_000) && port == 0 && !self.carrier.is_udp();
+            let (to, bytes) = if to_all {
+                (MacAddr::BROADCAST, bytes.min(64)) // W-78
+            } else {
+                (mac_of(to), bytes)
+            };
+            self.actions
+                .push((at, Action::Datagram(from, PORT, to, port, kind, bytes)));
         }
     }
 }

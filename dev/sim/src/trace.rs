@@ -11,6 +11,7 @@ pub fn line(now: Instant, place: &str, bytes: &[u8], fate: Option<Fate>) -> Stri
         esp: 0x88b5,
         edp: 0x88b6,
         mtu: u32::MAX >> 1,
+        is_udp: false,
     };
     let text = match (
         bytes.get(12..).and_then(Protected::parse),

@@ -73,6 +73,9 @@ impl Intake<'_, '_> {
         if let Some(secure) = &mut self.secure {
             match secure.open(self.now, frame.src, frame.dst, frame.body) {
                 Opened::Packet(body) => frame.body = body,
+                Opened::Broadcast(body) => {
+                    (frame.dst, frame.body) = (NodeAddr::BROADCAST, body);
+                }
                 Opened::Nothing => return,
             }
         }

@@ -60,6 +60,9 @@ pub struct Layer<C: Crypto> {
 pub enum Opened<'a> {
     /// The packet as its sender's endpoint built it.
     Packet(&'a [u8]),
+    /// A broadcast that has waited for the session that this packet completes (W-146), as its
+    /// sender's endpoint built it: to be processed as a frame to all, which this one is not.
+    Broadcast(&'a [u8]),
     /// Nothing is to be processed: a set-up packet, or a dropped one, which has been counted.
     Nothing,
 }
@@ -304,7 +307,7 @@ impl<C: Crypto> Layer<C> {
         let misdirected = match form {
             Form::Plain | Form::Malformed => false,
             _ if src == self.own => true,
-            Form::Group { .. } => !dst.is_group(),
+            Form::Group { .. } => dst != NodeAddr::BROADCAST,
             Form::SetUp(..) | Form::Data { .. } => dst != self.own,
         };
         match form {
@@ -315,7 +318,7 @@ impl<C: Crypto> Layer<C> {
             Form::SetUp(fields, signed, tag) => {
                 self.on_setup(now, src, fields, (signed, tag));
                 if fields.step == Step::Accept && self.take_broadcast(src) {
-                    return Opened::Packet(&self.opened);
+                    return Opened::Broadcast(&self.opened);
                 }
             }
             Form::Data { session, counter } => {

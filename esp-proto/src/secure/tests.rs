@@ -113,7 +113,7 @@ impl Node {
         body: &[u8],
     ) -> Option<Vec<u8>> {
         let packet = match self.layer.open(now, src, dst, body) {
-            Opened::Packet(packet) => Some(packet.to_vec()),
+            Opened::Packet(packet) | Opened::Broadcast(packet) => Some(packet.to_vec()),
             Opened::Nothing => None,
         };
         self.flush();
@@ -182,11 +182,10 @@ fn another_destination_does_not_use_up_a_packet() {
     assert_eq!(counted(&b, "auth_drop_malformed"), 2);
     a.send(at(1), NodeAddr::BROADCAST, b"all");
     let (_, all) = a.sent.pop().unwrap();
-    assert_eq!(
-        b.receive_at(at(1), A, B, &all),
-        None,
-        "a broadcast as unicast"
-    );
+    let group = NodeAddr::Mac(MacAddr([0xfb, 0xff, 0xff, 0xff, 0xff, 0xff]));
+    for dst in [B, group] {
+        assert_eq!(b.receive_at(at(1), A, dst, &all), None, "{dst}");
+    }
     assert!(b.receive(at(1), A, &all).is_some());
     assert_eq!(b.receive(at(1), A, &packet), Some(plain(b"y")));
 }

@@ -532,6 +532,7 @@ mod tests {
             esp: 0x88b5,
             edp: 0x88b6,
             mtu: 1500,
+            is_udp: false,
         };
         for (seq, ce) in [(1, false), (2, true)] {
             let data = Forge {

@@ -144,6 +144,8 @@ pub struct Rules {
     pub edp: u16,
     /// Bytes after the EtherType.
     pub mtu: u32,
+    /// The frames stand for UDP datagrams.
+    pub is_udp: bool,
 }
 
 impl<'a> View<'a> {
@@ -183,11 +185,20 @@ impl<'a> View<'a> {
             edp if edp == rules.edp => view.check_edp()?,
             other => return Err(format!("W-01: packet type {other:04x}")),
         };
+        let is_info_request = packet_type == rules.edp && view.flags == 1 && view.payload == [3];
+        let least = if is_info_request && rules.is_udp {
+            12 + 128 // W-123
+        } else {
+            60
+        };
+        if frame.len() < least {
+            return Err(format!("W-123: an INFO_REQUEST of {} bytes", frame.len()));
+        }
         let padding = &rest[used..];
         if padding.iter().any(|byte| *byte != 0) {
             return Err("W-04: padding that is not zero".into());
         }
-        if !padding.is_empty() && frame.len() > 60 {
+        if !padding.is_empty() && frame.len() > least {
             return Err(format!(
                 "W-04: {} bytes of padding beyond the least length",
                 padding.len()

@@ -6,6 +6,7 @@ pub mod flow;
 pub mod frame;
 mod ledger;
 mod moves;
+mod replies;
 mod validation;
 
 use crate::carrier::Carrier;
@@ -14,6 +15,7 @@ use esp_proto::{EndpointConfig, MacAddr};
 use flow::Side;
 use frame::{ACK, ECN, EXT, MOVES, MoveView, PRB, RESUME, RST, Rules, SYN, SetUpView, View};
 pub use ledger::Ledger;
+use replies::Replies;
 use std::collections::{BTreeMap, BTreeSet};
 use validation::Validation;
 
@@ -48,6 +50,7 @@ pub struct Checker {
     /// DONEs that nodes have received, and not processed yet.
     done: Vec<(Key, MoveView)>,
     validation: Validation,
+    replies: Replies,
     frames_only: bool,
     checked: u64,
 }
@@ -59,6 +62,7 @@ impl Checker {
             esp: config.esp_ethertype,
             edp: config.edp_ethertype,
             mtu,
+            is_udp: carrier.is_udp(),
         };
         self.nodes.push(NodeRules {
             rules,
@@ -142,7 +146,7 @@ impl Checker {
             self.validation.sends(&view, bytes.len(), is_esp)?;
         }
         if !is_esp {
-            return Ok(0);
+            return self.replies.sends(node, &view).map(|()| 0);
         }
         let key = (view.src, view.src_port, view.dst, view.dst_port);
         if view.flags & RST != 0 {
@@ -290,6 +294,9 @@ impl Checker {
         };
         let is_esp = view.packet_type == self.nodes[node].rules.esp;
         self.validation.receives(&view, bytes.len(), is_esp);
+        if view.packet_type == self.nodes[node].rules.edp {
+            self.replies.receives(node, &view);
+        }
         if is_esp && view.flags & !EXT == SYN | PRB {
             self.receives_move(&view);
         }

@@ -96,14 +96,15 @@ impl World {
             .bytes
             .get(PREFIX_LEN - 1)
             .is_some_and(|x| x & FLAG_SEC != 0);
-        let (head, body) = frame.bytes.split_at(ADDRESSES);
+        let body = &frame.bytes[ADDRESSES..];
         let from_to = [src, dst].map(|mac| self.carrier.node_addr(mac));
-        let body = match layer.open(self.now, from_to[0], from_to[1], body) {
+        let (dst, body) = match layer.open(self.now, from_to[0], from_to[1], body) {
             Opened::Nothing => return None,
             Opened::Packet(_) if !is_protected => return Some(frame),
-            Opened::Packet(body) => body,
+            Opened::Packet(body) => (dst, body),
+            Opened::Broadcast(body) => (MacAddr::BROADCAST, body),
         };
-        let bytes = [head, body].concat();
+        let bytes = [&dst.0[..], &src.0, body].concat();
         let mark = match self.ledger.taken(src, dst, body) {
             Ok(mark) => mark,
             Err(problem) => {

@@ -7,6 +7,7 @@ const RULES: Rules = Rules {
     esp: 0x88b5,
     edp: 0x88b6,
     mtu: 1500,
+    is_udp: false,
 };
 
 fn forge(flags: u8) -> Forge {
@@ -160,4 +161,28 @@ fn each_fault_is_named() {
             "W-43",
         );
     }
+}
+
+#[test]
+fn info_requests_are_padded_over_udp_alone() {
+    let udp = Rules {
+        is_udp: true,
+        ..RULES
+    };
+    let request = |padded: usize| {
+        let mut bytes = Forge {
+            packet_type: 0x88b6,
+            payload: vec![3],
+            ..forge(1)
+        }
+        .bytes();
+        bytes.resize(padded, 0);
+        bytes
+    };
+    assert!(View::of(&request(140), &udp).is_ok());
+    let text = View::of(&request(139), &udp).expect_err("139 bytes");
+    assert!(text.starts_with("W-123"), "{text}");
+    assert!(View::of(&request(141), &udp).is_err());
+    assert!(judge(&request(60)).is_ok());
+    assert!(judge(&request(140)).is_err());
 }
