@@ -66,3 +66,50 @@ impl Replies {
 fn control<'a>(view: &View<'a>) -> Option<(&'a u8, &'a [u8])> {
     view.payload.split_first().filter(|_| view.flags & 1 != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::{Forge, Rules};
+    use super::*;
+    use crate::net::mac_of;
+
+    const RULES: Rules = Rules {
+        esp: 0x88b5,
+        edp: 0x88b6,
+        mtu: 1500,
+        is_udp: false,
+    };
+
+    fn packet(from: usize, to: usize, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+        let forge = Forge::new(mac_of(from), ports.0, mac_of(to), ports.1, 1);
+        Forge {
+            packet_type: RULES.edp,
+            seq: 7,
+            payload: payload.to_vec(),
+            ..forge
+        }
+        .bytes()
+    }
+
+    #[test]
+    fn a_reply_answers_one_request_with_its_fields() {
+        let mut replies = Replies::default();
+        let sends = |replies: &mut Replies, ports, payload: &[u8]| {
+            let bytes = packet(1, 0, ports, payload);
+            replies.sends(1, &View::of(&bytes, &RULES).expect("sound"))
+        };
+        let echo = packet(0, 1, (9, 0), b"\x01ab");
+        replies.receives(1, &View::of(&echo, &RULES).expect("sound"));
+        assert!(sends(&mut replies, (0, 9), b"\x02ac").is_err(), "body");
+        assert!(sends(&mut replies, (0, 8), b"\x02ab").is_err(), "port");
+        assert!(sends(&mut replies, (5, 9), b"\x02ab").is_err(), "own port");
+        assert!(sends(&mut replies, (0, 9), b"\x04ab").is_err(), "type");
+        assert_eq!(sends(&mut replies, (0, 9), b"\x02ab"), Ok(()));
+        assert!(sends(&mut replies, (0, 9), b"\x02ab").is_err(), "twice");
+
+        let query = packet(0, 1, (9, 0), &[5, 1, 2]);
+        replies.receives(1, &View::of(&query, &RULES).expect("sound"));
+        assert!(sends(&mut replies, (0, 9), &[6, 1, 3, 0]).is_err());
+        assert_eq!(sends(&mut replies, (0, 9), &[6, 1, 2, 1]), Ok(()));
+    }
+}
