@@ -97,14 +97,24 @@ impl Channel {
 /// End of a stream before its connection was established.
 pub(crate) struct SetupError {
     pub(crate) error: PeerError,
-    /// Another attempt may succeed.
-    pub(crate) can_retry: bool,
+    pub(crate) retry: Retry,
+}
+
+/// Whether another attempt to set up a connection may succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// It does not.
+    No,
+    /// A few times.
+    Soon,
+    /// The peer did not answer. It may be stopped or overloaded: until the peer timeout.
+    Silent,
 }
 
 impl SetupError {
     pub(crate) fn new(error: &io::Error) -> SetupError {
-        let (error, can_retry) = match EspError::of(error) {
-            Some(EspError::PeerDied { .. }) => (PeerError::Died, false),
+        let (error, retry) = match EspError::of(error) {
+            Some(EspError::PeerDied { .. }) => (PeerError::Died, Retry::No),
             Some(
                 EspError::PeerShutdown { .. }
                 | EspError::DaemonSilent { .. }
@@ -112,10 +122,10 @@ impl SetupError {
                 | EspError::BadKey { .. }
                 | EspError::PeerVersion { .. }
                 | EspError::Forked,
-            ) => (PeerError::Lost(error.to_string()), false),
+            ) => (PeerError::Lost(error.to_string()), Retry::No),
             // The next daemon may connect; if there is none, the client fails, and with it all
             // peers.
-            Some(EspError::DaemonGone { .. }) => (PeerError::Lost(error.to_string()), true),
+            Some(EspError::DaemonGone { .. }) => (PeerError::Lost(error.to_string()), Retry::Soon),
             // Its node answered datagrams before.
             Some(EspError::ConnectTimedOut(peer)) => {
                 let what = if peer.addr.is_udp() {
@@ -130,17 +140,17 @@ impl SetupError {
                          firewall drops the EtherType of streams (esping tells which)"
                     )
                 };
-                (PeerError::Lost(what), false)
+                (PeerError::Lost(what), Retry::Silent)
             }
             // Its port was open when it made its address.
             Some(EspError::Refused(peer)) => {
                 let what =
                     format!("{peer} is not open any more: its process ended or left the job");
-                (PeerError::Lost(what), true)
+                (PeerError::Lost(what), Retry::Soon)
             }
-            _ => (PeerError::Lost(error.to_string()), true),
+            _ => (PeerError::Lost(error.to_string()), Retry::Soon),
         };
-        SetupError { error, can_retry }
+        SetupError { error, retry }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use btl::{PeerError, Rank};
 use esp_client::{EspAddr, Interest};
 
-use crate::channel::{Channel, SetupError};
+use crate::channel::{Channel, Retry, SetupError};
 use crate::peer::{Connection, HelloResponse, PeerState};
 use crate::pending::{NoHello, PendingConnection};
 use crate::record::{Hello, Kind};
@@ -72,8 +72,8 @@ impl EthBtl {
             let what = "the daemon of this node grants smaller rings than before: \
                         check [rings] in its configuration";
             let error = PeerError::Lost(what.into());
-            let can_retry = false;
-            return self.attempt_failed(rank, SetupError { error, can_retry });
+            let retry = Retry::No;
+            return self.attempt_failed(rank, SetupError { error, retry });
         }
         let hello = Hello {
             job,
@@ -281,9 +281,21 @@ impl EthBtl {
     /// Schedules the next attempt after an own one has failed, or fails the peer.
     pub(crate) fn attempt_failed(&mut self, rank: Rank, setup: SetupError) {
         self.counters.failed_attempts += 1;
+        let silent_attempts = self.silent_attempts;
         let Some(peer) = self.peer(rank) else { return };
-        peer.failures = peer.failures.saturating_add(1);
-        if !setup.can_retry || peer.failures > RETRIES {
+        let may_retry = match setup.retry {
+            Retry::No => false,
+            Retry::Soon => {
+                peer.unanswered = 0;
+                peer.failures = peer.failures.saturating_add(1);
+                peer.failures <= RETRIES
+            }
+            Retry::Silent => {
+                peer.unanswered = peer.unanswered.saturating_add(1);
+                peer.unanswered < silent_attempts
+            }
+        };
+        if !may_retry {
             return self.fail(rank, setup.error);
         }
         let pause = peer.retry_pause();

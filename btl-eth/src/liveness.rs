@@ -4,8 +4,8 @@
 //! each round, by a connection with a key that no job uses: an open port answers BAD_KEY (W-20), a
 //! closed one REFUSED (W-23). The peer's program does not notice either. A process that died is
 //! found within a second in jobs of up to 64 processes, and within a minute in one of 512. A node
-//! that does not answer counts as dead after two probes, ten seconds together, as long as the peer
-//! of a connection may be silent.
+//! that does not answer counts as dead when several probes together have waited for the peer
+//! timeout. They are counted, not timed: after a pause of this machine each still waits in full.
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ const MAX_PROBES: usize = 32;
 /// may start one even if that exceeds it. Without this limit the rate grows with the size of the
 /// job.
 const JOB_PROBES: usize = 2048;
+/// Default of the time after which an attempt to connect ends.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Key of probes. Keys of jobs have 16 bytes.
 const KEY: &[u8] = b"are you there?";
 
@@ -41,8 +43,15 @@ struct Probe {
     request: Connecting,
     /// The stream, once it was made.
     stream: Option<EspStream>,
-    /// The probe before it was not answered.
-    is_second: bool,
+    /// Number of probes before it that were not answered.
+    unanswered: u32,
+}
+
+/// Returns the number of consecutive attempts to connect, each of the default connect timeout, that
+/// fill the peer timeout.
+pub(crate) fn silent_attempts(peer_timeout: Duration) -> u32 {
+    let attempts = peer_timeout.as_secs().div_ceil(CONNECT_TIMEOUT.as_secs());
+    u32::try_from(attempts.max(1)).unwrap_or(u32::MAX)
 }
 
 /// Returns the maximum number of probes at a time for one process of a job of `size` processes.
@@ -88,7 +97,7 @@ impl EthBtl {
         while started.len() < room && seen < size {
             let index = (first + seen) % size;
             seen += 1;
-            started.extend(self.begin_probe(index, false));
+            started.extend(self.begin_probe(index, 0));
         }
         let at = now + INTERVAL;
         if let Some(open) = &mut self.open {
@@ -101,7 +110,7 @@ impl EthBtl {
 
     /// Begins a probe of a peer without a connection. After an error one of the next rounds probes
     /// the peer.
-    fn begin_probe(&self, index: usize, is_second: bool) -> Option<Probe> {
+    fn begin_probe(&self, index: usize, unanswered: u32) -> Option<Probe> {
         let open = self.open.as_ref()?;
         let PeerState::Peer(peer) = self.peers.get(index)? else {
             return None;
@@ -115,7 +124,7 @@ impl EthBtl {
             rank: Rank::try_from(index).ok()?,
             request: request.ok()?,
             stream: None,
-            is_second,
+            unanswered,
         })
     }
 
@@ -159,13 +168,15 @@ impl EthBtl {
         match EspError::of(&error) {
             // Nothing was under way, so this is no failure if the peer left in order.
             Some(EspError::Refused { .. }) => self.fail(probe.rank, PeerError::Gone),
-            Some(EspError::ConnectTimedOut { .. }) if probe.is_second => {
-                self.fail(probe.rank, SetupError::new(&error).error);
-            }
             Some(EspError::ConnectTimedOut { .. }) => {
-                let second = self.begin_probe(probe.rank as usize, true);
-                return second.is_some_and(|second| {
-                    *probe = second;
+                let unanswered = probe.unanswered + 1;
+                if unanswered >= self.silent_attempts {
+                    self.fail(probe.rank, SetupError::new(&error).error);
+                    return false;
+                }
+                let next = self.begin_probe(probe.rank as usize, unanswered);
+                return next.is_some_and(|next| {
+                    *probe = next;
                     true
                 });
             }
@@ -178,6 +189,13 @@ impl EthBtl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn attempts_fill_the_peer_timeout() {
+        for (seconds, attempts) in [(1, 1), (5, 1), (30, 6), (31, 7), (3600, 720)] {
+            assert_eq!(silent_attempts(Duration::from_secs(seconds)), attempts);
+        }
+    }
 
     #[test]
     fn a_job_probes_no_more_when_it_is_larger() {

@@ -62,8 +62,10 @@ pub(crate) struct Peer {
     pub(crate) path: NodePath,
     pub(crate) info: PeerInfo,
     pub(crate) connection: Connection,
-    /// Number of failed attempts.
+    /// Number of failed attempts, but for unanswered ones.
     pub(crate) failures: u32,
+    /// Number of consecutive attempts without an answer.
+    pub(crate) unanswered: u32,
     /// Number of consecutive attempts that ended with YIELD.
     pub(crate) yields: u32,
     /// When the owner began to drop this peer.
@@ -83,6 +85,7 @@ impl Peer {
             info,
             connection: Connection::Idle { retry_at: None },
             failures: 0,
+            unanswered: 0,
             yields: 0,
             dropped_at: None,
             polled: false,

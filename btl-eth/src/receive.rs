@@ -5,7 +5,7 @@ use std::sync::Arc;
 use btl::{Events, PeerError, Rank};
 use esp_client::Interest;
 
-use crate::channel::{SetupError, established_error};
+use crate::channel::{Retry, SetupError, established_error};
 use crate::peer::Connection;
 use crate::record::{self, Kind, Record};
 use crate::transport::EthBtl;
@@ -188,7 +188,7 @@ impl EthBtl {
             End::Error(error) => SetupError::new(&error),
             End::Eof => SetupError {
                 error: PeerError::Lost("it ended the connection during set-up".into()),
-                can_retry: true,
+                retry: Retry::Soon,
             },
         };
         if is_own_attempt {

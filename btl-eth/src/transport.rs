@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use btl::{Btl, Capabilities, Events, PeerError, PeerInfo, Probe, Rank, Unreachable};
 use esp_client::control::InterfaceInfo;
-use esp_client::{Client, EspListener, EspStream, Interest, KeyId, Poller, StreamBuilder};
+use esp_client::{
+    Client, EspListener, EspStream, Interest, KeyId, Poller, StreamBuilder, peer_timeout,
+};
 
 use crate::address::{AddressInterface, EthAddress, job_hash};
 use crate::channel::SetupError;
 use crate::config::{Carrier, EAGER, EthConfig, EthError, MIN_MAX_SEND};
 use crate::counters::Counters;
 use crate::keys;
-use crate::liveness::Liveness;
+use crate::liveness::{Liveness, silent_attempts};
 use crate::own::OwnQueue;
 use crate::peer::{Connection, Peer, PeerState};
 use crate::pending::PendingConnection;
@@ -64,6 +66,8 @@ pub struct EthBtl {
     pub(crate) nonce: u64,
     /// Maximum length of a message, header and body.
     pub(crate) max_send: usize,
+    /// Number of consecutive attempts or probes after which a peer without an answer is lost.
+    pub(crate) silent_attempts: u32,
     pub(crate) interfaces: Vec<InterfaceInfo>,
     /// Public names of the keys of packets over UDP. `None`: raw Ethernet.
     keys: Option<Vec<KeyId>>,
@@ -158,6 +162,7 @@ impl EthBtl {
             job,
             nonce: config.identity.unwrap_or(nonce),
             max_send,
+            silent_attempts: silent_attempts(peer_timeout()?),
             interfaces,
             keys,
             open: Some(Open {

@@ -317,7 +317,7 @@ impl Client {
 
     /// Sets the time for which this program waits when the daemon ends: its streams, listeners and
     /// datagram sockets then continue at the next daemon, and calls wait meanwhile. Later the error
-    /// is [`EspError::DaemonGone`]. Default 15 s; zero: no wait.
+    /// is [`EspError::DaemonGone`]. Default 35 s; zero: no wait.
     pub fn set_daemon_wait(&self, wait: Duration) {
         self.session().set_patience(wait);
     }

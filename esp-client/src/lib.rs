@@ -62,6 +62,7 @@ mod lease;
 mod listener;
 mod options;
 mod path;
+mod peer_timeout;
 mod poller;
 mod protection;
 mod route;
@@ -83,6 +84,7 @@ pub use esp_proto::{MacAddr, NodeAddr};
 pub use listener::{DEFAULT_BACKLOG, EspListener, ListenerBuilder};
 pub use options::{DEFAULT_RING, MAX_KEY};
 pub use path::{PATH_VARIABLE, Path};
+pub use peer_timeout::{PEER_TIMEOUT_VARIABLE, peer_timeout};
 pub use poller::Poller;
 pub use protection::{
     AUTH_VARIABLE, Auth, CHECKSUM_VARIABLE, KEY_VARIABLE, MAX_KEYS, Protection, key_files,

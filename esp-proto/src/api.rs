@@ -310,7 +310,7 @@ pub struct EndpointConfig {
     /// Time after which SYN retransmission ends. Default 5 s.
     pub connect_timeout: Duration,
     /// Time after which a peer that owes an answer and stays silent is considered dead (W-46).
-    /// Default 10 s.
+    /// Default 30 s.
     pub peer_timeout: Duration,
     /// Idle time before a probe (W-52). Default 2 s.
     pub keepalive: Duration,
@@ -358,7 +358,7 @@ impl Default for EndpointConfig {
             min_rto: Duration::from_millis(2),
             max_rto: Duration::from_millis(200),
             connect_timeout: Duration::from_secs(5),
-            peer_timeout: Duration::from_secs(10),
+            peer_timeout: Duration::from_secs(30),
             keepalive: Duration::from_secs(2),
             time_wait: Duration::from_millis(100),
             ecn: false,

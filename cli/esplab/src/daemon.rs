@@ -9,8 +9,8 @@ use lab::{DaemonAction, Node};
 
 /// End or start the esp-daemon of a node while programs use it
 ///
-/// Streams, listeners and datagram sockets of programs wait for the next daemon, for 15 seconds by
-/// default. Peers wait for theirs for 10 seconds. `esplab send` and `esplab recv` check every byte.
+/// Streams, listeners and datagram sockets of programs wait for the next daemon, for 35 seconds by
+/// default. Peers wait for theirs for 30 seconds. `esplab send` and `esplab recv` check every byte.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     #[command(flatten)]

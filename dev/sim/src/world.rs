@@ -87,7 +87,11 @@ impl NodeConfig {
 impl Default for NodeConfig {
     fn default() -> Self {
         NodeConfig {
-            endpoint: EndpointConfig::default(),
+            // Short, so that scenarios with dead nodes end soon.
+            endpoint: EndpointConfig {
+                peer_timeout: Duration::from_secs(10),
+                ..EndpointConfig::default()
+            },
             mtu: 1500,
             port: PortConfig::default(),
             host: HostModel::default(),

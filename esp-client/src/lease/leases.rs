@@ -17,6 +17,7 @@ use super::parked::Event;
 use super::registry::Registry;
 use crate::control::{InterfaceInfo, LeaseRing, Reply, Request};
 use crate::error::{EspError, MISSING_DESCRIPTORS};
+use crate::peer_timeout::peer_timeout;
 use crate::session::{Answer, Session};
 use crate::sync::lock;
 
@@ -111,7 +112,10 @@ impl Leases {
         secure: Option<SecureConfig>,
     ) -> Result<(), EspError> {
         let incarnation = self.session.welcome().incarnation;
-        let endpoint = EndpointConfig::default();
+        let endpoint = EndpointConfig {
+            peer_timeout: peer_timeout()?,
+            ..EndpointConfig::default()
+        };
         let link = self
             .engine
             .with_engine(|engine| engine.add_udp(socket, endpoint, incarnation, secure))?

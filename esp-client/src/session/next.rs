@@ -27,8 +27,8 @@ use crate::error::EspError;
 use crate::sync::lock;
 
 /// Default time for which a program waits for the next daemon: longer than its peers keep the
-/// connections by default (10 s after the last answer).
-pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+/// connections by default (30 s after the last answer).
+pub(super) const PATIENCE: Duration = Duration::from_secs(35);
 /// Time for which a program that starts waits for the next daemon: a restart takes some 0.1 s.
 pub(super) const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect.

@@ -108,7 +108,7 @@ tables! {
         /// Time after which an unanswered connect fails.
         connect_timeout: Span = Span::millis(5000),
         /// Time after which a peer that owes an answer and stays silent is considered dead.
-        peer_timeout: Span = Span::millis(10_000),
+        peer_timeout: Span = Span::millis(30_000),
         /// Idle time after which a connection is probed.
         keepalive: Span = Span::millis(2000),
         /// Lower bound of the retransmission timeout.

@@ -29,10 +29,10 @@ fn an_idle_connection_is_kept_alive_by_the_nodes() {
 fn a_dead_peer_is_noticed_while_idle() {
     let (mut pair, a, _) = Pair::connected();
     pair.filter = Box::new(|_| Wire::Drop);
-    let took = pair.run_until(Duration::from_secs(13), |p| p.a.app(a).closed.is_some());
+    let took = pair.run_until(Duration::from_secs(33), |p| p.a.app(a).closed.is_some());
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
     assert!(
-        took > Duration::from_secs(11) && took <= Duration::from_secs(12),
+        took > Duration::from_secs(31) && took <= Duration::from_secs(32),
         "keep-alive + timeout: {took:?}"
     );
     assert_eq!(pair.a.ep.counters().connections_timed_out, 1);
@@ -45,8 +45,8 @@ fn a_dead_peer_is_noticed_while_credit_is_awaited() {
     pair.a.write(pair.now, a, 1_000_000);
     pair.run(Duration::from_secs(3));
     pair.filter = Box::new(|_| Wire::Drop);
-    let took = pair.run_until(Duration::from_secs(11), |p| p.a.app(a).closed.is_some());
-    assert!(took > Duration::from_secs(9), "{took:?}");
+    let took = pair.run_until(Duration::from_secs(31), |p| p.a.app(a).closed.is_some());
+    assert!(took > Duration::from_secs(29), "{took:?}");
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
 }
 
@@ -133,7 +133,7 @@ fn a_held_port_keeps_a_silent_peer_alive() {
     pair.a.write(pair.now, a, 5000);
     let from = pair.log.len();
     let mut answered = 0;
-    for _ in 0..600 {
+    for _ in 0..1800 {
         pair.run(Duration::from_millis(100));
         let all = queries(&pair, from);
         if all.len() > answered {
@@ -147,18 +147,25 @@ fn a_held_port_keeps_a_silent_peer_alive() {
             pair.inject(MAC_B, MAC_A, reply);
         }
     }
-    assert_eq!(pair.a.state(a), State::Established, "a minute of silence");
+    assert_eq!(
+        pair.a.state(a),
+        State::Established,
+        "three minutes of silence"
+    );
     assert!(
         (5..=40).contains(&answered),
         "one query each half timeout: {answered}"
     );
     let repeated = pair.sent(MAC_A, from).count();
     // Four packets, five times a second (the maximum retransmission timeout), and the queries.
-    assert!(repeated < 1300, "back-off: {repeated} frames in a minute");
-    let took = pair.run_until(Duration::from_secs(12), |p| p.a.app(a).closed.is_some());
+    assert!(
+        repeated < 3900,
+        "back-off: {repeated} frames in three minutes"
+    );
+    let took = pair.run_until(Duration::from_secs(32), |p| p.a.app(a).closed.is_some());
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
     assert!(
-        took > Duration::from_secs(9) && took < Duration::from_secs(11),
+        took > Duration::from_secs(29) && took < Duration::from_secs(31),
         "{took:?}"
     );
 }
@@ -172,7 +179,7 @@ fn an_unsolicited_port_reply_has_no_effect() {
     let from = pair.log.len();
     let took = {
         let mut steps = 0;
-        while pair.a.app(a).closed.is_none() && steps < 200 {
+        while pair.a.app(a).closed.is_none() && steps < 400 {
             steps += 1;
             pair.run(Duration::from_millis(100));
             // Before the first query the ports are right; later they are wrong.
@@ -189,7 +196,7 @@ fn an_unsolicited_port_reply_has_no_effect() {
         }
         steps
     };
-    assert!((90..=110).contains(&took), "{took} tenths of a second");
+    assert!((290..=310).contains(&took), "{took} tenths of a second");
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
 }
 

@@ -121,7 +121,7 @@ fn a_payload_that_no_longer_fits_ends_in_a_timeout() {
     pair.filter = jumbo_blocked();
     pair.a.write(pair.now, a, 100_000);
     pair.b.write(pair.now, b, 10);
-    let took = pair.run_until(Duration::from_secs(11), |p| p.a.app(a).closed.is_some());
+    let took = pair.run_until(Duration::from_secs(31), |p| p.a.app(a).closed.is_some());
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
-    assert!(took >= Duration::from_secs(10), "{took:?}");
+    assert!(took >= Duration::from_secs(30), "{took:?}");
 }

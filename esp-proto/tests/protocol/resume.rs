@@ -293,7 +293,7 @@ fn a_silent_peer_ends_it_at_the_peer_timeout() {
     let (mut pair, ..) = busy();
     let a = restart(&mut pair.a, pair.now, 10);
     pair.filter = Box::new(|_| Wire::Drop);
-    pair.run(Duration::from_secs(12));
+    pair.run(Duration::from_secs(32));
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::TimedOut));
 }
 

@@ -1,12 +1,15 @@
 //! Ends of a rank, a daemon or a link: the job ends with an error.
 
 use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
 
-use esp_tests::process::{Finished, daemon_pid, signal};
+use esp_tests::open_mpi::Program;
+use esp_tests::process::{Finished, daemon_pid, output, passed, signal};
 use rustix::process::Signal;
 
-use super::lab;
 use super::running::Running;
+use super::{lab, mpirun};
 
 /// Daemon configuration with short timeouts.
 const IMPATIENT: &str =
@@ -77,4 +80,52 @@ fn a_pulled_link_ends_the_job() {
         );
     });
     ended_with(&job.end(), &["has lost rank"]);
+}
+
+/// Stops rank 1 for longer than a connection is tried twice, and expects the job to go on.
+fn a_stopped_rank_goes_on(test: &str, carrier: &str) {
+    let Some(lab) = lab(test, 2, 1500, "[lease]\nallow = \"all\"\n") else {
+        return;
+    };
+    let carrier = format!("btl_esp_carrier={carrier}");
+    let Some(job) = Running::start(test, &lab, &["--mca", &carrier], &["3000"]) else {
+        return;
+    };
+    let stopped = job.pids()[1];
+    signal(stopped, Signal::STOP);
+    sleep(Duration::from_secs(13));
+    signal(stopped, Signal::CONT);
+    passed(&job.end());
+}
+
+/// It once was lost after ten seconds: no part of its node answers for it.
+#[test]
+fn a_stopped_rank_goes_on_over_udp() {
+    a_stopped_rank_goes_on("a_stopped_rank_goes_on_over_udp", "udp");
+}
+
+/// It once was lost as a peer over UDP, while its node answered for it over raw Ethernet.
+#[test]
+fn a_stopped_rank_goes_on_over_both_carriers() {
+    a_stopped_rank_goes_on("a_stopped_rank_goes_on_over_both_carriers", "auto");
+}
+
+#[test]
+fn the_environment_limits_the_silence_of_a_rank() {
+    let test = "the_environment_limits_the_silence_of_a_rank";
+    let Some(lab) = lab(test, 2, 1500, "") else {
+        return;
+    };
+    let carrier = ["--mca", "btl_esp_carrier=udp"];
+    let limited = |limit| [["-x", limit], carrier].concat();
+    let Some(job) = Running::start(test, &lab, &limited("ESP_PEER_TIMEOUT=1"), &[]) else {
+        return;
+    };
+    signal(job.pids()[1], Signal::STOP);
+    ended_with(&job.end(), &["has lost rank 1"]);
+
+    let program = Program::new(test, "endless").expect("a program, as before");
+    let options = limited("ESP_PEER_TIMEOUT=soon");
+    let finished = output(mpirun(&lab, 2, 2, "esp,self", &options, program.file()).arg("10"));
+    ended_with(&finished, &["ESP_PEER_TIMEOUT=soon: expected a number"]);
 }
