@@ -72,6 +72,18 @@ impl TimerTable {
         }
     }
 
+    /// Moves the expiry of a running timer to `at` if it is later. Returns whether it was.
+    pub(crate) fn shorten(&mut self, timer: Timer, at: Instant) -> bool {
+        let later = |slot: &&mut Instant| **slot != UNSET && **slot > at;
+        match self.slot(timer).filter(later) {
+            Some(slot) => {
+                *slot = at;
+                true
+            }
+            None => false,
+        }
+    }
+
     pub(crate) fn stop(&mut self, timer: Timer) {
         self.set(timer, UNSET);
     }

@@ -1,5 +1,6 @@
 //! UDP sockets between two network namespaces.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -54,7 +55,11 @@ fn receive(socket: &UdpSocket, count: usize) -> Vec<Received> {
     let mut all = Vec::new();
     let end = Instant::now() + Duration::from_secs(10);
     while all.len() < count && Instant::now() < end {
-        socket.recv_batch(&mut batch).expect("receive");
+        match socket.recv_batch(&mut batch) {
+            Ok(_) => {}
+            // An ICMP error is reported once.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionRefused),
+        }
         all.extend(batch.datagrams().map(|d| (d.src, d.bytes.to_vec(), d.ce)));
     }
     all
@@ -196,6 +201,34 @@ fn datagrams_are_sent_as_capable_of_marks() {
     let (four, six) = (bind(&nodes.a, "10.88.0.1:0"), bind(&nodes.a, "[fd88::1]:0"));
     assert_eq!(ip_tos(four.as_fd()).expect("TOS"), 2, "ECT(0)");
     assert_eq!(ipv6_tclass(six.as_fd()).expect("traffic class"), 2);
+}
+
+/// W-126: the kernel's report that a port is closed names the address, once.
+#[test]
+fn a_closed_port_is_reported() {
+    let Some(nodes) = nodes("a_closed_port_is_reported") else {
+        return;
+    };
+    for (near, far) in [
+        ("10.88.0.1:0", "10.88.0.2:0"),
+        ("[fd88::1]:0", "[fd88::2]:0"),
+    ] {
+        let (a, b) = (bind(&nodes.a, near), bind(&nodes.b, far));
+        let closed = bind(&nodes.b, far).local_addr();
+        let mut batch = SendBatch::new(2);
+        for to in [closed, b.local_addr()] {
+            push(&mut batch, to, 1, &PAYLOAD, 100);
+        }
+        assert_eq!(a.send_batch(&mut batch).expect("send"), 2);
+        let mut reports = Vec::new();
+        let end = Instant::now() + Duration::from_secs(10);
+        while reports.is_empty() && Instant::now() < end {
+            a.closed_ports(|to| reports.push(to));
+        }
+        assert_eq!(reports, [closed]);
+        a.closed_ports(|to| panic!("{to} once more"));
+        assert_eq!(receive(&b, 1).len(), 1);
+    }
 }
 
 /// W-124: an "unreachable" has no effect on what is sent and received afterwards.

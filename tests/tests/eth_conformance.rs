@@ -37,10 +37,13 @@ impl ProcessHarness for Nodes {
                 Ok(command)
             }
             // Its sockets are those of its node.
-            Carrier::Udp => self
-                .lab
-                .command(node, program)
-                .map_err(|error| error.to_string()),
+            Carrier::Udp => {
+                let command = self.lab.command(node, program);
+                let mut command = command.map_err(|error| error.to_string())?;
+                // The ends of processes are noticed after this time.
+                command.env("ESP_PEER_TIMEOUT", "10");
+                Ok(command)
+            }
         }
     }
 
@@ -51,7 +54,7 @@ impl ProcessHarness for Nodes {
             messages: self.messages,
             rounds: 300,
             peers: 8,
-            // Without a daemon, the end of a process is noticed after the peer timeout.
+            // Without a daemon, the end of a process is noticed later.
             deaths_at_once: self.carrier == Carrier::Udp,
             ..Options::default()
         }

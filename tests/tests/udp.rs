@@ -199,6 +199,40 @@ fn a_router_passes_it_and_no_privilege_is_needed() {
     assert!(server.wait().expect("its end").success());
 }
 
+/// W-126: the kernel of a killed program's node reports that its port is closed. Without that its
+/// peer would wait an hour here.
+#[test]
+fn a_killed_program_is_noticed_by_its_closed_port() {
+    let test = "a_killed_program_is_noticed_by_its_closed_port";
+    let Some(lab) = bare_lab(test, 2) else {
+        return;
+    };
+    let program = esp_tests::process::programs().join("examples/udp");
+    let start = |node: usize, arguments: &[&str]| {
+        let mut command = lab.command(node, &program).expect("a command of the node");
+        command
+            .args(arguments)
+            .env("ESP_PEER_TIMEOUT", "3600")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().expect("the program")
+    };
+    let mut server = start(1, &["serve"]);
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(
+        server.stdout.take().expect("its output"),
+    ));
+    let address = lines.next().expect("a line").expect("its address");
+    let client = start(0, &[&address, "1000000"]);
+    let connected = lines.next().expect("a line").expect("a peer");
+    assert!(connected.starts_with("connected to "), "{connected}");
+    server.kill().expect("kill it");
+    server.wait().expect("its end");
+    let ended = client.wait_with_output().expect("its end");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success(), "{said}");
+    assert!(said.contains("does not respond"), "{said}");
+}
+
 #[test]
 fn the_daemon_serves_the_networks_of_its_configuration() {
     let Some(lab) = bare_lab("the_daemon_serves_the_networks_of_its_configuration", 2) else {

@@ -267,7 +267,7 @@ impl Engine {
             || self.iteration.is_multiple_of(self.side_interval);
         let mut work = self.take_commands(now);
         if std::mem::take(&mut self.waiter.socket_error) {
-            self.links.iter_mut().for_each(Link::take_errors);
+            self.links.iter_mut().for_each(|link| link.take_errors(now));
             // The interface may have gone down.
             side = true;
             self.next_link_poll = Instant::ZERO;

@@ -157,8 +157,9 @@ impl Link {
 
     /// Clears and counts the sockets' pending errors.
     #[cold]
-    pub(super) fn take_errors(&mut self) {
+    pub(super) fn take_errors(&mut self, now: Instant) {
         self.stats.rx_errors += self.carrier.take_errors();
+        self.parts(now, None).take_closed_ports();
     }
 }
 
@@ -196,10 +197,21 @@ impl Parts<'_, '_> {
                 true
             }
             Err(_) => {
-                // The socket reports once that its link went down; the link event follows.
+                // The socket reports once that its link went down, and the link event follows; or
+                // an ICMP error.
                 intake.sink.stats.rx_errors += 1;
+                self.take_closed_ports();
                 false
             }
+        }
+    }
+
+    /// Passes the ICMP reports of closed UDP ports to the endpoint.
+    #[cold]
+    fn take_closed_ports(&mut self) {
+        let Intake { endpoint, now, .. } = &mut self.intake;
+        if let Carrier::Udp { socket, .. } = &*self.carrier {
+            socket.closed_ports(|to| endpoint.port_closed(*now, NodeAddr::Udp(to)));
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::{Connection, Cx};
 use crate::api::{CloseReason, ResetReason, State};
 use crate::state::Input;
+use crate::time::Duration;
 use crate::timers::{TIMER_COUNT, Timer};
 
 /// Divisor of the keep-alive time after which an unanswered probe is repeated.
@@ -10,6 +11,9 @@ const KEEPALIVE_REPEAT: u32 = 4;
 
 /// Number of queries to the peer's node in the second half of the peer timeout.
 const QUERIES: u8 = 4;
+
+/// Longest silence of a peer after a report that its port is closed (W-126).
+const CLOSED_PORT_WAIT: Duration = Duration::from_secs(10);
 
 impl Connection {
     /// Handles every timer that is due, each at most once.
@@ -105,6 +109,15 @@ impl Connection {
         if self.queries > 0 && self.timers.is_set(Timer::PeerDead) {
             self.queries = 0;
             self.timers.set(Timer::PeerDead, cx.peer_deadline());
+        }
+    }
+
+    /// Limits the time for which a peer that owes an answer may be silent, because its node reports
+    /// that its UDP port is closed (W-126).
+    pub(crate) fn on_closed_port(&mut self, cx: &Cx) {
+        let at = cx.now + CLOSED_PORT_WAIT;
+        if self.timers.shorten(Timer::PeerDead, at) {
+            self.queries = QUERIES;
         }
     }
 

@@ -133,6 +133,18 @@ impl Endpoint {
         self.end_where(ResetReason::Resources, |conn| conn.agreed() > limit);
     }
 
+    /// Reports that the node of `peer` has no program at this UDP port, by ICMP, which anyone can
+    /// forge: connections with it that await an answer get it within ten seconds or time out
+    /// (W-126).
+    pub fn port_closed(&mut self, now: Instant, peer: NodeAddr) {
+        self.clock(now);
+        self.with_all(|conn, cx| {
+            if conn.key.peer == peer {
+                conn.on_closed_port(cx);
+            }
+        });
+    }
+
     /// Resets the connections for which `which` is true.
     pub(super) fn end_where(&mut self, reason: ResetReason, which: impl Fn(&Connection) -> bool) {
         self.with_all(|conn, _| {

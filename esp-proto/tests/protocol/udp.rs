@@ -313,6 +313,70 @@ fn a_connection_that_waited_for_room_is_accepted_soon_after() {
     assert_eq!(established(&net), 2);
 }
 
+/// Lets nothing of B pass and sends a byte to it. `act` runs after a millisecond. Returns after how
+/// many milliseconds the connection ends.
+fn ends_after(act: impl Fn(&mut Endpoint, Instant)) -> u128 {
+    let (mut net, conn) = Routed::connected(1500);
+    net.lost = |sent| sent.src == B.parse::<NodeAddr>().unwrap();
+    let begin = net.now;
+    net.ends[0].written(net.now, conn, 1);
+    net.run(Duration::from_millis(1));
+    act(&mut net.ends[0], net.now);
+    while net.ends[0]
+        .info(conn)
+        .is_some_and(|info| info.state == State::Established)
+    {
+        net.run(Duration::from_millis(1));
+    }
+    (net.now - begin).as_millis()
+}
+
+/// W-126: a peer whose node reports that its port is closed has ten seconds more to answer, however
+/// often that is reported, and the report concerns no other peer.
+#[test]
+fn a_peer_whose_port_is_closed_is_lost_sooner() {
+    let report = |address: &str| {
+        let address: NodeAddr = address.parse().unwrap();
+        move |end: &mut Endpoint, now| end.port_closed(now, address)
+    };
+    let forever = ends_after(|_, _| {});
+    assert!((30_000..30_010).contains(&forever), "{forever} ms");
+    for other in ["10.1.0.3", "10.1.0.2@4001"] {
+        assert_eq!(ends_after(report(other)), forever, "{other}");
+    }
+    let sooner = ends_after(report(B));
+    assert!((10_000..10_010).contains(&sooner), "{sooner} ms");
+    let often = ends_after(|end, now| {
+        for n in 0..1000 {
+            end.port_closed(now + Duration::from_nanos(n), B.parse().unwrap());
+        }
+    });
+    assert_eq!(often, sooner);
+}
+
+/// W-126: the report is no proof: a peer that answers is as alive as before, and one that owes no
+/// answer is not concerned.
+#[test]
+fn a_peer_that_answers_has_its_port() {
+    let (mut net, conn) = Routed::connected(1500);
+    let report = |net: &mut Routed| net.ends[0].port_closed(net.now, B.parse().unwrap());
+    report(&mut net);
+    net.run(Duration::from_secs(60));
+    net.lost = |_| true;
+    net.ends[0].written(net.now, conn, 1);
+    net.run(Duration::from_secs(1));
+    report(&mut net);
+    net.run(Duration::from_secs(8));
+    net.lost = |_| false;
+    net.run(Duration::from_secs(1));
+    assert_eq!(net.got[1].0, 1);
+    // It has the whole time to answer again.
+    net.lost = |_| true;
+    net.ends[0].written(net.now, conn, 2);
+    net.run(Duration::from_secs(29));
+    assert_eq!(net.ends[0].info(conn).unwrap().state, State::Established);
+}
+
 /// W-123: 1000 at once, as `endpoint::answers` says.
 #[test]
 fn answers_to_one_network_have_a_rate() {

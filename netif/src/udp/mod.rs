@@ -7,6 +7,7 @@
 //! Reception and socket options are those of `quinn-udp`. Its send takes one contiguous buffer, so
 //! payloads would be copied once more; [`UdpSocket::send_batch`] gathers instead.
 
+mod closed;
 mod holder;
 mod open;
 mod recv;
@@ -32,7 +33,8 @@ pub use recv::{Datagram, UdpRecvBatch};
 ///
 /// Its datagrams are not fragmented (don't-fragment is set, and the kernel's guess of the path MTU
 /// is ignored, because the protocol probes the path itself), and are sent with the codepoint ECT(0)
-/// of RFC 3168. ICMP errors never end it: anyone can forge them.
+/// of RFC 3168. ICMP errors never end it: anyone can forge them. Those that report a closed port
+/// are kept ([`UdpSocket::closed_ports`]).
 #[derive(Debug)]
 pub struct UdpSocket {
     socket: Socket,

@@ -92,6 +92,12 @@ impl UdpSocket {
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
         };
         set(&socket, level, option, &ECT_0).map_err(failed("ECN"))?;
+        let option = if local.is_ipv4() {
+            libc::IP_RECVERR
+        } else {
+            libc::IPV6_RECVERR
+        };
+        set(&socket, level, option, &1).map_err(failed("ICMP errors"))?;
         socket
             .bind(&local.into())
             .map_err(|source| match source.kind() {

@@ -80,7 +80,8 @@ impl UdpSocket {
     /// Returns the number of receptions, 0 if none waits; each has one or more datagrams.
     ///
     /// # Errors
-    /// Those of the system; the socket can still be used.
+    /// Those of the system, ICMP errors among them ([`UdpSocket::closed_ports`]); the socket can
+    /// still be used.
     pub fn recv_batch(&self, batch: &mut UdpRecvBatch) -> io::Result<usize> {
         batch.received = 0;
         let mut buffers = batch.buffers.iter_mut();

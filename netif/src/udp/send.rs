@@ -81,8 +81,8 @@ impl UdpSocket {
     /// Frames that can never be sent are discarded and counted ([`SendBatch::rejected`]); those to
     /// an unreachable or forbidden destination count as sent ([`SendBatch::take_unreachable`]).
     ///
-    /// Work is bounded by the batch's length: each system call sends or discards a frame, or splits
-    /// a group for good, or is the last.
+    /// Work is bounded by the batch's length: each system call but one sends or discards a frame,
+    /// or splits a group for good, or is the last.
     ///
     /// # Errors
     /// Other errors of the system, but only when no frame was accepted before. The frames stay in
@@ -92,6 +92,7 @@ impl UdpSocket {
         // Frames before this one are sent one at a time.
         let mut single = 0;
         let mut failure = None;
+        let mut tried_again = false;
         while passed < batch.len() {
             if !self.segments.load(Ordering::Relaxed) {
                 single = batch.len();
@@ -106,7 +107,14 @@ impl UdpSocket {
                 Err(error) => error,
             };
             let first = batch.group_at(passed, single);
-            match classify(&error, first > 1) {
+            let class = classify(&error, first > 1);
+            // An ICMP error that waits at the socket is returned once, whatever is sent: the second
+            // failure is that of the frames.
+            if class != Failure::Wait && !tried_again {
+                tried_again = true;
+                continue;
+            }
+            match class {
                 Failure::Wait => break,
                 Failure::Split => single = passed + first,
                 Failure::NoSegmentation => self.segments.store(false, Ordering::Relaxed),
