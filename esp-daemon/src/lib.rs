@@ -51,9 +51,11 @@ pub mod telemetry;
 mod testing;
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
+use esp_client::{Client, EspError, control};
 use tracing_subscriber::EnvFilter;
 
 use args::Args;
@@ -82,7 +84,32 @@ fn start(args: &Args) -> Result<(), Failure> {
     }
     start_log(args.log.as_deref())?;
     let settings = Settings::new(args, std::env::var_os("ESP_SOCKET").map(Into::into))?;
+    if args.check_upgrade {
+        settings.find_interfaces()?;
+        let found = check_upgrade(&settings.config.socket.path)?;
+        let _ = writeln!(std::io::stdout(), "{found}");
+        return Ok(());
+    }
     run::run(&settings)
+}
+
+/// Checks that programs of the daemon that runs at this socket could continue with this one.
+/// Returns what was found.
+///
+/// # Errors
+/// They could not, because it has another version of the control protocol, or it gives no answer.
+fn check_upgrade(socket: &Path) -> Result<String, StartError> {
+    let at = socket.display();
+    match Client::connect(socket) {
+        Ok(_) => Ok(format!(
+            "the daemon at {at} has the control protocol of this one, {}: programs continue",
+            control::VERSION
+        )),
+        Err(EspError::Unreachable { .. }) => Ok(format!("no daemon runs at {at}")),
+        Err(error) => Err(StartError::new(format_args!(
+            "programs of the daemon at {at} could not continue with this one: {error}"
+        ))),
+    }
 }
 
 fn start_log(filter: Option<&str>) -> Result<(), StartError> {

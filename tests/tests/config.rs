@@ -1,12 +1,17 @@
 //! Mistakes in the configuration and the command line of a daemon.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
-use esp_tests::process::{Daemon, TempFile, bare_lab, output, programs};
-use lab::Lab;
+use esp_client::control::codec::encode;
+use esp_client::control::{Envelope, ErrorKind, ErrorReply, Reply};
+use esp_tests::lab_or_skip;
+use esp_tests::process::{Daemon, Finished, TempFile, bare_lab, output, programs};
+use lab::{Lab, LabOptions};
 
-fn check_config(text: &str) -> esp_tests::process::Finished {
+fn check_config(text: &str) -> Finished {
     let file = TempFile::new(text);
     let mut finished = output(
         Command::new(programs().join("esp-daemon"))
@@ -131,4 +136,51 @@ fn a_daemon_that_cannot_start_says_why_in_one_line() {
     );
     // None of them left a claim.
     Daemon::start(&lab, 0, "");
+}
+
+/// Runs the check of an upgrade in a node.
+fn check_upgrade(lab: &Lab, socket: &Path) -> Finished {
+    let daemon = programs().join("esp-daemon");
+    let mut command = lab.command(0, daemon).expect("a command");
+    command.args(["--check-upgrade", "--interface", "eth0", "--socket"]);
+    output(command.arg(socket))
+}
+
+#[test]
+fn a_daemon_of_another_version_is_found_before_it_is_replaced() {
+    let test = "a_daemon_of_another_version_is_found";
+    let Some(lab) = lab_or_skip(test, &LabOptions::new(1)) else {
+        return;
+    };
+    let good = check_upgrade(&lab, &lab.socket(0));
+    assert_eq!(good.code, Some(0), "{good:?}");
+    assert!(good.out.contains("programs continue"), "{good:?}");
+    // The daemon still serves.
+    esp_tests::client(&lab, 0).status().expect("its status");
+
+    let none = check_upgrade(&lab, Path::new("/nonexistent/esp.sock"));
+    assert_eq!(none.code, Some(0), "{none:?}");
+    assert!(none.out.contains("no daemon runs"), "{none:?}");
+
+    let other = lab.socket(0).with_file_name("other.sock");
+    let listener = UnixListener::bind(&other).expect("a socket");
+    let answered = std::thread::spawn(move || {
+        let (mut program, _) = listener.accept().expect("a program");
+        let mut hello = [0; 1024];
+        assert!(program.read(&mut hello).expect("its hello") > 0);
+        let body = Reply::Error(ErrorReply {
+            kind: ErrorKind::Version,
+            message: "esp-daemon speaks version 4 of the control messages".into(),
+        });
+        let reply = encode(&Envelope { id: 1, body }).expect("a reply");
+        program.write_all(&reply).expect("send it");
+    });
+    let bad = check_upgrade(&lab, &other);
+    answered.join().expect("no panic");
+    assert_eq!(bad.code, Some(2), "{bad:?}");
+    let said = bad.complaint();
+    assert!(
+        said.contains("could not continue with this one") && said.contains("speaks version 4"),
+        "{said}"
+    );
 }
