@@ -36,6 +36,22 @@ fn bind(node: &netns::Node, address: &str) -> UdpSocket {
     node.run(|| UdpSocket::bind(local, &UdpOptions::default()).expect("bind"))
 }
 
+/// Addresses of the nodes `a` and `b`, over IPv4 and IPv6.
+const BOTH_VERSIONS: [(&str, &str); 2] = [
+    ("10.88.0.1:0", "10.88.0.2:0"),
+    ("[fd88::1]:0", "[fd88::2]:0"),
+];
+
+/// Returns a socket on each node, and the address of a closed port on node `b`.
+fn pair_and_closed_port(
+    nodes: &TwoNodes,
+    near: &str,
+    far: &str,
+) -> (UdpSocket, UdpSocket, SocketAddr) {
+    let closed = bind(&nodes.b, far).local_addr();
+    (bind(&nodes.a, near), bind(&nodes.b, far), closed)
+}
+
 /// Queues a datagram of `length` bytes, each of which is `mark`.
 fn push(batch: &mut SendBatch, to: SocketAddr, mark: u8, payload: &'static [u8], length: usize) {
     let head = batch.head().expect("room");
@@ -71,10 +87,7 @@ fn datagrams_arrive_whole_and_in_order_over_both_versions_of_ip() {
     let Some(nodes) = nodes("datagrams_arrive_whole_and_in_order") else {
         return;
     };
-    for (near, far) in [
-        ("10.88.0.1:0", "10.88.0.2:0"),
-        ("[fd88::1]:0", "[fd88::2]:0"),
-    ] {
+    for (near, far) in BOTH_VERSIONS {
         let (a, b) = (bind(&nodes.a, near), bind(&nodes.b, far));
         // Runs of one length, which leave as one buffer, short last ones, and lone ones.
         let lengths: Vec<usize> = [1400; 50]
@@ -176,10 +189,7 @@ fn marks_of_congestion_are_seen() {
     let Some(nodes) = nodes("marks_of_congestion_are_seen") else {
         return;
     };
-    for (near, far) in [
-        ("10.88.0.1:0", "10.88.0.2:0"),
-        ("[fd88::1]:0", "[fd88::2]:0"),
-    ] {
+    for (near, far) in BOTH_VERSIONS {
         let (a, b) = (bind(&nodes.a, near), bind(&nodes.b, far));
         let mut batch = SendBatch::new(1);
         for (class, marked) in [(2, false), (3, true)] {
@@ -209,12 +219,8 @@ fn a_closed_port_is_reported() {
     let Some(nodes) = nodes("a_closed_port_is_reported") else {
         return;
     };
-    for (near, far) in [
-        ("10.88.0.1:0", "10.88.0.2:0"),
-        ("[fd88::1]:0", "[fd88::2]:0"),
-    ] {
-        let (a, b) = (bind(&nodes.a, near), bind(&nodes.b, far));
-        let closed = bind(&nodes.b, far).local_addr();
+    for (near, far) in BOTH_VERSIONS {
+        let (a, b, closed) = pair_and_closed_port(&nodes, near, far);
         let mut batch = SendBatch::new(2);
         for to in [closed, b.local_addr()] {
             push(&mut batch, to, 1, &PAYLOAD, 100);
@@ -237,12 +243,8 @@ fn icmp_errors_change_nothing() {
     let Some(nodes) = nodes("icmp_errors_change_nothing") else {
         return;
     };
-    for (near, far) in [
-        ("10.88.0.1:0", "10.88.0.2:0"),
-        ("[fd88::1]:0", "[fd88::2]:0"),
-    ] {
-        let (a, b) = (bind(&nodes.a, near), bind(&nodes.b, far));
-        let closed = bind(&nodes.b, far).local_addr();
+    for (near, far) in BOTH_VERSIONS {
+        let (a, b, closed) = pair_and_closed_port(&nodes, near, far);
         let mut batch = SendBatch::new(1);
         for _ in 0..5 {
             push(&mut batch, closed, 1, &PAYLOAD, 100);

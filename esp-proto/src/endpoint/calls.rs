@@ -138,11 +138,12 @@ impl Endpoint {
     /// (W-126).
     pub fn port_closed(&mut self, now: Instant, peer: NodeAddr) {
         self.clock(now);
-        self.with_all(|conn, cx| {
-            if conn.key.peer == peer {
-                conn.on_closed_port(cx);
+        for slot in 0..self.table.slots() {
+            let is_it = |conn: &Connection| !conn.over && conn.key.peer == peer;
+            if self.table.at(slot).is_some_and(is_it) {
+                self.with(slot, |conn, cx| conn.on_closed_port(cx));
             }
-        });
+        }
     }
 
     /// Resets the connections for which `which` is true.
