@@ -23,8 +23,8 @@ static VERSIONS: LazyLock<String> = LazyLock::new(|| {
     name = "esp-daemon",
     version = VERSIONS.as_str(),
     about = "Provides ESP streams and EDP datagrams over Ethernet to the programs of this node.",
-    after_help = "Exit codes: 0 stopped on request (or what was checked is good), 1 failed while running, or cannot start\n\
-                  yet (another daemon serves, no memory), 2 cannot start.\n\
+    after_help = "Exit codes: 0 stopped on request (or what was checked is good), 1 failed while running, or cannot\n\
+                  start yet (another daemon serves, no memory), 2 cannot start.\n\
                   Signals: SIGTERM stops the daemon and leaves streams to the next one;\n\
                   SIGINT stops it and ends them; SIGHUP reloads limits and keys. See docs/daemon.md."
 )]
@@ -48,7 +48,7 @@ pub struct Args {
     pub socket: Option<PathBuf>,
 
     /// Check a config file, print the first error, and exit
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["interfaces", "udp", "config", "socket", "log"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["interfaces", "udp", "config", "socket", "log", "check_upgrade"])]
     pub check_config: Option<PathBuf>,
 
     /// Check that programs of the daemon that runs could continue with this one, and exit

@@ -34,7 +34,7 @@
 //! | `ESP_PATH` | `lease`, `daemon`, or `auto` (default): whether a process uses a lease, see `esp-client` |
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
 //! | `ESP_SOCKET` | the daemon's socket, see `esp-client` |
-//! | `ESP_PEER_TIMEOUT` | seconds that a peer may be silent over UDP or before it is connected; default 30 |
+//! | `ESP_PEER_TIMEOUT` | seconds that a peer may be silent, see `docs/launchers.md`; default 30 |
 //!
 //! All processes of a job agree: either all of them join it, or each reports which one could not
 //! and why.
