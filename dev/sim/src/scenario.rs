@@ -1,6 +1,7 @@
 //! Generates a world from a seed: nodes, links, programs and faults.
 
 mod changes;
+mod outage;
 
 use crate::carrier::Carrier;
 use crate::link::{LinkConfig, PRESETS, Preset};
@@ -109,6 +110,7 @@ impl Scenario {
         scenario.add_losses(&mut Rng::new(mix(mix(seed))));
         scenario.add_changes(&mut Rng::new(mix(mix(mix(seed)))));
         scenario.choose_readers(&mut Rng::new(mix(mix(mix(mix(seed))))));
+        scenario.add_outage(&mut Rng::new(mix(!seed)));
         scenario
     }
 

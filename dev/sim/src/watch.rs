@@ -2,7 +2,7 @@
 
 use crate::plan::Side;
 use crate::world::{Flow, Todo, World};
-use esp_proto::{CloseReason, Duration, ResetReason};
+use esp_proto::{CloseReason, ConnId, ConnInfo, Duration, ResetReason, State};
 use std::fmt::Write as _;
 
 /// Interval of checking connections.
@@ -56,7 +56,11 @@ impl World {
                 }
             }
         }
-        for node in &self.nodes {
+        self.checker.at(self.now);
+        for (number, node) in self.nodes.iter().enumerate() {
+            if let Some(problem) = self.overdue(number) {
+                self.fail(&format!("node {number}: {problem}"));
+            }
             let (count, limit) = (
                 node.endpoint.connections().count(),
                 node.config.endpoint.max_connections,
@@ -70,6 +74,27 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Describes an open connection of a node that has missed a deadline of the wire format.
+    fn overdue(&self, number: usize) -> Option<String> {
+        let node = &self.nodes[number];
+        if node.waits_for_room {
+            return None;
+        }
+        let open = |(_, info): &(ConnId, ConnInfo)| {
+            info.state.is_synchronized() && info.state != State::TimeWait
+        };
+        node.endpoint
+            .connections()
+            .filter(open)
+            .find_map(|(_, info)| {
+                let peer = (self.carrier.mac(info.peer)?, info.peer_port);
+                let problem = self
+                    .checker
+                    .overdue(number, (node.mac, info.local_port), peer)?;
+                Some(format!("{problem}: {info:?}"))
+            })
     }
 
     /// Describes a connection that has work, makes no progress, and is not blocked.

@@ -561,6 +561,7 @@ impl World {
             return;
         };
         self.now = self.now.max(at);
+        self.checker.at(self.now);
         self.perform(todo);
     }
 }

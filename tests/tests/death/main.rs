@@ -5,6 +5,7 @@ mod daemons;
 mod links;
 mod mtu;
 mod polled;
+mod power;
 mod programs;
 
 use std::io::{self, Read, Write};

@@ -2,8 +2,10 @@
 //!
 //! Positions are 64 bits wide here: 0 is the SYN, 1 the first data frame.
 
+use super::deadlines::Times;
 use super::frame::{ACK, COOKIES, ECN, EXT, ExtView, FIN, MoveView, SYN, SetUpView, View};
 use crate::rng::mix;
+use esp_proto::Duration;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Maximum number of outstanding packets, and maximum distance of a credit edge (W-31, W-39).
@@ -76,6 +78,8 @@ pub struct Side {
     sent_ack: u64,
     told_edge: u64,
     told_sack: BTreeSet<u64>,
+    /// Times of its packets.
+    pub(super) times: Times,
 }
 
 /// Returns the mark of an incarnation on the path that a move began.
@@ -142,7 +146,27 @@ impl Side {
             sent_ack: 0,
             told_edge: 1 + u64::from(set_up.credit),
             told_sack: BTreeSet::new(),
+            times: Times::default(),
         }
+    }
+
+    pub(super) fn max_ack_delay(&self) -> Duration {
+        Duration::from_micros(self.max_ack_delay.into())
+    }
+
+    /// Returns true if this side is the current one of its connection, and knows its peer.
+    pub(super) fn is_linked(&self) -> bool {
+        self.peer_nonce != 0 && !self.left && !self.forgotten && !self.has_reset
+    }
+
+    /// Returns true while positions are sent and not acknowledged.
+    pub(super) fn has_outstanding(&self) -> bool {
+        self.next > self.acked.max(1)
+    }
+
+    /// Returns true if this side has acknowledged all that it has received in order.
+    pub(super) fn has_acknowledged(&self) -> bool {
+        self.sent_ack >= self.received
     }
 
     /// Checks that a repeated set-up block of the incarnation is equal, except for credit, which
@@ -450,11 +474,12 @@ impl Side {
             && self.peer_fin.is_some_and(|fin| self.received > fin)
     }
 
-    /// Records a delivered frame of the peer's incarnation.
-    pub fn receives(&mut self, view: &View<'_>, peer_isn: u16, ce: bool) {
+    /// Records a delivered frame of the peer's incarnation. Returns false if its acknowledgement is
+    /// too old for it to be taken (W-33).
+    pub fn receives(&mut self, view: &View<'_>, peer_isn: u16, ce: bool) -> bool {
         let ack = unwrap(view.ack, self.isn, self.acked.max(1));
         if ack + (self.most as i64) < self.acked as i64 {
-            return; // W-33
+            return false;
         }
         if view.is_data() || view.is_fin() {
             // W-112: not in TIME-WAIT.
@@ -476,7 +501,7 @@ impl Side {
         if view.flags & super::frame::PRB != 0 {
             self.probes_received.insert(view.payload.len() as u16);
         }
-        let Some(ext) = &view.ext else { return };
+        let Some(ext) = &view.ext else { return true };
         if let Some(credit) = ext.credit {
             let edge = unwrap(credit, self.isn, self.edge);
             if edge > self.edge as i64 {
@@ -486,6 +511,7 @@ impl Side {
         if let Some(probed) = ext.probed {
             self.verified = self.verified.max(probed);
         }
+        true
     }
 }
 

@@ -2,6 +2,7 @@
 //! the rules that span frames ([`flow`]). It knows the delivered frames, and so what a sender can
 //! know.
 
+mod deadlines;
 pub mod flow;
 pub mod frame;
 mod ledger;
@@ -11,7 +12,8 @@ mod validation;
 
 use crate::carrier::Carrier;
 use crate::net::node_of;
-use esp_proto::{EndpointConfig, MacAddr};
+use deadlines::{Limits, Times};
+use esp_proto::{EndpointConfig, Instant, MacAddr};
 use flow::Side;
 use frame::{ACK, ECN, EXT, MOVES, MoveView, PRB, RESUME, RST, Rules, SYN, SetUpView, View};
 pub use ledger::Ledger;
@@ -37,6 +39,7 @@ struct NodeRules {
     max_window: u16,
     ecn: bool,
     carrier: Carrier,
+    limits: Limits,
 }
 
 /// Checks every frame sent in a world.
@@ -53,6 +56,7 @@ pub struct Checker {
     replies: Replies,
     frames_only: bool,
     checked: u64,
+    now: Instant,
 }
 
 impl Checker {
@@ -69,7 +73,31 @@ impl Checker {
             max_window: config.max_window,
             ecn: config.ecn,
             carrier,
+            limits: Limits {
+                keepalive: config.keepalive,
+                peer_timeout: config.peer_timeout,
+            },
         });
+    }
+
+    /// Sets the time of the frames that follow.
+    pub fn at(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// Names a deadline of an open connection of a node that has passed.
+    pub fn overdue(
+        &self,
+        node: usize,
+        own: (MacAddr, u16),
+        peer: (MacAddr, u16),
+    ) -> Option<String> {
+        if self.frames_only {
+            return None;
+        }
+        let sides = self.sides.get(&(own.0, own.1, peer.0, peer.1))?;
+        let side = sides.last().filter(|side| side.is_linked())?;
+        side.overdue(self.now, self.nodes[node].limits)
     }
 
     /// Changes the MTU of a node's interface.
@@ -133,6 +161,7 @@ impl Checker {
             max_window,
             ecn,
             carrier,
+            ..
         } = self.nodes[node];
         let view = View::of(bytes, &rules)?;
         if node_of(view.src) != Some(node) {
@@ -192,6 +221,8 @@ impl Checker {
             ));
         }
         let verdict = self.judge(&mut side, key, &view, max_window);
+        let acknowledges = side.has_acknowledged();
+        side.times.sends(self.now, &view, acknowledges);
         let mark = side.nonce;
         self.sides.entry(key).or_default().push(side);
         verdict.map(|()| mark)
@@ -257,6 +288,9 @@ impl Checker {
                 return Err("W-16: a nonce used before".into());
             }
             sides.push(Side::new(&set_up, view.seq, safe_payload));
+            if let Some(side) = sides.last_mut() {
+                side.times = Times::starting(self.now);
+            }
             if sides.len() > REMEMBERED {
                 sides.remove(0);
             }
@@ -338,8 +372,9 @@ impl Checker {
             self.sides
                 .get_mut(&reverse)
                 .and_then(|sides| sides.last_mut()),
-        ) {
-            side.receives(&view, isn, ce);
+        ) && side.receives(&view, isn, ce)
+        {
+            side.times.receives(self.now, &view);
         }
     }
 }

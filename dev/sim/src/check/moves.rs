@@ -1,6 +1,7 @@
 //! Moves and resumptions: sequences, credit and path verification begin again on the new path
 //! (W-106), and are checked there as on that of the set-up.
 
+use super::deadlines::Times;
 use super::flow::{Side, on_path};
 use super::frame::{DONE, GO, MoveView, View};
 use super::{Checker, Key, REMEMBERED, safe_payload};
@@ -58,7 +59,8 @@ impl Checker {
         if last.epoch > block.epoch {
             return Err(format!("W-104: {block:?} after epoch {}", last.epoch));
         }
-        let next = last.on_new_path(block, seq, safe_payload);
+        let mut next = last.on_new_path(block, seq, safe_payload);
+        next.times = Times::starting(self.now);
         for side in all {
             side.left = true;
         }

@@ -56,13 +56,13 @@ impl Scenario {
     }
 
     /// Returns the node whose flows use this interface.
-    fn owner(&self, node: usize) -> usize {
+    pub(super) fn owner(&self, node: usize) -> usize {
         let station = self.stations.iter().find(|s| s.contains(&node));
         station.map_or(node, |station| station[0])
     }
 
     /// Lets all flows of a node fail.
-    fn excuse(&mut self, node: usize) {
+    pub(super) fn excuse(&mut self, node: usize) {
         let owner = self.owner(node);
         for flow in &mut self.flows {
             flow.may_fail |= [flow.from, flow.to].contains(&owner);
