@@ -25,4 +25,5 @@ mod stream;
 mod sweep;
 mod udp;
 mod vectors;
+mod windows;
 mod wrap;

@@ -25,8 +25,8 @@ struct Meaning {
     ext: Option<Ext<'static>>,
 }
 
-const ESP: u16 = 0x88b5;
-const EDP: u16 = 0x88b6;
+pub(crate) const ESP: u16 = 0x88b5;
+pub(crate) const EDP: u16 = 0x88b6;
 
 fn header(
     packet_type: u16,
@@ -471,7 +471,7 @@ impl Meaning {
 
 /// Rows `| id | … | … | ` + "`hex`" + ` |` of the page's section 14 whose id begins with `prefix`:
 /// id, last text cell, bytes.
-fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
+pub(crate) fn rows(prefix: &str) -> Vec<(String, String, Vec<u8>)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire-format.md");
     let page = std::fs::read_to_string(path).expect("docs/wire-format.md");
     let mut rows = vec![];
