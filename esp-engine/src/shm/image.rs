@@ -4,6 +4,18 @@
 //! The engine writes an image into the place that is not in use and then switches the two, so a
 //! reader finds the old or the new one. The region belongs to the program, so an image that is read
 //! back is hostile input: [`ConnImage`] is checked by the endpoint, the port by the host.
+//!
+//! The words of an image. Its version is that of the control protocol, which every program and
+//! engine of a region have in common.
+//!
+//! | word | bits from the lowest on |
+//! |---|---|
+//! | 0 | local port, peer's port, payload in bytes, maximum acknowledgement delay in µs: 16 each |
+//! | 1 | epoch: 32; ECN in force: 1 |
+//! | 2, 3 | own nonce, peer's nonce |
+//! | 4–7 | peer's address: kind (1 MAC, 2 IPv4, 3 IPv6) and UDP port, 16 each; MAC address, IPv4 address, or the upper half of an IPv6 address; its lower half; scope and flow information, 32 each |
+//! | 8–11 | own address, in this form |
+//! | 12–19 | other MAC addresses of the peer's node, 0 for none |
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
