@@ -442,6 +442,12 @@ impl Endpoint {
         self.shared.arm()
     }
 
+    /// Sleeps until an event of a transport or of another thread, at most for this time, which may
+    /// end early.
+    pub fn sleep(&self, limit: Duration) {
+        self.shared.sleep_for(limit);
+    }
+
     /// Makes all threads in [`wait`](Endpoint::wait) call `over` again.
     pub fn wake(&self) {
         self.shared.wake_all();

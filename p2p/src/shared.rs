@@ -17,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
+use shmem::Yielder;
 
 use self::idle::{Idle, Step, spin_time};
 use crate::config::Config;
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     /// Wakes the sleeper.
     bell: OwnedFd,
     spin: Duration,
+    yielder: Yielder,
     pub(crate) world: Arc<Group>,
     pub(crate) paths: Vec<PathReport>,
 }
@@ -96,6 +98,7 @@ impl Shared {
             bell,
             nodes: config.nodes.clone(),
             spin: spin_time(config),
+            yielder: Yielder::new(),
             world: Arc::new(world),
             paths,
         })
@@ -134,7 +137,7 @@ impl Shared {
         source: Option<PeerId>,
     ) -> Result<Status, Error> {
         let hint = lock.hint_for(source);
-        let mut idle = Idle::new(self.spin);
+        let mut idle = Idle::new(self.spin, &self.yielder);
         loop {
             let events = lock.poll(hint);
             match lock.protocol.direct_found() {
@@ -192,18 +195,18 @@ impl Shared {
         if let Some(result) = ready(&mut lock) {
             return Some(result);
         }
-        let mut idle = Idle::new(self.spin);
+        let mut idle = Idle::new(self.spin, &self.yielder);
         let mut polls = 0u32;
         loop {
             polls = polls.wrapping_add(1);
             if lock.poll(hint) != 0 {
-                idle = Idle::new(self.spin);
+                idle = Idle::new(self.spin, &self.yielder);
             } else {
                 match idle.step() {
                     Step::Spin => {}
                     Step::Yield => {
                         drop(lock);
-                        std::thread::yield_now();
+                        self.yielder.yield_now();
                         lock = self.lock();
                     }
                     Step::Sleep => lock = self.sleep(lock, deadline),
@@ -239,6 +242,11 @@ impl Shared {
                 std::hint::spin_loop();
             }
         }
+    }
+
+    /// Sleeps until an event, at most for this time.
+    pub(crate) fn sleep_for(&self, limit: Duration) {
+        drop(self.sleep(self.lock(), Some(Instant::now() + limit)));
     }
 
     /// Wakes the waiting threads, so that they check their requests.

@@ -43,6 +43,8 @@ mod map;
 #[cfg(loom)]
 mod model;
 pub mod sync;
+#[cfg(not(loom))]
+mod yielder;
 
 #[cfg(all(test, loom))]
 mod models;
@@ -64,6 +66,8 @@ pub use futex::{FutexSleeper, FutexWord, Spin};
 pub use map::{Access, Mapping, Shared, SharedSlice};
 #[cfg(loom)]
 pub use model::{Bytes, RingBytes, Shared, SharedSlice, View};
+#[cfg(not(loom))]
+pub use yielder::Yielder;
 
 use sync::{AtomicU32, AtomicU64};
 

@@ -7,10 +7,11 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use job::endpoint::OpenEndpoint;
 use p2p::{Completion, Endpoint, Rank, RequestId};
+use shmem::Yielder;
 
 use crate::completions::REMOTE;
 use crate::ffi::*;
@@ -24,6 +25,9 @@ use crate::wakeups::Wakeups;
 /// Empty polls in a row after which the core is given up once: another process may have to run
 /// before there is an event. On a core of its own, a program loses some nanoseconds for each poll.
 const POLLS_PER_YIELD: u32 = 64;
+/// Longest sleep on a core on which another process computes. Messages of the program's other
+/// transports are delayed by at most this.
+const LONGEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// Objects to which an enabled endpoint is bound.
 #[derive(Debug, Default)]
@@ -62,6 +66,7 @@ pub(crate) struct Core {
     /// Number of calls without an event since the last event or yield. Threads that poll at the
     /// same time may lose a count, which does no harm.
     empty_polls: AtomicU32,
+    yielder: Yielder,
     /// Threads and programs that sleep until there is progress to be made.
     wakeups: RwLock<Vec<Arc<Wakeups>>>,
     has_wakeups: AtomicBool,
@@ -73,6 +78,7 @@ impl Core {
             regions,
             calls: AtomicU64::new(0),
             empty_polls: AtomicU32::new(0),
+            yielder: Yielder::new(),
             wakeups: RwLock::default(),
             has_wakeups: AtomicBool::new(false),
             open: OnceLock::new(),
@@ -192,7 +198,8 @@ impl Core {
         self.let_others_run(events);
     }
 
-    /// Gives up the core after some polls in a row without events. The caller holds no lock.
+    /// Gives up the core after some polls in a row without events, and sleeps until there is one if
+    /// another process computes there. The caller holds no lock.
     #[inline]
     fn let_others_run(&self, events: usize) {
         if events != 0 {
@@ -201,8 +208,12 @@ impl Core {
         let count = self.empty_polls.load(Ordering::Relaxed) + 1;
         self.empty_polls
             .store(count % POLLS_PER_YIELD, Ordering::Relaxed);
-        if count >= POLLS_PER_YIELD {
-            std::thread::yield_now();
+        if count < POLLS_PER_YIELD {
+            return;
+        }
+        match self.layer() {
+            Ok(layer) if self.yielder.is_contended() => layer.sleep(LONGEST_SLEEP),
+            _ => self.yielder.yield_now(),
         }
     }
 

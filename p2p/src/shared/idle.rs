@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use shmem::Yielder;
+
 use crate::config::Config;
 
 /// Time that a waiting thread spins, unless ranks outnumber CPUs or it is configured.
@@ -23,10 +25,13 @@ pub(super) enum Step {
 
 /// State of one wait.
 #[derive(Debug)]
-pub(super) struct Idle {
+pub(super) struct Idle<'a> {
+    yielder: &'a Yielder,
     pub(super) spin: Duration,
     pub(super) polls: u32,
     pub(super) since: Option<Instant>,
+    /// Last reading of the clock.
+    last: Option<Instant>,
     pub(super) step: Step,
 }
 
@@ -40,13 +45,15 @@ pub(super) fn spin_time(config: &Config) -> Duration {
     config.spin.unwrap_or(spin)
 }
 
-impl Idle {
+impl Idle<'_> {
     #[inline]
-    pub(super) fn new(spin: Duration) -> Idle {
+    pub(super) fn new(spin: Duration, yielder: &Yielder) -> Idle<'_> {
         Idle {
+            yielder,
             spin,
             polls: 0,
             since: None,
+            last: None,
             step: if spin.is_zero() {
                 Step::Yield
             } else {
@@ -69,7 +76,14 @@ impl Idle {
     fn read_clock(&mut self) {
         let now = Instant::now();
         let waited = now.duration_since(*self.since.get_or_insert(now));
-        self.step = if waited < self.spin {
+        if let Some(last) = self.last.replace(now)
+            && self.step == Step::Spin
+        {
+            self.yielder.record(now.duration_since(last));
+        }
+        self.step = if self.yielder.is_contended() {
+            Step::Sleep
+        } else if waited < self.spin {
             Step::Spin
         } else if waited < self.spin.saturating_add(YIELD) {
             Step::Yield
@@ -85,16 +99,53 @@ mod tests {
 
     #[test]
     fn spins_then_yields_then_sleeps() {
-        let mut idle = Idle::new(SPIN);
-        let mut steps = vec![idle.step()];
-        while steps.last() != Some(&Step::Sleep) {
-            std::thread::sleep(YIELD / 10);
-            steps.push(idle.step());
-            steps.dedup();
+        let yielder = Yielder::new();
+        let mut idle = Idle::new(SPIN, &yielder);
+        let mut after = |waited: Duration| {
+            idle.since = Instant::now().checked_sub(waited);
+            let steps = (0..CLOCK_EVERY).map(|_| idle.step());
+            steps.last().expect("several")
+        };
+        assert_eq!(after(Duration::ZERO), Step::Spin);
+        assert_eq!(after(SPIN), Step::Yield);
+        assert_eq!(after(SPIN + YIELD), Step::Sleep);
+        assert_eq!(Idle::new(Duration::ZERO, &yielder).step(), Step::Yield);
+    }
+
+    #[test]
+    fn sleeps_at_once_on_a_contended_core() {
+        let yielder = Yielder::new();
+        yielder.record(Duration::from_millis(1));
+        assert_eq!(Idle::new(Duration::ZERO, &yielder).step(), Step::Sleep);
+        let mut idle = Idle::new(SPIN, &yielder);
+        let steps = (0..=CLOCK_EVERY).map(|_| idle.step());
+        assert_eq!(steps.last(), Some(Step::Sleep));
+    }
+
+    #[test]
+    fn a_spinning_thread_without_its_core_notices_it() {
+        let yielder = Yielder::new();
+        let mut idle = Idle::new(SPIN, &yielder);
+        for _ in 0..CLOCK_EVERY {
+            idle.step();
         }
-        assert_eq!(steps.first(), Some(&Step::Spin));
-        assert!(steps.is_sorted_by_key(|step| *step as u8), "{steps:?}");
-        assert_eq!(Idle::new(Duration::ZERO).step(), Step::Yield);
+        assert!(!yielder.is_contended());
+        std::thread::sleep(Duration::from_millis(1));
+        for _ in 0..CLOCK_EVERY {
+            idle.step();
+        }
+        assert!(yielder.is_contended());
+    }
+
+    #[test]
+    fn a_sleep_is_no_contention() {
+        let yielder = Yielder::new();
+        let mut idle = Idle::new(Duration::ZERO, &yielder);
+        idle.since = Some(Instant::now() - Duration::from_secs(1));
+        assert_eq!(idle.step(), Step::Sleep);
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(idle.step(), Step::Sleep);
+        assert!(!yielder.is_contended());
     }
 
     #[test]
