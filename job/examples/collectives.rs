@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use p2p::{Collective, Comm, Error, Op};
 
-/// Lengths in bytes, of an allgather that of each rank.
+/// Lengths in bytes: of the data, or for each rank (allgather, alltoall).
 const LENGTHS: &[usize] = &[8, 1024, 16_384, 262_144];
 /// Time that one row takes, about, in seconds.
 const SECONDS: f64 = 0.3;
@@ -60,6 +60,10 @@ fn measure(world: &Comm) -> Result<(), Error> {
         })?;
         row(world, Collective::Allgather, length * size, || {
             world.allgather(&data, &mut all)
+        })?;
+        let out = vec![1_u64; length / 8 * size];
+        row(world, Collective::Alltoall, length * size, || {
+            world.alltoall(&out, &mut all)
         })?;
     }
     Ok(())

@@ -11,7 +11,7 @@ const LONG_REDUCTION: usize = 32 << 10;
 /// Maximum total length of an allgather by gather and broadcast, in bytes.
 const SHORT_ALLGATHER: usize = 32 << 10;
 
-/// Collective operation that has several algorithms.
+/// Collective operation whose algorithm can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// [`Comm::barrier`](crate::Comm::barrier)
@@ -24,6 +24,8 @@ pub enum Collective {
     Allreduce,
     /// [`Comm::allgather`](crate::Comm::allgather)
     Allgather,
+    /// [`Comm::alltoall`](crate::Comm::alltoall)
+    Alltoall,
 }
 
 /// Algorithm of a collective operation. Displayed as words, such as `recursive doubling`.
@@ -44,6 +46,8 @@ pub enum Algorithm {
     Ring,
     /// Rank 0 collects, then broadcasts.
     GatherBcast,
+    /// In round k each rank sends to the one k above it.
+    Pairwise,
 }
 
 impl fmt::Display for Algorithm {
@@ -56,6 +60,7 @@ impl fmt::Display for Algorithm {
             Algorithm::RecursiveDoubling => "recursive doubling",
             Algorithm::Ring => "ring",
             Algorithm::GatherBcast => "gather, then broadcast",
+            Algorithm::Pairwise => "pairwise exchange",
         })
     }
 }
@@ -134,5 +139,6 @@ pub(crate) fn of(operation: Collective, ranks: Ranks<'_>, bytes: usize) -> Algor
         Collective::Reduce => reduce(ranks, bytes, false, bytes, Algorithm::Binomial),
         Collective::Allreduce => reduce(ranks, bytes, false, bytes, flat),
         Collective::Allgather => allgather(ranks, bytes),
+        Collective::Alltoall => Algorithm::Pairwise,
     }
 }

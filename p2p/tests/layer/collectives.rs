@@ -444,6 +444,8 @@ fn the_algorithm_depends_on_length_and_nodes() {
                 comm.algorithm(Collective::Allreduce, long),
             ];
             assert_eq!(chosen, all);
+            let alltoall = comm.algorithm(Collective::Alltoall, long);
+            assert_eq!(alltoall.to_string(), "pairwise exchange");
         });
     }
 }
