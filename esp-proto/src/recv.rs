@@ -108,7 +108,6 @@ impl RecvSide {
             delivered: at.delivered,
             consumed: at.consumed,
             finished: at.peer_finished,
-            fin: at.peer_finished.then(|| expected.plus(u16::MAX)),
             ..RecvSide::new(expected, 0, payload, capacity)
         }
     }
@@ -184,8 +183,7 @@ impl RecvSide {
     /// become free since the last announcement, or, when the peer has no credit left, a quarter of
     /// the buffer or one packet, whichever is more.
     pub(crate) fn credit_worth_announcing(&self) -> bool {
-        let gain = self.edge_gain();
-        gain > 0 && !self.finished && gain >= (self.window() / 4).max(1)
+        !self.finished && self.edge_gain() >= (self.window() / 4).max(1)
     }
 
     /// Processes a data frame, or a FIN when `payload` is `None`.
@@ -340,6 +338,23 @@ mod tests {
             let mut bitmap = [0; MAX_SACK];
             let len = self.recv.sack(&mut bitmap);
             bitmap[..len].to_vec()
+        }
+    }
+
+    /// W-131: its first GO names these positions and the credit that follows from them.
+    #[test]
+    fn a_side_that_lost_its_state_continues_at_the_positions_of_the_program() {
+        for finished in [false, true] {
+            let at = Positions {
+                delivered: 30,
+                consumed: 10,
+                peer_finished: finished,
+                ..Positions::default()
+            };
+            let recv = RecvSide::resumed(Seq(5), 10, 100, &at);
+            assert_eq!((recv.delivered, recv.queued()), (30, 20));
+            assert_eq!((recv.credit(), recv.credit_at(10)), (0, 8));
+            assert_eq!(recv.finished, finished);
         }
     }
 

@@ -45,11 +45,6 @@ impl AckRequests {
         AckRequests { since: 0, buffer }
     }
 
-    /// Forgets the packets that were sent.
-    pub(super) fn restart(&mut self) {
-        self.since = 0;
-    }
-
     /// Records that a packet is about to be sent, and returns whether it requests an
     /// acknowledgement.
     pub(super) fn on_packet(&mut self, sending: &Sending) -> bool {
@@ -115,6 +110,29 @@ mod tests {
         assert_eq!(asking(512, 1024, 1 << 21), []);
         assert_eq!(asking(5, 10, 1 << 20), []);
         assert_eq!(asking(12, 10, 1 << 20), [1, 3, 5, 7, 9, 11]);
+    }
+
+    #[test]
+    fn half_of_the_window_or_the_buffer_and_all_data_fit_without_a_request() {
+        // Room of a window of 100 packets; bytes unacknowledged in a buffer of 200 000, and unsent.
+        for (room, unacknowledged, unsent, asks) in [
+            (50, 100_000, 50_000, false),
+            (49, 100_000, 49_000, true),
+            (50, 100_001, 50_000, true),
+            (50, 100_000, 50_001, true),
+        ] {
+            let mut requests = AckRequests::new(200_000);
+            let sending = Sending {
+                alone: false,
+                unacknowledged,
+                unsent,
+                payload: PAYLOAD,
+                window: 100,
+                room,
+            };
+            let asked = (0..100).any(|_| requests.on_packet(&sending));
+            assert_eq!(asked, asks, "{sending:?}");
+        }
     }
 
     #[test]

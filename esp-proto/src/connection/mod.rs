@@ -235,9 +235,8 @@ impl Connection {
         }
         match self.state {
             State::TimeWait => self.enter_time_wait(cx),
-            State::Closed if self.fate.is_none() => {
-                self.fate = Some((CloseReason::Finished, None));
-            }
+            // Not by `end`, which also sets the state.
+            State::Closed => self.fate = Some((CloseReason::Finished, None)),
             _ => {}
         }
     }

@@ -482,7 +482,6 @@ impl Connection {
         self.rtt = Rtt::default();
         self.congestion = Aimd::new(cx.max_window().into(), self.ecn.in_force);
         self.ecn.base = 0; // W-117: transmissions are numbered from 0 again
-        self.ack_requests.restart();
         self.path_pending = !self.path_verified();
         self.acks.now = true;
         self.notes.progress = true;

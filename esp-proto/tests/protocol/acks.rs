@@ -68,6 +68,45 @@ fn a_stream_is_acknowledged_as_its_sender_requests() {
     }
 }
 
+/// W-34: without a request, a batch is acknowledged at its end when it has 64 packets or uses up the
+/// credit.
+#[test]
+fn a_long_batch_is_acknowledged_without_a_request() {
+    for (room, packets, acks) in [
+        (ROOM, 63, 0),
+        (ROOM, 64, 1),
+        (4 * 1489, 3, 0),
+        (4 * 1489, 4, 1),
+    ] {
+        let mut pair = Pair::new();
+        pair.b.attach = Some(room);
+        pair.b.consume = false;
+        pair.listen(1000, 8);
+        pair.connect(5000, 1000);
+        pair.run(Duration::from_millis(1));
+        let n = pair.numbers();
+        let from = pair.log.len();
+        for i in 0..packets {
+            let bytes: Vec<u8> = (0..1489)
+                .map(|at| pattern(u64::from(i) * 1489 + at))
+                .collect();
+            let data = Forge::ack(n.a_next.plus(i), n.b_next).payload(&bytes);
+            let frame = OnWire {
+                at: pair.now,
+                src: MAC_A,
+                dst: MAC_B,
+                body: data.build(),
+                looped: false,
+                ce: false,
+            };
+            pair.b.receive(pair.now, &frame);
+        }
+        pair.flush();
+        let sent = pair.kinds(MAC_B, from, FrameType::Ack);
+        assert_eq!(sent, acks, "{packets} packets");
+    }
+}
+
 #[test]
 fn messages_of_some_packets_are_acknowledged_by_their_answers() {
     let (mut pair, a, b) = Pair::connected();

@@ -107,6 +107,38 @@ fn a_repeated_fin_is_answered_in_time_wait_and_not_for_ever() {
     assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished));
 }
 
+/// W-55: the peer has not received the acknowledgement of its FIN, so TIME-WAIT begins again. Other
+/// frames leave it as it is.
+#[test]
+fn a_repeated_fin_restarts_time_wait() {
+    for (flags, state) in [
+        (wire::FLAG_FIN, State::TimeWait),
+        (wire::FLAG_PRB, State::Closed),
+        (0, State::Closed),
+    ] {
+        let (mut pair, a, b) = Pair::connected();
+        pair.a.ep.shutdown(pair.now, a);
+        pair.run(Duration::from_millis(1));
+        pair.b.ep.shutdown(pair.now, b);
+        pair.run(Duration::from_millis(1));
+        let n = pair.numbers();
+        pair.run(Duration::from_millis(60));
+        let seq = match flags {
+            wire::FLAG_FIN => n.b_next.plus(u16::MAX),
+            _ => n.b_next,
+        };
+        // The connection of B has ended: its RST would end the wait.
+        pair.filter = Box::new(|_| Wire::Drop);
+        let frame = Forge::ack(seq, n.a_next).ports(5000, 1000);
+        let frame = frame.flags(wire::FLAG_ACK | flags);
+        pair.inject(MAC_B, MAC_A, frame.build());
+        pair.run(Duration::from_millis(60));
+        assert_eq!(pair.a.state(a), state, "flags {flags}");
+        pair.run(Duration::from_millis(60));
+        assert_eq!(pair.a.state(a), State::Closed);
+    }
+}
+
 #[test]
 fn fin_waits_for_all_data() {
     let (mut pair, a, b) = Pair::connected();
@@ -186,6 +218,7 @@ fn data_after_a_fin_is_a_violation() {
         pair.b.app(b).closed,
         Some(CloseReason::Aborted(ResetReason::Protocol))
     );
+    assert_eq!(pair.b.ep.counters().rx_drop_violation, 1);
     let reset = pair
         .sent(MAC_B, from)
         .find(|f| f.kind() == FrameType::Rst)

@@ -48,8 +48,28 @@ fn losses_gaps_and_copies_are_counted() {
     assert_eq!(info.duplicates, 3);
     assert_eq!(info.out_of_order, 3, "12 to 14, behind the gap");
     assert_eq!(info.packets_received, 14);
+    assert_eq!(pair.b.ep.counters().rx_out_of_order, 3);
     let ours = *pair.a.ep.counters();
     assert_eq!((ours.losses_detected, ours.tx_retransmits), (2, 2));
+}
+
+#[test]
+fn dropped_packets_are_counted_by_reason() {
+    let mut pair = Pair::new();
+    pair.connect(5000, 1000);
+    pair.flush();
+    let early = Forge::ack(Seq(5), Seq(9)).ports(5000, 1000).build();
+    pair.inject(MAC_B, MAC_A, early);
+    assert_eq!(pair.a.ep.counters().rx_drop_unexpected, 1);
+    let (mut pair, _, b) = Pair::connected();
+    let n = pair.numbers();
+    let credit = pair.b.ep.info(b).unwrap().rx_credit as u16;
+    for (ahead, counted) in [(credit - 1, 0), (credit, 1)] {
+        let data = Forge::ack(n.a_next.plus(ahead), n.b_next).payload(b"x");
+        pair.inject(MAC_A, MAC_B, data.build());
+        let dropped = pair.b.ep.counters().rx_drop_beyond_credit;
+        assert_eq!(dropped, counted, "W-32");
+    }
 }
 
 /// W-55.

@@ -49,6 +49,75 @@ fn new_credit_is_announced_when_a_quarter_is_free() {
     assert_eq!(pair.sent(MAC_B, from).count(), 1, "W-41");
 }
 
+/// W-41: a peer without credit waits for it, so it goes before the data of other connections; a peer
+/// that has some left gets it in turn.
+#[test]
+fn new_credit_after_none_goes_before_data() {
+    for (written, first) in [(400_000, 1000), (200_000, 1001)] {
+        let mut pair = Pair::new();
+        pair.listen(1000, 8);
+        pair.listen(1001, 8);
+        pair.connect(5000, 1000);
+        pair.connect(5001, 1001);
+        pair.run(Duration::from_millis(1));
+        let of = |pair: &Pair, port| {
+            let mut conns = pair.b.ep.connections();
+            conns.find(|(_, info)| info.local_port == port).unwrap().0
+        };
+        let (reading, writing) = (of(&pair, 1000), of(&pair, 1001));
+        pair.b.consume = false;
+        let a = (pair.a.ep.connections())
+            .find(|(_, info)| info.local_port == 5000)
+            .unwrap()
+            .0;
+        pair.a.write(pair.now, a, written);
+        pair.run(Duration::from_millis(50));
+        let from = pair.log.len();
+        pair.b.write(pair.now, writing, 10_000);
+        consume_all(&mut pair, reading);
+        pair.flush();
+        let next = pair.sent(MAC_B, from).next().unwrap();
+        assert_eq!(next.header().src_port, first, "{written} bytes unread");
+    }
+}
+
+/// A host that waits until all is sent asks for this.
+#[test]
+fn bytes_that_wait_for_a_window_or_to_be_repeated_are_unsent() {
+    let (mut pair, a, b) = Pair::connected();
+    let unsent = |pair: &Pair| {
+        let one = pair.a.ep.has_unsent(a);
+        assert_eq!(one, pair.a.ep.any_unsent());
+        one
+    };
+    assert!(!unsent(&pair) && !pair.b.ep.any_unsent());
+    pair.b.consume = false;
+    pair.a.write(pair.now, a, 1000);
+    assert!(unsent(&pair));
+    pair.flush();
+    assert!(!unsent(&pair), "sent, and not acknowledged");
+    pair.a.write(pair.now, a, 300_000);
+    pair.run(Duration::from_millis(50));
+    assert!(unsent(&pair), "there is no credit");
+    pair.b.consume = true;
+    consume_all(&mut pair, b);
+    pair.run(Duration::from_millis(50));
+    assert!(!unsent(&pair));
+    // All of it was lost, and counts as such after a timeout.
+    pair.filter = Box::new(|_| Wire::Drop);
+    pair.a.write(pair.now, a, 20_000);
+    pair.flush();
+    while pair.a.ep.info(a).unwrap().timeouts == 0 {
+        let due = pair.a.ep.poll_timeout().unwrap();
+        pair.now = pair.now.max(due);
+        pair.a.ep.handle_timeout(pair.now);
+        if pair.a.ep.info(a).unwrap().timeouts == 0 {
+            pair.flush();
+        }
+    }
+    assert!(unsent(&pair), "to be repeated");
+}
+
 #[test]
 fn a_lost_credit_update_does_not_stop_the_connection() {
     let (mut pair, a, b) = Pair::connected();

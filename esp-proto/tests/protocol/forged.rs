@@ -104,6 +104,20 @@ fn resets_without_a_nonce_are_limited() {
     assert!(pair.b.app(b).closed.is_some(), "the limit is a rate");
 }
 
+/// W-58.
+#[test]
+fn a_reset_without_a_nonce_within_the_credit_is_challenged() {
+    let (mut pair, _, b) = Pair::connected();
+    let n = pair.numbers();
+    let credit = pair.b.ep.info(b).unwrap().rx_credit as u16;
+    for (ahead, challenges) in [(1, 1), (credit - 1, 2), (credit, 2), (u16::MAX, 2)] {
+        let reset = Forge::ack(n.a_next.plus(ahead), Seq(0)).reset(ResetReason::Unknown, 0);
+        pair.inject(MAC_A, MAC_B, reset.build());
+        assert_eq!(pair.b.ep.counters().rx_challenges, challenges, "{ahead}");
+    }
+    assert_eq!(pair.b.state(b), State::Established);
+}
+
 #[test]
 fn selective_acknowledgements_beyond_what_was_sent_are_dropped() {
     let (mut pair, _, b) = Pair::connected();
@@ -129,6 +143,13 @@ fn credit_does_not_move_back_nor_too_far() {
     let (mut pair, _, b) = Pair::connected();
     let n = pair.numbers();
     let credit = pair.b.ep.info(b).unwrap().credit;
+    let [x, y] = n.b_next.plus(credit as u16).0.to_be_bytes();
+    pair.inject(
+        MAC_A,
+        MAC_B,
+        Forge::ack(n.a_next, n.b_next).ext(&[4, 1, x, y]).build(),
+    );
+    assert_eq!(pair.b.ep.counters().rx_credit_ignored, 0, "the known edge");
     for edge in [n.b_next.plus(1), n.b_next.plus(5000), n.b_next.plus(0xffff)] {
         let [x, y] = edge.0.to_be_bytes();
         pair.inject(

@@ -269,6 +269,58 @@ fn crossing_syns_open_one_connection() {
     }
 }
 
+/// W-29: a frame that does not acknowledge our SYN+ACK may be of an earlier incarnation, whose sender
+/// is informed. One that acknowledges it with a sequence beyond the credit is forged.
+#[test]
+fn a_half_open_connection_resets_a_sender_that_does_not_acknowledge_it() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 8);
+    pair.inject(MAC_A, MAC_B, Forge::syn(7, Seq(100)).build());
+    let expected = pair.log[0].esp().seq.plus(1);
+    for (seq, ack, resets) in [(101, expected.plus(1), 1), (102, expected, 0)] {
+        let from = pair.log.len();
+        pair.inject(MAC_A, MAC_B, Forge::ack(Seq(seq), ack).build());
+        assert_eq!(pair.kinds(MAC_B, from, FrameType::Rst), resets);
+        assert_eq!(pair.b.ep.connections().count(), 1, "it changes nothing");
+    }
+    assert_eq!(pair.b.ep.counters().rx_drop_ack_forged, 2);
+}
+
+/// Data waits for the set-up, also for one that crossing SYNs began (W-28).
+#[test]
+fn data_waits_until_the_set_up_is_complete() {
+    for crossing in [false, true] {
+        let mut pair = Pair::new();
+        let a = pair.connect(5000, 1000);
+        if crossing {
+            let options = ConnOptions {
+                buffers: Buffers { rx: ROOM, tx: ROOM },
+                key: vec![],
+            };
+            let b = (pair.b.ep)
+                .connect(pair.now, 1000, MAC_A.into(), 5000, options)
+                .unwrap();
+            pair.b.apps.insert(b, App::default());
+        }
+        let lost = if crossing {
+            FrameType::SynAck
+        } else {
+            FrameType::Syn
+        };
+        pair.filter = Box::new(move |f| {
+            if f.kind() == lost {
+                Wire::Drop
+            } else {
+                Wire::Pass
+            }
+        });
+        pair.a.write(pair.now, a, 5000);
+        pair.run(Duration::from_secs(4));
+        let is_set_up = |f: &OnWire| matches!(f.kind(), FrameType::Syn | FrameType::SynAck);
+        assert!(pair.log.iter().all(is_set_up), "crossing: {crossing}");
+    }
+}
+
 #[test]
 fn crossing_syns_with_different_keys_are_refused() {
     let mut pair = Pair::new();

@@ -122,6 +122,33 @@ fn timeouts_back_off_to_the_ceiling_and_end_with_the_peer_timeout() {
     );
 }
 
+/// RFC 6298, 5.3: only new acknowledgements restart the timer.
+#[test]
+fn a_report_received_again_does_not_delay_the_timeout() {
+    let (mut pair, a, _) = Pair::connected();
+    let from = pair.log.len();
+    let mut n = 0;
+    pair.filter = Box::new(move |f| {
+        n += u32::from(f.src == MAC_A);
+        if f.src == MAC_A && n != 2 {
+            Wire::Drop
+        } else {
+            Wire::Pass
+        }
+    });
+    pair.a.write(pair.now, a, 2 * 1489);
+    pair.run(Duration::from_micros(100));
+    let report = pair.sent(MAC_B, from).next().unwrap();
+    assert_eq!(report.esp().ext.unwrap().sack, [1]);
+    let report = report.body.clone();
+    for _ in 0..40 {
+        pair.inject(MAC_B, MAC_A, report.clone());
+        pair.run(Duration::from_micros(500));
+    }
+    let timeouts = pair.a.ep.info(a).unwrap().timeouts;
+    assert!(timeouts >= 2, "{timeouts} in 20 ms");
+}
+
 #[test]
 fn a_partition_shorter_than_the_peer_timeout_is_survived() {
     let (mut pair, a, b) = Pair::connected();

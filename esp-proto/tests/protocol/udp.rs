@@ -254,6 +254,16 @@ fn an_address_that_is_not_validated_is_not_reset() {
     assert_eq!(again[0].esp().kind, FrameType::Rst);
 }
 
+/// The peer has shown by its acknowledgement that it receives at its address.
+#[test]
+fn an_established_connection_of_a_listener_is_reset() {
+    let (mut net, conn) = Routed::connected(1500);
+    let (accepted, _) = net.ends[1].connections().next().unwrap();
+    net.ends[1].abort(net.now, accepted, ResetReason::Aborted);
+    net.run(Duration::from_millis(1));
+    assert_eq!(net.ends[0].info(conn), None);
+}
+
 /// W-123: pads a request for information to the length of its longest answer.
 #[test]
 fn requests_are_as_long_as_their_answers() {
