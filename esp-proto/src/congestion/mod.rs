@@ -285,6 +285,40 @@ mod tests {
         assert_eq!(cc.window(), after);
     }
 
+    #[test]
+    fn a_second_timeout_leaves_the_threshold() {
+        let mut cc = Aimd::new(100, false);
+        cc.on_rto();
+        cc.on_rto();
+        assert_eq!((cc.window, cc.threshold), (AFTER_RTO, INITIAL / 2));
+    }
+
+    #[test]
+    fn losses_within_the_budget_change_nothing() {
+        let mut cc = Aimd::new(1000, false);
+        cc.on_loss(4);
+        assert!(cc.slow_start() && cc.window() == INITIAL, "all of it");
+        cc.on_loss(1);
+        assert!(!cc.slow_start() && cc.window() < INITIAL);
+    }
+
+    #[test]
+    fn a_loss_behind_a_standing_queue_leaves_the_window_of_a_batch() {
+        let mut cc = Aimd::new(1000, false);
+        cc.on_ack(&ack(16, true));
+        for _ in 0..2 {
+            cc.on_ack(&AckEvent {
+                rtt: Some(Duration::from_micros(800)),
+                in_flight: 0,
+                window_limited: false,
+                ..ack(0, true)
+            });
+        }
+        cc.on_loss(1);
+        assert!(cc.standing && cc.slow_start());
+        assert_eq!(cc.window(), STANDING_LEAST);
+    }
+
     /// Acknowledges messages of `packets` that the window does not limit.
     fn messages(cc: &mut Aimd, packets: u32) {
         for _ in 0..100 {
