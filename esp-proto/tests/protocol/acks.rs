@@ -68,8 +68,8 @@ fn a_stream_is_acknowledged_as_its_sender_requests() {
     }
 }
 
-/// W-34: without a request, a batch is acknowledged at its end when it has 64 packets or uses up the
-/// credit.
+/// W-34: without a request, a batch is acknowledged at its end when it has 64 packets or uses up
+/// the credit.
 #[test]
 fn a_long_batch_is_acknowledged_without_a_request() {
     for (room, packets, acks) in [

@@ -49,8 +49,8 @@ fn new_credit_is_announced_when_a_quarter_is_free() {
     assert_eq!(pair.sent(MAC_B, from).count(), 1, "W-41");
 }
 
-/// W-41: a peer without credit waits for it, so it goes before the data of other connections; a peer
-/// that has some left gets it in turn.
+/// W-41: a peer without credit waits for it, so it goes before the data of other connections; a
+/// peer that has some left gets it in turn.
 #[test]
 fn new_credit_after_none_goes_before_data() {
     for (written, first) in [(400_000, 1000), (200_000, 1001)] {

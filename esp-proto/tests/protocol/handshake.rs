@@ -269,8 +269,8 @@ fn crossing_syns_open_one_connection() {
     }
 }
 
-/// W-29: a frame that does not acknowledge our SYN+ACK may be of an earlier incarnation, whose sender
-/// is informed. One that acknowledges it with a sequence beyond the credit is forged.
+/// W-29: a frame that does not acknowledge our SYN+ACK may be of an earlier incarnation, whose
+/// sender is informed. One that acknowledges it with a sequence beyond the credit is forged.
 #[test]
 fn a_half_open_connection_resets_a_sender_that_does_not_acknowledge_it() {
     let mut pair = Pair::new();
