@@ -207,11 +207,11 @@ impl RecvSide {
         if payload.is_some_and(|bytes| bytes.len() > usize::from(self.payload)) {
             return Verdict::TooLong;
         }
+        if ahead > 0 {
+            return self.keep(seq, usize::from(ahead), payload, pool);
+        }
         if payload.is_none() {
             self.fin = Some(seq);
-        }
-        if ahead > 0 {
-            return self.keep(usize::from(ahead), payload, pool);
         }
         let verdict = if self.kept.is_empty() {
             Verdict::InOrder
@@ -245,13 +245,16 @@ impl RecvSide {
         }
     }
 
-    fn keep(&mut self, index: usize, payload: Option<&[u8]>, pool: &mut Pool) -> Verdict {
+    fn keep(&mut self, seq: Seq, index: usize, payload: Option<&[u8]>, pool: &mut Pool) -> Verdict {
         while self.kept.len() <= index {
             self.kept.push_back(Slot::Missing);
         }
         match self.kept.get_mut(index) {
             Some(slot @ Slot::Missing) => {
                 *slot = payload.map_or(Slot::Fin, |bytes| Slot::Data(pool.take(bytes)));
+                if payload.is_none() {
+                    self.fin = Some(seq);
+                }
                 Verdict::Kept
             }
             _ => Verdict::Duplicate,
@@ -474,6 +477,16 @@ mod tests {
         let mut rig = Rig::new(100);
         assert_eq!(rig.data(3, b"d"), Verdict::Kept);
         assert_eq!(rig.fin(1), Verdict::Violation);
+        assert_eq!(rig.fin(4), Verdict::Kept);
+    }
+
+    /// W-32: the data arrived first, so nothing ends there.
+    #[test]
+    fn a_fin_at_kept_data_is_a_duplicate() {
+        let mut rig = Rig::new(100);
+        assert_eq!(rig.data(2, b"c"), Verdict::Kept);
+        assert_eq!(rig.fin(2), Verdict::Duplicate);
+        assert_eq!(rig.data(3, b"d"), Verdict::Kept);
         assert_eq!(rig.fin(4), Verdict::Kept);
     }
 
