@@ -13,7 +13,7 @@ const CONTENDED_TIME: Duration = Duration::from_millis(100);
 
 /// Gives up the core for threads that wait by polling.
 ///
-/// A thread that has its core for itself yields, which returns at once. If another one computes on
+/// A thread that has its core for itself yields, which returns at once. If another computes on
 /// that core, a yield gives up the rest of the time slice and returns after milliseconds, however
 /// soon an event comes. Such a thread should sleep until the event wakes it, as one does that blocks
 /// in the kernel.
