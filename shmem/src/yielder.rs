@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// A yield that takes longer, or a few empty polls, shows that another thread computes on this core.
-/// Switching to a process that has nothing to do takes some microseconds; time slices are
+/// A yield that takes longer, or a few empty polls, shows that another thread computes on this
+/// core. Switching to a process that has nothing to do takes some microseconds; time slices are
 /// milliseconds.
 const LONG_YIELD: Duration = Duration::from_micros(300);
 /// Time for which a core counts as contended after a long yield.
@@ -13,10 +13,10 @@ const CONTENDED_TIME: Duration = Duration::from_millis(100);
 
 /// Gives up the core for threads that wait by polling.
 ///
-/// A thread that has its core for itself yields, which returns at once. If another computes on
-/// that core, a yield gives up the rest of the time slice and returns after milliseconds, however
-/// soon an event comes. Such a thread should sleep until the event wakes it, as one does that blocks
-/// in the kernel.
+/// A thread that has its core for itself yields, which returns at once. If another computes on that
+/// core, a yield gives up the rest of the time slice and returns after milliseconds, however soon
+/// an event comes. Such a thread should sleep until the event wakes it, as one does that blocks in
+/// the kernel.
 ///
 /// Threads of a process share one.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Gives up the core between polls without events.
 //!
-//! On a core on which another process computes, the rank sleeps until a frame wakes it: a short time
-//! only, because Open MPI polls other transports, too.
+//! On a core on which another process computes, the rank sleeps until a frame wakes it: a short
+//! time only, because Open MPI polls other transports, too.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -62,8 +62,8 @@ pub struct Block {
 
 impl Comm {
     /// Returns the algorithm that an operation uses for this many bytes: of the data; of all ranks'
-    /// data together (allgather); of a rank's data (alltoall). For reductions that are commutative and have a unit of one byte;
-    /// others may use another one.
+    /// data together (allgather); of a rank's data (alltoall). For reductions that are commutative
+    /// and have a unit of one byte; others may use another one.
     #[must_use]
     pub fn algorithm(&self, operation: Collective, bytes: usize) -> Algorithm {
         choice::of(operation, Messages::new(self, 0).ranks(), bytes)
