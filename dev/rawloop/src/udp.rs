@@ -93,8 +93,14 @@ impl End {
         let end = Instant::now() + time;
         let mut polls = 0u32;
         loop {
-            if self.socket.recv_batch(&mut self.rx)? > 0 {
-                return Ok(true);
+            match self.socket.recv_batch(&mut self.rx) {
+                Ok(0) => {}
+                Ok(_) => return Ok(true),
+                // An earlier peer has closed its socket before the last datagram arrived.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    self.socket.closed_ports(|_| {});
+                }
+                Err(error) => return Err(error),
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
