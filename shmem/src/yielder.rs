@@ -7,7 +7,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// A yield that takes longer, or a few empty polls, shows that another thread computes on this
 /// core. Switching to a process that has nothing to do takes some microseconds; time slices are
 /// milliseconds.
-const LONG_YIELD: Duration = Duration::from_micros(300);
+const LONG_YIELD: Duration = Duration::from_millis(1);
 /// Time for which a core counts as contended after a long yield.
 const CONTENDED_TIME: Duration = Duration::from_millis(100);
 

@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn sleeps_at_once_on_a_contended_core() {
         let yielder = Yielder::new();
-        yielder.record(Duration::from_millis(1));
+        yielder.record(Duration::from_secs(1));
         assert_eq!(Idle::new(Duration::ZERO, &yielder).step(), Step::Sleep);
         let mut idle = Idle::new(SPIN, &yielder);
         let steps = (0..=CLOCK_EVERY).map(|_| idle.step());
@@ -130,7 +130,7 @@ mod tests {
             idle.step();
         }
         assert!(!yielder.is_contended());
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(2));
         for _ in 0..CLOCK_EVERY {
             idle.step();
         }
@@ -143,7 +143,7 @@ mod tests {
         let mut idle = Idle::new(Duration::ZERO, &yielder);
         idle.since = Some(Instant::now() - Duration::from_secs(1));
         assert_eq!(idle.step(), Step::Sleep);
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(2));
         assert_eq!(idle.step(), Step::Sleep);
         assert!(!yielder.is_contended());
     }
