@@ -410,14 +410,6 @@ mod tests {
         assert_eq!(rig.data(0, b"a"), Verdict::Duplicate);
     }
 
-    /// W-32.
-    #[test]
-    fn a_fin_on_the_sequence_of_kept_data_is_a_duplicate() {
-        let mut rig = Rig::new(100);
-        assert_eq!(rig.data(2, b"c"), Verdict::Kept);
-        assert_eq!(rig.fin(2), Verdict::Duplicate);
-    }
-
     #[test]
     fn credit_bounds_the_accepted_packets() {
         let mut rig = Rig::new(30);

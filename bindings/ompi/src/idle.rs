@@ -113,6 +113,16 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_sleeps_on_a_contended_core() {
+        let polls = EmptyPolls::new();
+        polls.yielder.record(std::time::Duration::from_secs(1));
+        for _ in 1..POLLS_PER_YIELD {
+            assert_eq!(polls.count(), Idle::Poll);
+        }
+        assert_eq!(polls.count(), Idle::Sleep);
+    }
+
+    #[test]
     fn an_event_ends_a_sleep() {
         let (read, write) = std::io::pipe().unwrap();
         let polls = EmptyPolls::new();

@@ -131,7 +131,7 @@ mod tests {
             idle.step();
         }
         assert!(!yielder.is_contended());
-        std::thread::sleep(Duration::from_millis(2));
+        idle.last = Instant::now().checked_sub(SPIN * 2);
         for _ in 0..CLOCK_EVERY {
             idle.step();
         }
@@ -144,7 +144,7 @@ mod tests {
         let mut idle = Idle::new(Duration::ZERO, &yielder);
         idle.since = Some(Instant::now() - Duration::from_secs(1));
         assert_eq!(idle.step(), Step::Sleep);
-        std::thread::sleep(Duration::from_millis(2));
+        idle.last = Instant::now().checked_sub(SPIN * 2);
         assert_eq!(idle.step(), Step::Sleep);
         assert!(!yielder.is_contended());
     }

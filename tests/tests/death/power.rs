@@ -1,12 +1,13 @@
 //! A node that loses power, and boots again.
 
 use std::thread;
+use std::time::Duration;
 
 use esp_client::{EspError, EspListener, EspStream};
 use esp_tests::process::{Daemon, bare_lab, ip_in_switch};
 use esp_tests::{address, check_pattern, counter, pair, send_pattern, wait_until};
 
-use super::{IMPATIENT, nothing_is_open, read_to_error, write_to_error};
+use super::{IMPATIENT, nothing_is_open, read_to_error, typed, write_to_error};
 
 #[test]
 fn peers_of_a_node_without_power_time_out_and_find_it_again() {
@@ -30,9 +31,7 @@ fn peers_of_a_node_without_power_time_out_and_find_it_again() {
         scope.spawn(|| write_to_error(&reading_peer));
         wait_until("bytes flow", || counter(&here, "rx_data_bytes") > 1 << 19);
         ip_in_switch(&lab, "link set dev port1 down");
-        idle_peer
-            .client()
-            .set_daemon_wait(std::time::Duration::ZERO);
+        idle_peer.client().set_daemon_wait(Duration::ZERO);
         daemon.kill();
         for end in [idle, busy, reading] {
             let error = end.join().unwrap();
@@ -43,7 +42,7 @@ fn peers_of_a_node_without_power_time_out_and_find_it_again() {
     let error = EspStream::builder()
         .connect_at(&here, address(1, 7000))
         .expect_err("no node");
-    let error = super::typed(&error);
+    let error = typed(&error);
     assert!(matches!(error, EspError::ConnectTimedOut(_)), "{error:?}");
 
     ip_in_switch(&lab, "link set dev port1 up");
