@@ -76,13 +76,16 @@ impl Channel {
         Ok(())
     }
 
-    /// Writes a record other than MESSAGE. Errors are left to the next read.
-    pub(crate) fn control(&mut self, kind: Kind, body: &[u8]) {
+    /// Writes a record other than MESSAGE. Returns whether it was written; errors are left to the
+    /// next read.
+    pub(crate) fn control(&mut self, kind: Kind, body: &[u8]) -> bool {
         let head = record::head(kind, 0, body.len(), self.next_sent);
         let buffers = [IoSlice::new(&head), IoSlice::new(body)];
-        if self.stream.try_write_whole(&buffers, 0).is_ok() {
+        let is_written = self.stream.try_write_whole(&buffers, 0).is_ok();
+        if is_written {
             self.next_sent = self.next_sent.wrapping_add(1);
         }
+        is_written
     }
 
     pub(crate) fn refuse(&mut self, reason: &str) {
@@ -107,6 +110,8 @@ pub(crate) enum Retry {
     No,
     /// A few times.
     Soon,
+    /// A few times, though the peer's port is closed.
+    Closed,
     /// The peer did not answer. It may be stopped or overloaded: until the peer timeout.
     Silent,
 }
@@ -146,7 +151,7 @@ impl SetupError {
             Some(EspError::Refused(peer)) => {
                 let what =
                     format!("{peer} is not open any more: its process ended or left the job");
-                (PeerError::Lost(what), Retry::Soon)
+                (PeerError::Lost(what), Retry::Closed)
             }
             _ => (PeerError::Lost(error.to_string()), Retry::Soon),
         };

@@ -1,5 +1,6 @@
 //! Configuration of the transport, and the errors of making it.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::PathBuf;
 
@@ -9,6 +10,10 @@ use esp_client::{Client, EdpSocket, EspError, KEY_VARIABLE, NodeAddr, Path, Prot
 
 use crate::channel::RESERVE;
 use crate::record::HEAD;
+
+/// Environment variable with the number of connections of a process above which it ends one.
+pub const CONNECTIONS_VARIABLE: &str = "ESP_CONNECTIONS";
+const DEFAULT_CONNECTIONS: usize = 256;
 
 /// Carrier of the packets of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +58,9 @@ pub struct EthConfig {
     /// Maximum length of a message, header and body, in bytes. Default: a header and 64 KiB. At
     /// most a quarter of a ring is used, so that several messages fit.
     pub max_send: usize,
+    /// Number of connections above which the one that was not used for the longest time is ended,
+    /// at least 1. Default, `None`: `ESP_CONNECTIONS`, else 256.
+    pub max_connections: Option<usize>,
 }
 
 impl EthConfig {
@@ -72,6 +80,7 @@ impl EthConfig {
             path: Path::from_environment().unwrap_or_default(),
             rings: 1 << 20,
             max_send: EAGER,
+            max_connections: None,
         }
     }
 
@@ -110,6 +119,14 @@ impl EthConfig {
             return Err(EthError::Unprotected);
         }
         Ok(protection)
+    }
+
+    /// Returns the limit of connections.
+    pub(crate) fn connections(&self) -> Result<usize, EthError> {
+        match self.max_connections {
+            Some(limit) => Ok(limit.max(1)),
+            None => connections(std::env::var_os(CONNECTIONS_VARIABLE).as_deref()),
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), EthError> {
@@ -207,6 +224,20 @@ const MAX_PEERS: u32 = 1 << 20;
 /// Minimum of [`btl::PeerInfo::max_send`] by the contract.
 pub(crate) const MIN_MAX_SEND: usize = 1024 + MAX_HEADER;
 
+/// Returns the limit of connections by the environment.
+fn connections(value: Option<&OsStr>) -> Result<usize, EthError> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return Ok(DEFAULT_CONNECTIONS);
+    };
+    let number = value.to_str().and_then(|value| value.parse().ok());
+    number.filter(|number| *number > 0).ok_or_else(|| {
+        EthError::BadConfig(format!(
+            "{CONNECTIONS_VARIABLE}={}: expected a number of connections of at least 1",
+            value.display()
+        ))
+    })
+}
+
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
@@ -261,6 +292,17 @@ mod tests {
         );
         config.include = vec!["eth*".into()];
         assert!(config.wants("eth0") && !config.wants("eth7") && !config.wants("enp3s0"));
+    }
+
+    #[test]
+    fn the_limit_of_connections_is_a_number() {
+        let parsed = |value: &str| connections(Some(OsStr::new(value)));
+        assert_eq!(parsed("").unwrap(), DEFAULT_CONNECTIONS);
+        assert_eq!(parsed("1").unwrap(), 1);
+        for bad in ["0", "-1", "1.5", "many"] {
+            let error = parsed(bad).unwrap_err().to_string();
+            assert!(error.contains(&format!("ESP_CONNECTIONS={bad}")), "{error}");
+        }
     }
 
     #[test]

@@ -188,7 +188,8 @@ impl EthBtl {
         self.set_owner(pending.channel.slot(), SlotOwner::None);
     }
 
-    /// Handles the HELLO of a rank that was added now, if it has connected before.
+    /// Handles the HELLO of a rank that was added now, or whose earlier stream has ended, if it has
+    /// connected before.
     pub(crate) fn accept_pending(&mut self, rank: Rank) {
         let is_open = self.config.identity.is_some();
         let identity = self.peer(rank).map(|peer| peer.nonce).filter(|_| is_open);
@@ -222,7 +223,14 @@ impl EthBtl {
             Some(PeerState::Peer(peer)) if peer.nonce == hello.from_nonce => {
                 peer.connection.respond(own, theirs)
             }
-            None | Some(PeerState::Unknown) => {
+            None | Some(PeerState::Unknown) => HelloResponse::Wait,
+            _ => {
+                self.counters.refused_rank += 1;
+                return self.reject(pending, "wrong rank, or the addresses differ");
+            }
+        };
+        match response {
+            HelloResponse::Wait => {
                 pending.hello = Some(hello);
                 let is_open = self.config.identity.is_some();
                 let same = |older: &PendingConnection| match is_open {
@@ -232,14 +240,8 @@ impl EthBtl {
                 if let Some(older) = self.take_pending(same) {
                     self.reject(older, "replaced by a newer connection");
                 }
-                return self.keep_pending(pending);
+                self.keep_pending(pending);
             }
-            _ => {
-                self.counters.refused_rank += 1;
-                return self.reject(pending, "wrong rank, or the addresses differ");
-            }
-        };
-        match response {
             HelloResponse::Refuse(reason) => self.reject(pending, reason),
             HelloResponse::Yield => {
                 self.counters.yielded += 1;
@@ -285,7 +287,7 @@ impl EthBtl {
         let Some(peer) = self.peer(rank) else { return };
         let may_retry = match setup.retry {
             Retry::No => false,
-            Retry::Soon => {
+            Retry::Soon | Retry::Closed => {
                 peer.unanswered = 0;
                 peer.failures = peer.failures.saturating_add(1);
                 peer.failures <= RETRIES
@@ -296,7 +298,13 @@ impl EthBtl {
             }
         };
         if !may_retry {
-            return self.fail(rank, setup.error);
+            let has_left = peer.was_connected && setup.retry == Retry::Closed;
+            let error = if has_left {
+                PeerError::Gone
+            } else {
+                setup.error
+            };
+            return self.fail(rank, error);
         }
         let pause = peer.retry_pause();
         self.retry_after(rank, pause);

@@ -6,6 +6,8 @@
 pub struct Counters {
     /// Established connections, opened by either side.
     pub connected: u64,
+    /// Connections ended by RELEASE of either side.
+    pub released: u64,
     /// Failed attempts to connect.
     pub failed_attempts: u64,
     /// Attempts of either side that ended with YIELD.

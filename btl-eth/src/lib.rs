@@ -4,7 +4,8 @@
 //!   short and a full-sized EDP echo. The answers choose the pair and are explained in
 //!   [`btl::PeerInfo::reason`]. A node is probed once for all its ranks.
 //! - **Connections** are opened by the first message. Until one is established, `send` returns
-//!   `Busy`. `peer.rs` describes simultaneous opens.
+//!   `Busy`. A process with more than [`EthConfig::max_connections`] ends the one that it has not
+//!   used for the longest time; the next message opens it again. `peer.rs` describes both.
 //! - **Messages** are records in a stream, see [`record`]. A message is written whole or not at
 //!   all, and read in place: the receive ring is mapped twice, so each message is one slice.
 //! - **Polling**: the engine sets an event bit for each stream that became readable, so idle peers
@@ -47,10 +48,11 @@ mod pending;
 mod probe;
 mod receive;
 pub mod record;
+mod release;
 mod send;
 mod transport;
 
-pub use config::{Carrier, EthConfig, EthError};
+pub use config::{CONNECTIONS_VARIABLE, Carrier, EthConfig, EthError};
 pub use counters::Counters;
 pub use esp_client::Path;
 pub use transport::EthBtl;

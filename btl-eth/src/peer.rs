@@ -8,6 +8,11 @@
 //!    │ └───────────────────────────────────────────▶ WelcomeSent ────────────────────┘
 //!    │         HELLO arrives, WELCOME is written          │
 //!    └──── stream ended, YIELD (also from HelloSent) ◀────┘            any ──▶ Failed
+//!
+//!              RELEASE is written               RELEASE
+//!   Established ───────────────▶ Releasing ──────────────▶ Idle
+//!   Established ──────────────────────────────────────────▶ Idle
+//!                  RELEASE, and RELEASE is written
 //! ```
 //!
 //! **Simultaneous open.** A rank that receives a HELLO while it is connecting itself (`Requested`,
@@ -16,6 +21,11 @@
 //! stream: with WELCOME the acceptor, with CONFIRM the connector states that it has no other. So at
 //! most one stream is established, and as messages are sent on established streams only, none is
 //! lost or duplicated.
+//!
+//! **Release.** A process with more connections than its limit ends the one that it has not used for
+//! the longest time. RELEASE is the last record of either side, so a side that has both written and
+//! read it has received everything, and connects again for its next message. Its HELLO may overtake
+//! the RELEASE before it, on the earlier stream; the acceptor keeps it until it has read that.
 //!
 //! **A stream that ends before it is established** has delivered nothing. The peer is `Idle` again,
 //! and the next attempt follows after a pause, a few times.
@@ -40,6 +50,8 @@ pub(crate) enum Connection {
     WelcomeSent(Channel),
     /// Messages are exchanged.
     Established(Channel),
+    /// RELEASE is awaited; messages still arrive.
+    Releasing(Channel),
     /// Final.
     Failed(PeerError),
 }
@@ -62,6 +74,10 @@ pub(crate) struct Peer {
     pub(crate) path: NodePath,
     pub(crate) info: PeerInfo,
     pub(crate) connection: Connection,
+    /// `EthBtl::calls` when a message was last sent or received.
+    pub(crate) used: u64,
+    /// There was an established connection, so its port was open.
+    pub(crate) was_connected: bool,
     /// Number of failed attempts, but for unanswered ones.
     pub(crate) failures: u32,
     /// Number of consecutive attempts without an answer.
@@ -84,6 +100,8 @@ impl Peer {
             path,
             info,
             connection: Connection::Idle { retry_at: None },
+            used: 0,
+            was_connected: false,
             failures: 0,
             unanswered: 0,
             yields: 0,
@@ -98,7 +116,8 @@ impl Peer {
         match &mut self.connection {
             Connection::HelloSent(channel)
             | Connection::WelcomeSent(channel)
-            | Connection::Established(channel) => Some(channel),
+            | Connection::Established(channel)
+            | Connection::Releasing(channel) => Some(channel),
             Connection::Idle { .. } | Connection::Requested(_) | Connection::Failed(_) => None,
         }
     }
@@ -121,6 +140,8 @@ pub(crate) enum HelloResponse {
     Welcome,
     /// Continue the own attempt.
     Yield,
+    /// Keep it until the earlier stream has ended.
+    Wait,
     /// Refuse it, with the reason.
     Refuse(&'static str),
 }
@@ -138,6 +159,7 @@ impl Connection {
             Connection::Established(_) => {
                 HelloResponse::Refuse("a connection is established already")
             }
+            Connection::Releasing(_) => HelloResponse::Wait,
             Connection::Failed(_) => HelloResponse::Refuse("the connection has failed for good"),
         }
     }

@@ -25,6 +25,8 @@ enum End {
     /// GOODBYE, REFUSE, or a violation of the protocol.
     Failed(PeerError),
     Yield,
+    /// RELEASE.
+    Release,
     /// End of the stream without GOODBYE.
     Eof,
     Error(std::io::Error),
@@ -109,8 +111,14 @@ impl EthBtl {
             self.handle_end(rank, end);
             return count + 1;
         }
-        if let Some(channel) = self.peer(rank).and_then(|peer| peer.channel()) {
+        let calls = self.calls;
+        if let Some(peer) = self.peer(rank)
+            && let Some(channel) = peer.channel()
+        {
             (channel.incomplete, channel.next_received) = (incomplete, next);
+            if count > 0 {
+                peer.used = calls;
+            }
         }
         count
     }
@@ -123,7 +131,8 @@ impl EthBtl {
         events: &mut dyn Events,
     ) -> Option<End> {
         if record.kind == Kind::Message
-            && let Some(Connection::Established(_)) = self.peer(rank).map(|peer| &peer.connection)
+            && let Some(Connection::Established(_) | Connection::Releasing(_)) =
+                self.peer(rank).map(|peer| &peer.connection)
         {
             events.message(self, rank, record.header, record.body);
             return None;
@@ -146,10 +155,13 @@ impl EthBtl {
                     other => other,
                 };
                 (peer.failures, peer.yields) = (0, 0);
+                peer.was_connected = true;
                 self.counters.connected += 1;
+                self.release_excess(rank);
                 return None;
             }
             (Connection::HelloSent(_), Kind::Yield) => End::Yield,
+            (Connection::Established(_) | Connection::Releasing(_), Kind::Release) => End::Release,
             (_, Kind::Refuse) => {
                 let reason = String::from_utf8_lossy(record.body);
                 End::Failed(PeerError::Lost(format!("it refused: {reason}")))
@@ -168,7 +180,10 @@ impl EthBtl {
 
     fn handle_end(&mut self, rank: Rank, end: End) {
         let Some(peer) = self.peer(rank) else { return };
-        let is_established = matches!(peer.connection, Connection::Established(_));
+        let is_established = matches!(
+            peer.connection,
+            Connection::Established(_) | Connection::Releasing(_)
+        );
         let is_own_attempt = matches!(peer.connection, Connection::HelloSent(_));
         let setup = match end {
             End::Failed(error) => {
@@ -181,6 +196,7 @@ impl EthBtl {
                 return self.fail(rank, error);
             }
             End::Yield => return self.yield_to_peer(rank),
+            End::Release => return self.released(rank),
             End::Eof if is_established => return self.fail(rank, PeerError::Died),
             End::Error(error) if is_established => {
                 return self.fail(rank, established_error(&error));

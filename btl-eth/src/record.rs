@@ -18,6 +18,7 @@
 //! | 5 | REFUSE | reason, UTF-8, at most [`MAX_REASON`] | both: the stream is refused |
 //! | 6 | MESSAGE | header, body | both, after CONFIRM |
 //! | 7 | GOODBYE | – | both, last, to leave in order |
+//! | 8 | RELEASE | – | both, last, to end this stream alone: the next message makes another |
 
 use btl::{MAX_HEADER, Rank};
 
@@ -29,7 +30,7 @@ pub const HELLO: usize = 48;
 pub const MAX_REASON: usize = 200;
 const MAGIC: [u8; 4] = *b"ebtl";
 /// Version of the format. Others are refused.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,7 @@ pub enum Kind {
     Refuse = 5,
     Message = 6,
     Goodbye = 7,
+    Release = 8,
 }
 
 /// Contents of HELLO.
@@ -164,6 +166,7 @@ pub fn decode(
         4 => (Kind::Yield, 0, 0),
         5 => (Kind::Refuse, MAX_REASON, 0),
         7 => (Kind::Goodbye, 0, 0),
+        8 => (Kind::Release, 0, 0),
         other => return Err(format!("record of unknown kind {other}")),
     };
     if length > limit {
@@ -197,7 +200,7 @@ mod tests {
 
     #[test]
     fn records_round_trip_and_need_all_their_bytes() {
-        let cases: [(Kind, &[u8], &[u8]); 8] = [
+        let cases: [(Kind, &[u8], &[u8]); 9] = [
             (Kind::Hello, b"", &[7; HELLO]),
             (Kind::Welcome, b"", b""),
             (Kind::Confirm, b"", b""),
@@ -206,6 +209,7 @@ mod tests {
             (Kind::Message, b"hh", b"body"),
             (Kind::Message, b"", b""),
             (Kind::Goodbye, b"", b""),
+            (Kind::Release, b"", b""),
         ];
         for (kind, header, body) in cases {
             let record = Record { kind, header, body };
@@ -256,7 +260,7 @@ mod tests {
             (head(Kind::Welcome, 0, 1, 0), "1 bytes"),
             (head(Kind::Welcome, 1, 0, 0), "header"),
             ([0, 0, 0, 0, 0, 0, 0, 0], "kind 0"),
-            ([0, 0, 0, 0, 0, 8, 0, 0], "kind 8"),
+            ([0, 0, 0, 0, 0, 9, 0, 0], "kind 9"),
             ([0, 0, 0, 0, 0, 255, 0, 0], "kind 255"),
         ] {
             let error = decode(&head, 0, LIMIT).unwrap_err();

@@ -8,6 +8,7 @@ use btl::{
 };
 
 use crate::peer::{Connection, PeerState};
+use crate::record::Hello;
 use crate::transport::EthBtl;
 
 impl Tx for EthBtl {
@@ -32,6 +33,7 @@ impl Tx for EthBtl {
         let Some(PeerState::Peer(peer)) = self.peers.get_mut(rank as usize) else {
             return self.own_queue.push(header, body);
         };
+        peer.used = self.calls;
         match &mut peer.connection {
             Connection::Established(channel) => {
                 let sent = channel.message(header, body);
@@ -86,7 +88,8 @@ impl PendingPeers for EthBtl {
         self.config.identity?;
         let pending = &self.open.as_ref()?.pending;
         let mut hellos = pending.iter().filter_map(|pending| pending.hello);
-        hellos.next().map(|hello| hello.from_nonce)
+        let is_stranger = |hello: &Hello| !self.is_releasing(hello.from_nonce);
+        hellos.find(is_stranger).map(|hello| hello.from_nonce)
     }
 
     fn admit(&mut self, peer: Rank, stranger: u64) -> Result<PeerInfo, Unreachable> {

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use btl::{Btl, Capabilities, Events, PeerError, PeerInfo, Probe, Rank, Unreachable};
@@ -66,6 +67,8 @@ pub struct EthBtl {
     pub(crate) nonce: u64,
     /// Maximum length of a message, header and body.
     pub(crate) max_send: usize,
+    /// Number of connections above which one is ended.
+    pub(crate) max_connections: usize,
     /// Number of consecutive attempts or probes after which a peer without an answer is lost.
     pub(crate) silent_attempts: u32,
     pub(crate) interfaces: Vec<InterfaceInfo>,
@@ -84,6 +87,10 @@ pub struct EthBtl {
     pub(crate) requested: Vec<Rank>,
     /// Earliest time of a retry, accept or liveness round.
     pub(crate) next_timer: Option<Instant>,
+    /// Number of calls of `progress` so far.
+    pub(crate) calls: u64,
+    /// Streams that ended by RELEASE, whose last bytes may not be acknowledged yet.
+    pub(crate) ended: Vec<Arc<EspStream>>,
     /// Number of calls of `progress` before the clock is read.
     calls_to_clock: u32,
     /// Time of the next accept, after one that failed.
@@ -118,6 +125,7 @@ impl EthBtl {
     pub fn new(config: EthConfig) -> Result<EthBtl, EthError> {
         config.check()?;
         let protection = config.protection()?;
+        let max_connections = config.connections()?;
         let (client, poller, keys) = match config.carrier {
             Carrier::Raw => {
                 let (client, poller) = Client::polled_by(&config.socket, config.path)?;
@@ -162,6 +170,7 @@ impl EthBtl {
             job,
             nonce: config.identity.unwrap_or(nonce),
             max_send,
+            max_connections,
             silent_attempts: silent_attempts(peer_timeout()?),
             interfaces,
             keys,
@@ -181,6 +190,8 @@ impl EthBtl {
             polled: Vec::new(),
             requested: Vec::new(),
             next_timer: None,
+            calls: 0,
+            ended: Vec::new(),
             calls_to_clock: 0,
             accept_at: None,
             failures: VecDeque::new(),
@@ -352,7 +363,7 @@ impl EthBtl {
                 continue;
             };
             match peer.connection {
-                Connection::Established(_) => self.poll_directly(rank),
+                Connection::Established(_) | Connection::Releasing(_) => self.poll_directly(rank),
                 Connection::Failed(_) => {}
                 _ => self.fail(rank, lost.clone()),
             }
@@ -440,6 +451,7 @@ impl Btl for EthBtl {
         if self.open.is_none() {
             return 0;
         }
+        self.calls = self.calls.wrapping_add(1);
         let mut count = self.poll_engine();
         if self.next_timer.is_some() {
             self.calls_to_clock = self.calls_to_clock.wrapping_sub(1);
@@ -489,7 +501,8 @@ impl Btl for EthBtl {
     fn drop_peer(&mut self, rank: Rank) -> bool {
         if let Some(peer) = self.peer(rank) {
             let since = *peer.dropped_at.get_or_insert_with(Instant::now);
-            if let Connection::Established(channel) = &mut peer.connection
+            if let Connection::Established(channel) | Connection::Releasing(channel) =
+                &mut peer.connection
                 && channel.stream.unacknowledged() > 0
                 && since.elapsed() < DROP_TIMEOUT
             {
@@ -502,10 +515,12 @@ impl Btl for EthBtl {
     }
 
     fn flush(&mut self) -> bool {
-        let mut is_flushed = self.own_queue.is_empty();
+        self.drop_ended();
+        let mut is_flushed = self.own_queue.is_empty() && self.ended.is_empty();
         for state in &mut self.peers {
             if let PeerState::Peer(peer) = state
-                && let Connection::Established(channel) = &mut peer.connection
+                && let Connection::Established(channel) | Connection::Releasing(channel) =
+                    &mut peer.connection
                 && channel.stream.unacknowledged() > 0
             {
                 channel.stream.arm(Interest::Writable);
@@ -530,6 +545,7 @@ impl Btl for EthBtl {
             pending.channel.refuse("this rank has left the job");
         }
         self.peers.clear();
+        self.ended.clear();
         self.own_queue = OwnQueue::default();
         self.failures.clear();
         self.polled.clear();

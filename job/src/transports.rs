@@ -143,6 +143,11 @@ fn ib_config(setup: &TransportSetup<'_>) -> IbConfig {
     }
 }
 
+/// Number of processes above which a job has smaller rings over Ethernet.
+const LARGE: u32 = 64;
+/// Size of these rings in bytes. A process may have hundreds of connections, with two rings each.
+const LARGE_RINGS: u32 = 256 << 10;
+
 /// Creates one transport for each interface.
 fn eth(
     setup: &TransportSetup<'_>,
@@ -152,6 +157,9 @@ fn eth(
 ) -> Result<Vec<Box<dyn Btl>>, String> {
     let mut config = EthConfig::new(setup.rank, setup.size, setup.key.as_bytes());
     config.carrier = carrier;
+    if setup.size > LARGE {
+        config.rings = LARGE_RINGS;
+    }
     config.protection = Some(protection);
     config.include.clone_from(&setup.options.interfaces);
     config.exclude.clone_from(&setup.options.not_interfaces);

@@ -7,12 +7,21 @@ use std::time::Duration;
 
 use btl::Btl;
 use btl_conformance::suite::{self, Options, Place, ProcessHarness};
-use btl_eth::{Carrier, EthBtl, EthConfig};
+use btl_eth::{CONNECTIONS_VARIABLE, Carrier, EthBtl, EthConfig};
 use esp_tests::lab_or_skip;
 use lab::{Lab, LabOptions};
 
 /// Where a rank's process finds its daemon; without it the rank uses UDP.
 const SOCKET: &str = "ETH_CONFORMANCE_SOCKET";
+
+/// Cases that require that a rank is connected to one that ends.
+const UNCONNECTED: [&str; 4] = [
+    "left",
+    "flush_exit",
+    "close_while_peers_send",
+    "death_mid_send",
+];
+const WITHOUT: &str = "the end of a peer without a connection is reported as `Gone`";
 
 /// Ranks dealt out to nodes.
 struct Nodes {
@@ -21,6 +30,8 @@ struct Nodes {
     nodes: u32,
     messages: u32,
     carrier: Carrier,
+    /// Limit of each rank's connections.
+    connections: Option<u32>,
 }
 
 impl ProcessHarness for Nodes {
@@ -30,11 +41,11 @@ impl ProcessHarness for Nodes {
 
     fn command(&self, program: &Path, place: &Place) -> Result<Command, String> {
         let node = (place.rank % self.nodes) as usize;
-        match self.carrier {
+        let mut command = match self.carrier {
             Carrier::Raw => {
                 let mut command = Command::new(program);
                 command.env(SOCKET, self.lab.socket(node));
-                Ok(command)
+                command
             }
             // Its sockets are those of its node.
             Carrier::Udp => {
@@ -42,9 +53,13 @@ impl ProcessHarness for Nodes {
                 let mut command = command.map_err(|error| error.to_string())?;
                 // The ends of processes are noticed after this time.
                 command.env("ESP_PEER_TIMEOUT", "10");
-                Ok(command)
+                command
             }
+        };
+        if let Some(limit) = self.connections {
+            command.env(CONNECTIONS_VARIABLE, limit.to_string());
         }
+        Ok(command)
     }
 
     fn options(&self) -> Options {
@@ -54,6 +69,10 @@ impl ProcessHarness for Nodes {
             messages: self.messages,
             rounds: 300,
             peers: 8,
+            skip: match self.connections {
+                None => Vec::new(),
+                Some(_) => UNCONNECTED.map(|case| (case, WITHOUT.into())).into(),
+            },
             // Without a daemon, the end of a process is noticed later.
             deaths_at_once: self.carrier == Carrier::Udp,
             ..Options::default()
@@ -90,6 +109,7 @@ fn conforms(test: &str, options: &LabOptions, nodes: u32, messages: u32) {
         "with_loss_udp" => "udp, three nodes, packets lost",
         "one_node" => "eth, one node",
         "with_loss" => "eth, three nodes, frames lost",
+        "one_connection_leased" => "eth over leases, two nodes, one connection a rank",
         "four_nodes_leased" => "eth over leases, four nodes",
         "with_loss_leased" => "eth over leases, three nodes, frames lost",
         _ => "eth, four nodes",
@@ -102,6 +122,7 @@ fn conforms(test: &str, options: &LabOptions, nodes: u32, messages: u32) {
             nodes,
             messages,
             carrier,
+            connections: test.starts_with("one_connection").then_some(1),
         },
     )
     .verdict()
@@ -126,6 +147,14 @@ fn with_loss() {
     let mut options = LabOptions::new(3);
     options.wire.loss_ppm = 20_000;
     conforms("with_loss", &options, 3, 3_000);
+}
+
+/// Each rank keeps one connection, and ends it for the next peer.
+#[test]
+fn one_connection_leased() {
+    be_a_rank();
+    let options = leased(LabOptions::new(2));
+    conforms("one_connection_leased", &options, 2, 500);
 }
 
 /// Engines in the ranks themselves.

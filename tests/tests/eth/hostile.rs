@@ -97,7 +97,7 @@ fn invalid_records_fail_their_peer_only() {
         return;
     };
     type Write = fn(&mut Impostor);
-    let attacks: [(&str, Write); 9] = [
+    let attacks: [(&str, Write); 10] = [
         ("at most 65600", |it| {
             it.write(Kind::Message, 0, &[0; 65601]);
         }),
@@ -126,6 +126,7 @@ fn invalid_records_fail_their_peer_only() {
             it.stream.write_all(&[0; 5000]).expect("write");
         }),
         ("unexpected record", |it| it.greet()),
+        ("permitted", |it| it.write(Kind::Release, 0, b"reason")),
         ("unexpected record", |it| it.write(Kind::Yield, 0, b"")),
     ];
     for (words, attack) in attacks {

@@ -16,6 +16,10 @@ pub(super) struct Impostor {
     pub(super) stream: EspStream,
     pub(super) hello: Hello,
     pub(super) number: u16,
+    /// Number of the next record to read.
+    pub(super) next: u16,
+    /// Bytes that were read, from that record on.
+    pub(super) unread: Vec<u8>,
 }
 
 impl Impostor {
@@ -64,6 +68,8 @@ impl Impostor {
             stream,
             hello,
             number: 0,
+            next: 0,
+            unread: Vec::new(),
         }
     }
 
@@ -82,25 +88,28 @@ impl Impostor {
 
     /// Returns the next record, polling the victim.
     pub(super) fn hears(&mut self, victim: &mut Member) -> String {
-        let mut bytes = Vec::new();
-        let mut received = String::new();
+        let mut received = None;
         run("an answer", &mut [victim], |_| {
-            let mut part = [0; 300];
-            match self.stream.try_read(&mut part) {
-                Ok(0) => panic!("the end behind {bytes:?}"),
-                Ok(n) => bytes.extend(&part[..n]),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) => panic!("{error}"),
-            }
-            match record::decode(&bytes, 0, 0).expect("a record") {
-                Some((record, _)) => {
-                    let body = String::from_utf8_lossy(record.body);
-                    received = format!("{:?} {body}", record.kind).trim_end().to_owned();
-                }
-                None => return false,
-            }
-            true
+            received = self.heard();
+            received.is_some()
         });
-        received
+        received.unwrap_or_default()
+    }
+
+    /// Returns the next record if it has arrived.
+    pub(super) fn heard(&mut self) -> Option<String> {
+        let mut part = [0; 300];
+        match self.stream.try_read(&mut part) {
+            Ok(0) if self.unread.is_empty() => panic!("the end of the stream"),
+            Ok(n) => self.unread.extend(&part[..n]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => panic!("{error}"),
+        }
+        let (record, length) = record::decode(&self.unread, self.next, 0).expect("a record")?;
+        let body = String::from_utf8_lossy(record.body);
+        let received = format!("{:?} {body}", record.kind).trim_end().to_owned();
+        self.unread.drain(..length);
+        self.next += 1;
+        Some(received)
     }
 }

@@ -44,8 +44,19 @@ pub(super) struct Member {
 
 impl Member {
     pub(super) fn new(socket: &Path, rank: Rank, size: u32) -> Member {
+        Member::with_limit(socket, rank, size, None)
+    }
+
+    /// Makes a rank with a limit of connections.
+    pub(super) fn with_limit(
+        socket: &Path,
+        rank: Rank,
+        size: u32,
+        max_connections: Option<usize>,
+    ) -> Member {
         let mut config = EthConfig::new(rank, size, JOB);
         config.socket = socket.to_owned();
+        config.max_connections = max_connections;
         Member {
             btl: EthBtl::new(config).expect("a transport"),
             log: Log::default(),

@@ -1,0 +1,159 @@
+//! Connections that are ended because a process has more than its limit.
+
+use std::io::IoSlice;
+
+use btl::{Btl, PeerError, SendError, Tx};
+use btl_eth::record::Kind;
+use esp_tests::lab_or_skip;
+use lab::{Lab, LabOptions};
+
+use crate::impostor::Impostor;
+use crate::member::{Member, join, run, send, talk, until_failed};
+
+/// Messages from each rank to each other one.
+const ROUNDS: u32 = 30;
+
+fn limited(lab: &Lab, node: usize, rank: u32, size: u32) -> Member {
+    Member::with_limit(&lab.socket(node), rank, size, Some(1))
+}
+
+/// Every message arrives once and in order, though each rank keeps one connection only.
+#[test]
+fn connections_are_ended_and_made_again() {
+    let Some(lab) = lab_or_skip("connections_are_ended", &LabOptions::new(2)) else {
+        return;
+    };
+    let mut members: Vec<_> = (0..4)
+        .map(|rank| limited(&lab, rank as usize % 2, rank, 4))
+        .collect();
+    join(&mut members);
+    let mut sent = [[0; 4]; 4];
+    let mut members: Vec<_> = members.iter_mut().collect();
+    run("all messages are sent", &mut members, |members| {
+        for (from, sent) in sent.iter_mut().enumerate() {
+            for (to, sent) in (0..).zip(sent.iter_mut()) {
+                if to as usize == from || *sent == ROUNDS {
+                    continue;
+                }
+                let number = sent.to_le_bytes();
+                match members[from].btl.send(to, b"h", &[IoSlice::new(&number)]) {
+                    Ok(()) => *sent += 1,
+                    Err(SendError::Busy) => {}
+                    Err(error) => panic!("rank {from} to {to}: {error}"),
+                }
+            }
+        }
+        let received = members.iter().map(|member| member.log.messages.len());
+        received.sum::<usize>() == 12 * ROUNDS as usize
+    });
+    let open = |member: &Member| {
+        let counters = member.btl.counters();
+        counters.connected - counters.released
+    };
+    run("few connections are left", &mut members, |members| {
+        members.iter().all(|member| open(member) <= 1)
+    });
+    run("what was sent is acknowledged", &mut members, |members| {
+        members.iter_mut().all(|member| member.btl.flush())
+    });
+    for member in members {
+        assert!(member.log.failed.is_empty(), "{:?}", member.log.failed);
+        assert!(
+            member.btl.counters().released > 1,
+            "{:?}",
+            member.btl.counters()
+        );
+        for from in 0..4 {
+            let of_peer = member
+                .log
+                .messages
+                .iter()
+                .filter(|(peer, ..)| *peer == from);
+            let numbers: Vec<_> = of_peer.map(|(_, _, body)| body.clone()).collect();
+            let expected = if numbers.is_empty() { 0 } else { ROUNDS };
+            let expected: Vec<_> = (0..expected).map(|n| n.to_le_bytes().to_vec()).collect();
+            assert_eq!(numbers, expected, "from {from}");
+        }
+    }
+}
+
+/// Makes a rank with at most one connection, which has written RELEASE to an impostor because it
+/// has connected to another rank. Returns the three.
+fn releasing(lab: &Lab) -> (Member, Member, Impostor) {
+    let mut victim = limited(lab, 0, 0, 3);
+    let mut third = Member::at(lab, 1, 2, 3);
+    let mut impostor = Impostor::added(lab, &mut victim);
+    impostor.greet();
+    assert_eq!(impostor.hears(&mut victim), "Welcome");
+    impostor.write(Kind::Confirm, 0, b"");
+    let addresses = [victim.btl.address(), third.btl.address()];
+    victim.btl.add_peer(2, &addresses[1]).expect("reachable");
+    third.btl.add_peer(0, &addresses[0]).expect("reachable");
+    talk(&mut victim, &mut third, (0, 2));
+    assert_eq!(impostor.hears(&mut victim), "Release");
+    assert_eq!(victim.btl.counters().released, 0);
+    (victim, third, impostor)
+}
+
+/// The peer's next stream may be accepted before its RELEASE is read.
+#[test]
+fn the_next_connection_waits_for_the_end_of_the_last() {
+    let Some(lab) = lab_or_skip("the_next_waits", &LabOptions::new(2)) else {
+        return;
+    };
+    let (mut victim, mut third, mut impostor) = releasing(&lab);
+    impostor.write(Kind::Message, 1, b"h1");
+    let mut next = Impostor::new(&lab, &victim);
+    next.hello.from_nonce = impostor.hello.from_nonce;
+    next.greet();
+    run("its HELLO was read", &mut [&mut victim], |members| {
+        members[0].btl.pending_connections() == 1 && !members[0].log.messages.is_empty()
+    });
+    for _ in 0..1000 {
+        victim.step();
+    }
+    assert_eq!(next.heard(), None);
+    let busy = victim.btl.send(1, b"h", &[IoSlice::new(b"x")]);
+    assert_eq!(busy, Err(SendError::Busy));
+    impostor.write(Kind::Message, 1, b"h2");
+    impostor.write(Kind::Release, 0, b"");
+    assert_eq!(next.hears(&mut victim), "Welcome");
+    next.write(Kind::Confirm, 0, b"");
+    next.write(Kind::Message, 1, b"h3");
+    run("all has arrived", &mut [&mut victim], |members| {
+        members[0].log.messages.len() == 3
+    });
+    let bodies = victim.log.messages.iter().map(|(_, _, body)| &body[..]);
+    assert_eq!(bodies.collect::<Vec<_>>(), [b"1", b"2", b"3"]);
+    // This connection is one too many again: that of the third rank is ended.
+    run(
+        "the other one is ended",
+        &mut [&mut victim, &mut third],
+        |members| {
+            members[0].btl.counters().released == 2 && members[1].btl.counters().released == 1
+        },
+    );
+    assert!(victim.log.failed.is_empty(), "{:?}", victim.log.failed);
+    victim.log.messages.clear();
+    talk(&mut victim, &mut third, (0, 2));
+}
+
+#[test]
+fn a_peer_that_ends_instead_has_failed() {
+    let Some(lab) = lab_or_skip("a_peer_ends_instead", &LabOptions::new(2)) else {
+        return;
+    };
+    type End = fn(Impostor);
+    let ends: [(PeerError, End); 2] = [
+        (PeerError::Left, |mut it| it.write(Kind::Goodbye, 0, b"")),
+        (PeerError::Died, drop),
+    ];
+    for (expected, end) in ends {
+        let (mut victim, mut third, impostor) = releasing(&lab);
+        end(impostor);
+        let error = until_failed("the end of the peer", &mut victim, 1);
+        assert_eq!(error, expected);
+        assert_eq!(victim.btl.counters().released, 0);
+        send(&mut [&mut victim, &mut third], 0, 2, b"goes on");
+    }
+}
