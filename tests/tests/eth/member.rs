@@ -55,8 +55,12 @@ impl Member {
         max_connections: Option<usize>,
     ) -> Member {
         let mut config = EthConfig::new(rank, size, JOB);
-        config.socket = socket.to_owned();
         config.max_connections = max_connections;
+        Member::with(socket, config)
+    }
+
+    pub(super) fn with(socket: &Path, mut config: EthConfig) -> Member {
+        config.socket = socket.to_owned();
         Member {
             btl: EthBtl::new(config).expect("a transport"),
             log: Log::default(),

@@ -2,13 +2,14 @@
 
 use std::io::IoSlice;
 
-use btl::{Btl, PeerError, SendError, Tx};
+use btl::{Btl, PeerError, PendingPeers, Rank, SendError, Tx};
+use btl_eth::EthConfig;
 use btl_eth::record::Kind;
 use esp_tests::lab_or_skip;
 use lab::{Lab, LabOptions};
 
 use crate::impostor::Impostor;
-use crate::member::{Member, join, run, send, talk, until_failed};
+use crate::member::{JOB, Member, join, run, send, talk, until_failed};
 
 /// Messages from each rank to each other one.
 const ROUNDS: u32 = 30;
@@ -27,19 +28,49 @@ fn connections_are_ended_and_made_again() {
         .map(|rank| limited(&lab, rank as usize % 2, rank, 4))
         .collect();
     join(&mut members);
+    exchange(&mut members, 0);
+}
+
+/// A peer whose next stream waits is no stranger.
+#[test]
+fn connections_of_open_transports_are_ended_and_made_again() {
+    let Some(lab) = lab_or_skip("open_connections_are_ended", &LabOptions::new(2)) else {
+        return;
+    };
+    let open = |place: u32| {
+        let mut config = EthConfig::open(u64::from(place) + 100, JOB);
+        config.max_connections = Some(1);
+        Member::with(&lab.socket(place as usize % 2), config)
+    };
+    let mut members: Vec<_> = (0..4).map(open).collect();
+    let addresses: Vec<_> = members.iter().map(|member| member.btl.address()).collect();
+    for (place, member) in members.iter_mut().enumerate() {
+        for (other, address) in addresses.iter().enumerate().filter(|(at, _)| *at != place) {
+            let added = member.btl.add_peer(other as Rank + 1, address);
+            added.expect("reachable");
+        }
+    }
+    exchange(&mut members, 1);
+}
+
+/// Sends [`ROUNDS`] messages from each member to each other one, and checks them. `first`: number of
+/// the first member.
+fn exchange(members: &mut [Member], first: Rank) {
     let mut sent = [[0; 4]; 4];
     let mut members: Vec<_> = members.iter_mut().collect();
     run("all messages are sent", &mut members, |members| {
         for (from, sent) in sent.iter_mut().enumerate() {
-            for (to, sent) in (0..).zip(sent.iter_mut()) {
-                if to as usize == from || *sent == ROUNDS {
+            assert_eq!(members[from].btl.stranger(), None);
+            for (to, sent) in sent.iter_mut().enumerate() {
+                if to == from || *sent == ROUNDS {
                     continue;
                 }
                 let number = sent.to_le_bytes();
+                let to = to as Rank + first;
                 match members[from].btl.send(to, b"h", &[IoSlice::new(&number)]) {
                     Ok(()) => *sent += 1,
                     Err(SendError::Busy) => {}
-                    Err(error) => panic!("rank {from} to {to}: {error}"),
+                    Err(error) => panic!("{from} to {to}: {error}"),
                 }
             }
         }
@@ -56,23 +87,17 @@ fn connections_are_ended_and_made_again() {
     run("what was sent is acknowledged", &mut members, |members| {
         members.iter_mut().all(|member| member.btl.flush())
     });
-    for member in members {
+    for (place, member) in members.iter().enumerate() {
         assert!(member.log.failed.is_empty(), "{:?}", member.log.failed);
-        assert!(
-            member.btl.counters().released > 1,
-            "{:?}",
-            member.btl.counters()
-        );
-        for from in 0..4 {
-            let of_peer = member
-                .log
-                .messages
-                .iter()
-                .filter(|(peer, ..)| *peer == from);
-            let numbers: Vec<_> = of_peer.map(|(_, _, body)| body.clone()).collect();
-            let expected = if numbers.is_empty() { 0 } else { ROUNDS };
-            let expected: Vec<_> = (0..expected).map(|n| n.to_le_bytes().to_vec()).collect();
-            assert_eq!(numbers, expected, "from {from}");
+        let counters = member.btl.counters();
+        assert!(counters.released > 1, "{counters:?}");
+        for from in (0..4).filter(|from| *from != place) {
+            let of_peer = |peer: Rank| peer == from as Rank + first;
+            let messages = member.log.messages.iter();
+            let received = messages.filter(|(peer, ..)| of_peer(*peer));
+            let received: Vec<_> = received.map(|(_, _, body)| body.clone()).collect();
+            let all = (0..ROUNDS).map(|number| number.to_le_bytes().to_vec());
+            assert_eq!(received, all.collect::<Vec<_>>(), "from {from}");
         }
     }
 }
