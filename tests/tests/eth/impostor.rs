@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use btl::Btl;
+use btl_eth::EthBtl;
 use btl_eth::address::{AddressInterface, EthAddress, job_hash};
 use btl_eth::record::{self, Hello, Kind};
 use esp_client::{EspStream, MacAddr};
@@ -48,17 +49,27 @@ impl Impostor {
     }
 
     pub(super) fn new(lab: &Lab, victim: &Member) -> Impostor {
+        Impostor::of_job(lab, victim, job_hash(JOB))
+    }
+
+    /// Makes a stranger to an open transport.
+    pub(super) fn open(lab: &Lab, victim: &Member) -> Impostor {
+        let mut impostor = Impostor::of_job(lab, victim, EthBtl::open_key(JOB));
+        let hello = &mut impostor.hello;
+        (hello.from, hello.to, hello.from_nonce) = (2000, 1 << 16, 4711);
+        impostor
+    }
+
+    fn of_job(lab: &Lab, victim: &Member, job: [u8; 16]) -> Impostor {
         let to_nonce = EthAddress::decode(&victim.btl.address())
             .expect("an address")
             .nonce;
-        let builder = EspStream::builder()
-            .key(job_hash(JOB))
-            .rings(1 << 18, 1 << 18);
+        let builder = EspStream::builder().key(job).rings(1 << 18, 1 << 18);
         let stream = builder
             .connect_at(&client(lab, 1), address(0, victim.port()))
             .expect("connect");
         let hello = Hello {
-            job: job_hash(JOB),
+            job,
             from: 1,
             to: 0,
             from_nonce: 0,

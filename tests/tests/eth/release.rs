@@ -31,7 +31,6 @@ fn connections_are_ended_and_made_again() {
     exchange(&mut members, 0);
 }
 
-/// A peer whose next stream waits is no stranger.
 #[test]
 fn connections_of_open_transports_are_ended_and_made_again() {
     let Some(lab) = lab_or_skip("open_connections_are_ended", &LabOptions::new(2)) else {
@@ -161,6 +160,44 @@ fn the_next_connection_waits_for_the_end_of_the_last() {
     assert!(victim.log.failed.is_empty(), "{:?}", victim.log.failed);
     victim.log.messages.clear();
     talk(&mut victim, &mut third, (0, 2));
+}
+
+#[test]
+fn a_peer_whose_next_connection_waits_is_no_stranger() {
+    let Some(lab) = lab_or_skip("no_stranger", &LabOptions::new(2)) else {
+        return;
+    };
+    let open = |node, identity| {
+        let mut config = EthConfig::open(identity, JOB);
+        config.max_connections = Some(1);
+        Member::with(&lab.socket(node), config)
+    };
+    let (mut victim, mut third) = (open(0, 100), open(1, 102));
+    let mut impostor = Impostor::open(&lab, &victim);
+    impostor.greet();
+    run("the stranger is named", &mut [&mut victim], |members| {
+        members[0].btl.stranger() == Some(4711)
+    });
+    victim.btl.admit(1, 4711).expect("it is waiting");
+    assert_eq!(impostor.hears(&mut victim), "Welcome");
+    impostor.write(Kind::Confirm, 0, b"");
+    let addresses = [victim.btl.address(), third.btl.address()];
+    victim.btl.add_peer(2, &addresses[1]).expect("reachable");
+    third.btl.add_peer(1, &addresses[0]).expect("reachable");
+    talk(&mut victim, &mut third, (1, 2));
+    assert_eq!(impostor.hears(&mut victim), "Release");
+    let mut next = Impostor::open(&lab, &victim);
+    next.greet();
+    run("its HELLO was read", &mut [&mut victim], |members| {
+        members[0].btl.pending_connections() == 1
+    });
+    for _ in 0..1000 {
+        victim.step();
+        assert_eq!(victim.btl.stranger(), None);
+    }
+    assert_eq!(next.heard(), None);
+    impostor.write(Kind::Release, 0, b"");
+    assert_eq!(next.hears(&mut victim), "Welcome");
 }
 
 #[test]
