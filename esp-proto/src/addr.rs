@@ -246,6 +246,7 @@ mod tests {
     fn text_form_round_trips() {
         let mac = MacAddr([0x02, 0, 0xab, 0xcd, 0xef, 0x01]);
         assert_eq!(mac.to_string(), "02:00:ab:cd:ef:01");
+        assert_eq!(format!("{mac:?}"), "02:00:ab:cd:ef:01");
         assert_eq!("02:00:ab:cd:ef:01".parse(), Ok(mac));
         assert_eq!("2-0-AB-cd-ef-1".parse(), Ok(mac));
     }

@@ -363,6 +363,42 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
+    /// W-49.
+    #[test]
+    fn a_repeated_report_permits_no_second_probe() {
+        let mut rig = Rig::new(4);
+        rig.ack(0, &[0b1], 50);
+        assert!(rig.recovery.on_tail_probe(&mut rig.send));
+        assert_eq!(rig.repeats(100, 60), [3]);
+        let (outcome, ..) = rig.ack(0, &[0b1], 61);
+        assert_eq!(outcome.acked, 0);
+        assert!(!rig.recovery.may_probe());
+        rig.ack(0, &[0b11], 62);
+        assert!(rig.recovery.may_probe());
+    }
+
+    /// No timeout has declared it lost, so its acknowledgement says nothing of one.
+    #[test]
+    fn a_late_packet_shows_no_spurious_timeout() {
+        let mut rig = Rig::new(8);
+        let (_, lost, _) = rig.ack(0, &[0b1110], 50);
+        assert_eq!(lost, 2);
+        let (outcome, ..) = rig.ack(2, &[], 51);
+        assert_eq!((outcome.acked, outcome.spurious), (2, false));
+    }
+
+    #[test]
+    fn an_idle_connection_keeps_no_memory() {
+        let mut rig = Rig::new(8);
+        rig.ack(0, &[0b1110], 50);
+        rig.ack(8, &[], 51);
+        let Recovery { order, lost, .. } = &rig.recovery;
+        assert!(order.capacity() > 0 && lost.capacity() > 0);
+        rig.recovery.shrink();
+        let Recovery { order, lost, .. } = &rig.recovery;
+        assert_eq!((order.capacity(), lost.capacity()), (0, 0));
+    }
+
     #[test]
     fn three_later_transmissions_prove_a_loss() {
         let mut rig = Rig::new(8);

@@ -85,6 +85,7 @@ mod tests {
             rtt.rto(Duration::ZERO, FLOOR, CEILING),
             Duration::from_millis(40)
         );
+        assert_eq!(rtt.loss_delay(), Duration::from_millis(10));
         assert!(rtt.tail_delay(Duration::ZERO) < rtt.rto(Duration::ZERO, FLOOR, CEILING));
         rtt.sample(Duration::from_millis(16));
         assert_eq!(rtt.smoothed, Some(Duration::from_millis(9)));

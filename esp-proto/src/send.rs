@@ -242,6 +242,23 @@ mod tests {
     }
 
     #[test]
+    fn what_an_idle_connection_does_not_need_is_released() {
+        let mut send = SendSide::new(Seq(0));
+        send.set_written(300);
+        while cut(&mut send, 100).is_some() {}
+        send.shrink();
+        assert_eq!(send.segments.len(), 3);
+        while send.pop_acked().is_some() {}
+        assert!(send.segments.capacity() > 0);
+        send.shrink();
+        assert_eq!(send.segments.capacity(), 0);
+        send.set_written(301);
+        assert!(cut(&mut send, 100).is_some());
+        send.release();
+        assert_eq!(send.segments.capacity(), 0);
+    }
+
+    #[test]
     fn small_writes_grow_together_and_fin_comes_last() {
         let mut send = SendSide::new(Seq(65535));
         assert_eq!(cut(&mut send, 100), None);

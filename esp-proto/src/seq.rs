@@ -44,6 +44,7 @@ mod tests {
         assert!(!Seq(7).is_before(Seq(7)));
         assert_eq!(Seq(65535).plus(2), Seq(1));
         assert_eq!(Seq(1).ahead_of(Seq(65535)), 2);
+        assert_eq!(std::format!("{}", Seq(65535).plus(8)), "7");
     }
 
     /// All 2^32 pairs of numbers, beside a model without wrap: `base + n` for each distance `n`.

@@ -256,6 +256,19 @@ mod tests {
         assert!(!table.is_set(Timer::Ack));
     }
 
+    #[test]
+    fn only_a_running_timer_is_shortened_and_all_are_stopped() {
+        let mut table = TimerTable::new();
+        assert!(!table.shorten(Timer::Ack, at(5)));
+        table.set(Timer::Ack, at(5));
+        assert!(!table.shorten(Timer::Ack, at(5)) && !table.shorten(Timer::Ack, at(6)));
+        assert!(table.shorten(Timer::Ack, at(4)));
+        table.set(Timer::Path, at(9));
+        assert_eq!(table.next(), Some(at(4)));
+        table.stop_all();
+        assert_eq!(table.next(), None);
+    }
+
     proptest! {
         #[test]
         fn heap_is_a_priority_queue(

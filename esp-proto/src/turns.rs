@@ -119,7 +119,9 @@ mod tests {
     #[test]
     fn entries_of_an_owner_keep_their_order_or_are_rotated() {
         let mut queue = TurnQueue::default();
-        (0..3).for_each(|entry| queue.push(1, entry));
+        queue.push(1, 0);
+        assert!(!queue.is_empty() && !queue.rotate());
+        (1..3).for_each(|entry| queue.push(1, entry));
         assert!(queue.rotate() && !queue.pass());
         let served: Vec<_> = core::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(served, [(1, false), (2, false), (0, true)]);

@@ -85,6 +85,13 @@ mod tests {
     }
 
     #[test]
+    fn a_round_without_packets_changes_no_estimate() {
+        let mut dctcp = Dctcp::default();
+        dctcp.on_ack(0, true);
+        assert_eq!(dctcp.alpha, ONE);
+    }
+
+    #[test]
     fn the_estimate_moves_a_sixteenth_of_the_way_each_round() {
         assert!((after(0, 0) - 1.0).abs() < 1e-9);
         assert!((after(1, 0) - 15.0 / 16.0).abs() < 1e-3);

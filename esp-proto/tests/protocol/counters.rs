@@ -27,6 +27,49 @@ fn received_packets_are_counted_by_kind() {
 }
 
 #[test]
+fn resets_are_counted_and_leave_no_slot_in_use() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 8);
+    for count in 1..=3 {
+        let a = pair.connect(5000, 1000);
+        pair.run(Duration::from_millis(1));
+        pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
+        pair.run(Duration::from_millis(1));
+        let of = |node: &Node| (node.ep.counters().connections_reset, node.ep.slots());
+        assert_eq!((of(&pair.a), of(&pair.b)), ((0, 1), (count, 1)));
+    }
+    // A connection that was never reported.
+    pair.filter = Box::new(|frame| match frame.src {
+        MAC_A => Wire::Pass,
+        _ => Wire::Drop,
+    });
+    for _ in 0..3 {
+        let a = pair.connect(5000, 1000);
+        pair.run(Duration::from_millis(1));
+        assert_eq!(pair.b.ep.connections().count(), 1);
+        pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
+        pair.run(Duration::from_secs(60));
+        assert_eq!((pair.b.ep.connections().count(), pair.b.ep.slots()), (0, 1));
+    }
+}
+
+#[test]
+fn the_nonce_of_the_peer_is_known() {
+    let (pair, a, b) = Pair::connected();
+    let nonce = pair.b.ep.image(b).map(|image| image.nonce);
+    assert_eq!(Some(pair.a.ep.peer_nonce(a)), nonce);
+    let other = ConnId { slot: 77, ..a };
+    assert_eq!(pair.a.ep.peer_nonce(other), 0);
+}
+
+#[test]
+fn an_endpoint_shows_what_it_is_in_a_log() {
+    let (pair, ..) = Pair::connected();
+    let text = format!("{:?}", pair.a.ep);
+    assert!(text.contains("mtu: 1500, connections: 1"), "{text}");
+}
+
+#[test]
 fn losses_gaps_and_copies_are_counted() {
     let (mut pair, a, b) = Pair::connected();
     let mut n = 0;

@@ -61,6 +61,9 @@ fn a_dead_path_under_load_is_left_and_nothing_is_lost() {
         (fabric.sides[A].info().moves, fabric.sides[A].info().peer),
         (1, mac(0xb, 1).into())
     );
+    let dead = [mac(0xa, 0), mac(0xb, 0)];
+    let mut moves = (fabric.log.iter()).filter(|frame| frame.kind() == FrameType::Move);
+    assert!(moves.all(|frame| !dead.contains(&frame.src) || !dead.contains(&frame.dst)));
     fabric.end_well();
 }
 
