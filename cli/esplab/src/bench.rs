@@ -16,7 +16,7 @@ use bench::results::{self, Figure};
 use bench::run::Rig;
 use bench::table::Style;
 use bench::task::Carrier;
-use bench::{incast, intra, rails};
+use bench::{incast, intra, programs, rails};
 use cli::out::{self, Failure, Verdict};
 
 /// Measure ESP beside TCP, a bare packet-socket loop, Open MPI, MPICH and UCX
@@ -31,7 +31,7 @@ pub(super) struct Flags {
     #[arg(long)]
     quick: bool,
     /// Only this benchmark (may be repeated): pingpong, send, send-idle, stream, loss, idle,
-    /// leases, protect, incast, rails, shm, papers, sharing, matching
+    /// leases, protect, incast, rails, programs, shm, papers, sharing, matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Between nodes, measure ESP over this carrier only: `raw` or `udp`. Benchmarks without it are
@@ -124,6 +124,7 @@ struct Selection {
     nodes: Vec<Bench>,
     incast: Option<incast::Bench>,
     rails: Option<rails::Bench>,
+    programs: Option<programs::Bench>,
     intra: Vec<intra::plan::Bench>,
 }
 
@@ -158,17 +159,22 @@ impl Flags {
             bench.rounds = rounds(bench.rounds);
         }
         intra.retain(|bench| !bench.measures.is_empty());
-        // These two measure ESP over raw Ethernet alone.
+        // These measure ESP over raw Ethernet alone.
         let raw = |name| chosen(name) && self.carrier != Carriers::Udp;
         let mut incast = raw(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
         let mut rails = raw(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
+        let mut programs = raw(programs::ABOUT.name).then(|| programs::Bench::new(self.quick));
         incast.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         rails.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
+        programs
+            .iter_mut()
+            .for_each(|b| b.rounds = rounds(b.rounds));
         let selection = Selection {
             quick: self.quick,
             nodes,
             incast,
             rails,
+            programs,
             intra,
         };
         if selection.times().is_empty() {
@@ -191,9 +197,14 @@ impl Selection {
             .map(|b| (b.about, b.rounds * b.cases.len()));
         let incast = self.incast.map(|bench| (&incast::ABOUT, bench.steps()));
         let rails = self.rails.map(|bench| (&rails::ABOUT, bench.steps()));
+        let programs = self.programs.map(|bench| (&programs::ABOUT, bench.steps()));
         let intra = self.intra.iter();
         let intra = intra.map(|bench| (bench.about, intra::run::Rig::steps(bench)));
-        let all = nodes.chain(incast).chain(rails).chain(intra);
+        let all = nodes
+            .chain(incast)
+            .chain(rails)
+            .chain(programs)
+            .chain(intra);
         let time = |(about, steps): (&'static About, usize)| {
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
             (about, about.step(self.quick).saturating_mul(steps))
@@ -309,6 +320,18 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
         let rows = bench.run(|| output.step(&rails::ABOUT));
         let section = |rows: &[_]| Section::rails(&bench, rows);
         output.show(&rails::ABOUT, bench.rounds, rows, rails::table, section)?;
+    }
+    if let Some(bench) = selection.programs {
+        output.begin(&programs::ABOUT);
+        let rows = bench.run(|| output.step(&programs::ABOUT));
+        let section = |rows: &[_]| Section::programs(&bench, rows);
+        output.show(
+            &programs::ABOUT,
+            bench.rounds,
+            rows,
+            programs::table,
+            section,
+        )?;
     }
     within_node(&mut output, &selection.intra)?;
     output.bar.finish_and_clear();
@@ -440,6 +463,7 @@ mod tests {
             let names = nodes
                 .chain(selection.incast.map(|_| incast::ABOUT.name))
                 .chain(selection.rails.map(|_| rails::ABOUT.name))
+                .chain(selection.programs.map(|_| programs::ABOUT.name))
                 .chain(selection.intra.iter().map(|b| b.about.name));
             Ok::<_, String>(names.collect::<Vec<_>>())
         };

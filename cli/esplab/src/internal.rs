@@ -11,7 +11,7 @@ use bench::intra::bare::Bare;
 use bench::intra::contender::Contender;
 use bench::intra::{join, ours};
 use bench::task::Task;
-use bench::{incast, rails, worker};
+use bench::{incast, programs, rails, worker};
 use cli::out::{self, Doing, Failure, Verdict};
 use lab::{ProcessRef, UserNs, Watch};
 
@@ -65,6 +65,7 @@ enum AnyTask {
     Ends(Task),
     Incast(incast::IncastTask),
     Rails(rails::RailsTask),
+    Programs(programs::ProgramsTask),
 }
 
 /// `esplab rank`: one process of a benchmark within a node.
@@ -134,6 +135,9 @@ pub(super) fn worker(flags: &Worker) -> Result<Verdict, Failure> {
     match &flags.task {
         AnyTask::Ends(task) => out::json(&worker::work(task, |line| say(&line)).doing("worker")?),
         AnyTask::Rails(task) => out::json(&rails::work(task).doing("worker")?),
+        AnyTask::Programs(task) => {
+            out::json(&programs::work(task, |line| say(&line)).doing("worker")?)
+        }
         AnyTask::Incast(task) => out::json(&incast::work(task, |line| say(&line)).doing("worker")?),
     }?;
     Ok(Verdict::Done)

@@ -83,11 +83,10 @@ pub fn work(
 ) -> io::Result<IncastResult> {
     let time = Duration::from_millis(job.millis);
     match job.incast {
-        Role::Client => {
-            pour(&mut *connect(job.path)?, SETTLE + time + SPARE).map(|()| IncastResult::default())
-        }
+        Role::Client => pour(&mut *connect(job.path, 0, PORT)?, SETTLE + time + SPARE)
+            .map(|()| IncastResult::default()),
         Role::Server => {
-            let mut accept = listen(job.path)?;
+            let mut accept = listen(job.path, 0, PORT)?;
             say(LISTENING)?;
             let streams = (0..job.senders)
                 .map(|_| accept())
@@ -97,7 +96,7 @@ pub fn work(
     }
 }
 
-trait Stream: Read + Write + Send {}
+pub(crate) trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
 fn client_path(path: Protocol) -> io::Result<esp_client::Path> {
@@ -106,32 +105,42 @@ fn client_path(path: Protocol) -> io::Result<esp_client::Path> {
         Protocol::Daemon => Ok(esp_client::Path::Daemon),
         _ => Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "that path has no incast",
+            "that path is not compared here",
         )),
     }
 }
 
-fn connect(path: Protocol) -> io::Result<Box<dyn Stream>> {
-    if path == Protocol::TcpNoOffload {
-        let stream = TcpStream::connect((Node(0).ip(), PORT))?;
+fn is_tcp(path: Protocol) -> bool {
+    matches!(path, Protocol::Tcp | Protocol::TcpNoOffload)
+}
+
+/// Connects to a port of a node.
+pub(crate) fn connect(path: Protocol, node: usize, port: u16) -> io::Result<Box<dyn Stream>> {
+    if is_tcp(path) {
+        let stream = TcpStream::connect((Node(node).ip(), port))?;
         stream.set_nodelay(true)?;
         return Ok(Box::new(stream));
     }
     Ok(Box::new(
         EspStream::builder()
             .path(client_path(path)?)
-            .connect((MacAddr(Node(0).mac()), PORT))?,
+            .connect((MacAddr(Node(node).mac()), port))?,
     ))
 }
 
-type Accept = Box<dyn FnMut() -> io::Result<Box<dyn Stream>>>;
+pub(crate) type Accept = Box<dyn FnMut() -> io::Result<Box<dyn Stream>>>;
 
-fn listen(path: Protocol) -> io::Result<Accept> {
-    if path == Protocol::TcpNoOffload {
-        let listener = TcpListener::bind((Node(0).ip(), PORT))?;
-        return Ok(Box::new(move || Ok(Box::new(listener.accept()?.0))));
+/// Listens on a port of this node.
+pub(crate) fn listen(path: Protocol, node: usize, port: u16) -> io::Result<Accept> {
+    if is_tcp(path) {
+        let listener = TcpListener::bind((Node(node).ip(), port))?;
+        return Ok(Box::new(move || {
+            let stream = listener.accept()?.0;
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream))
+        }));
     }
-    let listener = EspListener::builder().path(client_path(path)?).bind(PORT)?;
+    let listener = EspListener::builder().path(client_path(path)?).bind(port)?;
     Ok(Box::new(move || Ok(Box::new(listener.accept()?.0))))
 }
 

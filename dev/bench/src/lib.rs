@@ -16,6 +16,7 @@
 //! | [`worker`] | the two programs of a case, which run inside the nodes (`esplab worker`) |
 //! | [`incast`] | eight nodes send to one through a slow link |
 //! | [`rails`] | a job over one interface and over two |
+//! | [`programs`] | many programs of a node through one daemon |
 //! | [`protect`] | suites of protected packets, and TLS of the kernel |
 //! | [`intra`] | benchmarks within one node: shared memory beside other projects' |
 //! | [`papers`] | the experiments of five papers, and their page |
@@ -31,6 +32,7 @@ pub mod intra;
 pub mod page;
 pub mod papers;
 pub mod plan;
+pub mod programs;
 pub mod protect;
 pub mod rails;
 mod raw;

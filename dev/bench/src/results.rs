@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::samples::median;
-use crate::{incast, intra, rails, report};
+use crate::{incast, intra, programs, rails, report};
 use cli::out::{Doing, Failure};
 
 /// Name of the file in the folder of a report.
@@ -340,6 +340,23 @@ pub(crate) fn rails(rows: &[rails::Row], machine: &str) -> Vec<Figure> {
         [
             long,
             figure(half, Unit::Micros, &row.half_us_values, machine),
+        ]
+    };
+    rows.iter().flat_map(of).flatten().collect()
+}
+
+/// Returns the figures of [`mod@programs`].
+pub(crate) fn programs(rows: &[programs::Row], machine: &str) -> Vec<Figure> {
+    let of = |row: &programs::Row| {
+        let key = |what: &str| {
+            let what = format!("{what}, {} programs", row.programs);
+            (row.bench, what, row.path)
+        };
+        let half = key("half a round trip of 64 bytes, one active");
+        let daemon = key("time of the daemons for a message, all active");
+        [
+            figure(half, Unit::Micros, &row.half_us_values, machine),
+            figure(daemon, Unit::Micros, &row.daemon_us_values, machine),
         ]
     };
     rows.iter().flat_map(of).flatten().collect()

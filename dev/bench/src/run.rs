@@ -290,7 +290,7 @@ fn set_offload(lab: &Lab, on: bool) -> Result<(), Failure> {
 }
 
 /// Returns the CPU time of all daemons of the lab in nanoseconds; `None` without daemons.
-fn daemons_cpu(lab: &Lab) -> Option<u64> {
+pub(super) fn daemons_cpu(lab: &Lab) -> Option<u64> {
     lab.state()
         .nodes
         .iter()
@@ -422,7 +422,7 @@ impl Worker {
     }
 
     /// Closes the standard input, which ends a waiting worker.
-    fn end_input(&mut self) {
+    pub(super) fn end_input(&mut self) {
         drop(self.child.stdin.take());
     }
 }

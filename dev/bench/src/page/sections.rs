@@ -4,7 +4,7 @@ use super::{Chart, Plot, Point, Section, machine};
 use crate::plan::PROTOCOLS;
 use crate::table::Style;
 use crate::task::Wait;
-use crate::{incast, intra, plan, rails, report, results};
+use crate::{incast, intra, plan, programs, rails, report, results};
 
 /// Lines of a chart: legend and points.
 type Lines = Vec<(String, Vec<Point>)>;
@@ -138,6 +138,16 @@ impl Section {
             content: Ok((bench.rounds, rails::table(rows, Style::Markdown))),
             charts: Vec::new(),
             figures: results::rails(rows, &machine::summary()),
+        }
+    }
+
+    /// Returns the section of [`programs`].
+    pub fn programs(bench: &programs::Bench, rows: &[programs::Row]) -> Section {
+        Section {
+            about: &programs::ABOUT,
+            content: Ok((bench.rounds, programs::table(rows, Style::Markdown))),
+            charts: Vec::new(),
+            figures: results::programs(rows, &machine::summary()),
         }
     }
 
