@@ -10,10 +10,10 @@ use esp_proto::*;
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// What survives of a connection: its image and its program.
-struct Rest(ConnImage, App);
+pub(super) struct Rest(ConnImage, App);
 
 /// Replaces a node's endpoint by a new one.
-fn lose(node: &mut Node, seed: u8) -> Vec<Rest> {
+pub(super) fn lose(node: &mut Node, seed: u8) -> Vec<Rest> {
     let apps = std::mem::take(&mut node.apps);
     let rests = apps
         .into_iter()
@@ -38,7 +38,7 @@ fn positions(app: &App) -> Positions {
 }
 
 /// Resumes a connection at the node's new endpoint.
-fn adopt(node: &mut Node, now: Instant, Rest(image, app): Rest) -> ConnId {
+pub(super) fn adopt(node: &mut Node, now: Instant, Rest(image, app): Rest) -> ConnId {
     let buffers = Buffers { rx: ROOM, tx: ROOM };
     let conn = node.ep.resume(now, &image, &positions(&app), buffers);
     let conn = conn.expect("resumed");
@@ -126,6 +126,30 @@ fn a_side_is_frozen_until_the_peer_confirms() {
     assert!(moves > 2 && sent == moves, "{sent} and {moves}");
     assert_eq!((pair.a.app(a).received, pair.a.app(a).acked), before);
     assert!(pair.a.ep.counters().rx_drop_moving > 0);
+}
+
+/// W-104.
+#[test]
+fn a_request_has_an_epoch_of_its_side() {
+    for lost in [MAC_A, MAC_B] {
+        let (mut pair, ..) = busy();
+        let node = match lost {
+            MAC_A => &mut pair.a,
+            _ => &mut pair.b,
+        };
+        restart(node, pair.now, 10);
+        pair.run(SETTLED);
+        let moves = pair.sent(lost, 0).filter(|f| f.kind() == FrameType::Move);
+        let blocks: Vec<_> = moves
+            .map(|frame| Move::parse(frame.esp().payload).unwrap())
+            .filter(|block| block.step == Step::Go)
+            .collect();
+        assert!(!blocks.is_empty());
+        for block in blocks {
+            let larger = block.sender_nonce > block.nonce;
+            assert_eq!(block.epoch % 2 == 1, larger, "{block:?}");
+        }
+    }
 }
 
 /// W-134: the first mark after a loss is number 1 again, and is believed.

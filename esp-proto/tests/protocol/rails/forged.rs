@@ -183,6 +183,78 @@ fn a_move_seen_twice_is_stale() {
     fabric.end_well();
 }
 
+/// W-104, W-105.
+#[test]
+fn only_the_last_go_is_answered_again_and_on_its_path() {
+    let mut fabric = Fabric::connected();
+    for _ in 0..2 {
+        let (now, (rail, _)) = (fabric.now, fabric.sides[A].only());
+        fabric.sides[A].ends[rail].ep.abandon(now, false);
+        fabric.run(Duration::from_millis(50));
+    }
+    assert_eq!(fabric.moved(), [2, 2]);
+    let moves = fabric.moves();
+    let (src, dst, go) = *(moves.iter()).rfind(|m| m.2.step == Step::Go).unwrap();
+    let ports = (5000, 1000);
+    assert_eq!(fabric.forge(src, dst, ports, &bytes(go)), ["rx_moves"]);
+    let other = match src {
+        src if src == mac(0xa, 0) => mac(0xa, 1),
+        _ => mac(0xa, 0),
+    };
+    let older = Move {
+        epoch: go.epoch - 1,
+        ..go
+    };
+    for (src, block) in [(other, go), (src, older)] {
+        let counted = fabric.forge(src, dst, ports, &bytes(block));
+        assert_eq!(counted, ["rx_drop_move_stale"], "{block:?}");
+    }
+    fabric.end_well();
+}
+
+/// W-133.
+#[test]
+fn a_peer_without_resumption_moves_and_is_not_resumed() {
+    let mut fabric = Fabric::connected();
+    let peer = [mac(0xc, 0), mac(0xc, 1)];
+    let block = SetUp {
+        features: FEATURE_MOVES,
+        rails: &peer[1].0,
+        ..set_up(7, 0)
+    };
+    let syn = Forge::ack(Seq(100), Seq(0)).set_up(wire::FLAG_SYN, &block);
+    let frame = |fabric: &Fabric, forge: &Forge| OnWire {
+        at: fabric.now,
+        src: peer[0],
+        dst: mac(0xb, 0),
+        body: forge.build(),
+        looped: false,
+        ce: false,
+    };
+    fabric.arrive(&frame(&fabric, &syn));
+    fabric.flush();
+    let answer = fabric.log.last().expect("SYN+ACK");
+    let nonce = SetUp::parse(answer.esp().payload).unwrap().nonce;
+    let ack = Forge::ack(Seq(101), answer.esp().seq.plus(1));
+    fabric.arrive(&frame(&fabric, &ack));
+    fabric.flush();
+    let go = Move {
+        step: Step::Go,
+        nonce,
+        sender_nonce: 7,
+        ..self::block(&fabric)
+    };
+    let resumed = Move {
+        resumed: true,
+        ..go
+    };
+    for (block, counter) in [(resumed, "rx_drop_move_stale"), (go, "rx_moves")] {
+        let counted = fabric.forge(peer[1], mac(0xb, 1), (5000, 1000), &bytes(block));
+        assert_eq!(counted, [counter], "{block:?}");
+    }
+    assert_eq!(fabric.moved(), [0, 1]);
+}
+
 /// Late frames of the old path neither reach the program nor end the connection.
 #[test]
 fn late_frames_of_the_old_path_are_dropped() {

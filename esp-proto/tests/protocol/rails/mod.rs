@@ -7,6 +7,7 @@ use esp_proto::wire::{
 };
 use esp_proto::*;
 
+mod asking;
 mod fabric;
 mod forged;
 
