@@ -357,6 +357,43 @@ fn crossing_syns_with_different_keys_are_refused() {
         pair.b.app(b).closed,
         Some(CloseReason::Reset(ResetReason::BadKey))
     );
+    for node in [&pair.a, &pair.b] {
+        assert_eq!(node.ep.counters().rx_drop_key, 1);
+    }
+}
+
+/// W-21, W-29.
+#[test]
+fn a_syn_ack_with_another_number_or_key_opens_nothing() {
+    let mut pair = Pair::new();
+    let options = ConnOptions {
+        buffers: Buffers { rx: ROOM, tx: ROOM },
+        key: b"ours".to_vec(),
+    };
+    let a = pair.connect_with(5000, 1000, options);
+    pair.filter = Box::new(|_| Wire::Drop);
+    pair.flush();
+    let syn = pair.log[0].clone();
+    let nonce = wire::SetUp::parse(syn.esp().payload).unwrap().nonce;
+    let iss = syn.esp().seq;
+    for (ack, key, counted, resets) in [
+        (iss.plus(2), &b"ours"[..], (1, 0), 1),
+        (iss.plus(1), b"theirs", (1, 1), 0),
+    ] {
+        let from = pair.log.len();
+        let block = wire::SetUp {
+            key,
+            ..set_up(7, nonce)
+        };
+        let forge = Forge::ack(Seq(50), ack).ports(5000, 1000);
+        let forge = forge.set_up(wire::FLAG_SYN | wire::FLAG_ACK, &block);
+        pair.inject(MAC_B, MAC_A, forge.build());
+        let counters = pair.a.ep.counters();
+        let counters = (counters.rx_drop_ack_forged, counters.rx_drop_key);
+        assert_eq!(counters, counted);
+        assert_eq!(pair.kinds(MAC_A, from, FrameType::Rst), resets);
+        assert_eq!(pair.a.state(a), State::SynSent);
+    }
 }
 
 #[test]

@@ -144,6 +144,45 @@ fn connections_of_one_burst_do_not_evict_each_other() {
     assert!(pair.b.ep.counters().rx_drop_backlog > 0);
 }
 
+/// W-24: its peer takes it for established, so nothing but its SYN+ACK asks again.
+#[test]
+fn a_completion_is_dropped_while_the_accept_queue_is_full() {
+    let mut pair = Pair::new();
+    let room = pair.b.attach.take();
+    pair.listen(1000, 1);
+    let completes = |frame: &OnWire| {
+        let kinds = [FrameType::Ack, FrameType::Probe];
+        frame.src == MAC_A && kinds.contains(&frame.kind())
+    };
+    pair.filter = Box::new(move |frame| match completes(frame) {
+        true => Wire::Drop,
+        false => Wire::Pass,
+    });
+    pair.connect(5000, 1000);
+    pair.run(Duration::from_millis(5));
+    // The second one has a place by its cookie.
+    pair.connect(5001, 1000);
+    pair.run(Duration::from_millis(500));
+    let states = |pair: &Pair| {
+        let all = pair.b.ep.connections();
+        let mut states: Vec<_> = all.map(|(_, info)| info.state).collect();
+        states.sort_by_key(|state| *state == State::Established);
+        states
+    };
+    assert_eq!(states(&pair), [State::SynReceived; 2]);
+    let before = pair.b.ep.counters().rx_drop_backlog;
+    pair.filter = Box::new(|_| Wire::Pass);
+    pair.run(Duration::from_secs(1));
+    assert_eq!(states(&pair), [State::SynReceived, State::Established]);
+    assert!(pair.b.ep.counters().rx_drop_backlog > before);
+    pair.b.attach = room;
+    let first = pair.b.only();
+    let buffers = Buffers { rx: ROOM, tx: ROOM };
+    assert!(pair.b.ep.attach(pair.now, first, buffers));
+    pair.run(Duration::from_secs(1));
+    assert_eq!(states(&pair), [State::Established; 2]);
+}
+
 /// W-24: an owner with long backlogs and slow programs leaves the table to others.
 #[test]
 fn connections_not_accepted_are_bounded_for_each_owner() {

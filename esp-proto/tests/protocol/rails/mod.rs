@@ -65,6 +65,11 @@ fn a_dead_path_under_load_is_left_and_nothing_is_lost() {
     let dead = [mac(0xa, 0), mac(0xb, 0)];
     let mut moves = (fabric.log.iter()).filter(|frame| frame.kind() == FrameType::Move);
     assert!(moves.all(|frame| !dead.contains(&frame.src) || !dead.contains(&frame.dst)));
+    for (side, station) in [(A, 0xa), (B, 0xb)] {
+        let moves = fabric.moves().into_iter();
+        let sent = moves.filter(|(src, ..)| src.0[5] == station).count();
+        assert_eq!(fabric.sides[side].sum(|c| c.tx_moves), sent as u64);
+    }
     fabric.end_well();
 }
 
