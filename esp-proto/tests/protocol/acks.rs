@@ -18,6 +18,108 @@ fn a_single_frame_is_acknowledged_after_the_delay() {
     assert!(acks[0].esp().ext.unwrap().credit.is_some(), "credit always");
 }
 
+/// W-34.
+#[test]
+fn data_written_when_the_delay_ends_carries_the_acknowledgement() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.a.write(pair.now, a, 1);
+    pair.run(Duration::from_micros(100));
+    let from = pair.log.len();
+    pair.now = pair.now + Duration::from_millis(1);
+    pair.b.ep.handle_timeout(pair.now);
+    pair.b.write(pair.now, b, 1);
+    pair.flush();
+    let sent: Vec<_> = pair.sent(MAC_B, from).map(OnWire::kind).collect();
+    assert_eq!(sent, [FrameType::Data]);
+}
+
+/// W-34: one in two of a window of 16, beginning with the second, because the message is longer; none
+/// of a message that uses less than half, however much was sent before.
+#[test]
+fn a_long_message_requests_acknowledgements_and_a_short_one_none() {
+    let (mut pair, a, _) = Pair::connected();
+    let asks = |pair: &Pair, from| {
+        let data = pair
+            .sent(MAC_A, from)
+            .filter(|f| f.kind() == FrameType::Data);
+        data.map(|frame| frame.esp().asks).collect::<Vec<_>>()
+    };
+    let from = pair.log.len();
+    pair.a.write(pair.now, a, 30 * 1489);
+    pair.flush();
+    assert_eq!(asks(&pair, from), [false, true].repeat(8));
+    pair.run(Duration::from_millis(20));
+    for _ in 0..20 {
+        pair.a.write(pair.now, a, 30 * 1489);
+        pair.run(Duration::from_millis(20));
+    }
+    let from = pair.log.len();
+    pair.a.write(pair.now, a, 3 * 1489);
+    pair.run(Duration::from_millis(20));
+    assert_eq!(asks(&pair, from), [false; 3]);
+}
+
+/// W-45.
+#[test]
+fn credit_uses_the_padding_of_a_short_frame() {
+    let (mut pair, a, _) = Pair::connected();
+    let credits = |pair: &mut Pair, bytes| {
+        let from = pair.log.len();
+        pair.a.write(pair.now, a, bytes);
+        pair.flush();
+        let frame = pair.sent(MAC_A, from).next().expect("data");
+        assert_eq!(frame.esp().payload.len() as u64, bytes);
+        let credit = frame.esp().ext.map(|ext| ext.credit.is_some());
+        pair.run(Duration::from_millis(5));
+        credit
+    };
+    for bytes in [1, 20, 31] {
+        assert_eq!(credits(&mut pair, bytes), Some(true), "{bytes}");
+    }
+    assert_eq!(credits(&mut pair, 32), None);
+}
+
+/// W-45: new credit goes before full packets, and in those that leave room for it.
+#[test]
+fn credit_that_does_not_fit_beside_data_is_sent_first() {
+    for (mtu, alone) in [(1500, true), (1496, false)] {
+        let mut pair = Pair::new();
+        pair.b = Node::new(MAC_B, mtu, 2, EndpointConfig::default());
+        pair.listen(1000, 8);
+        let a = pair.connect(5000, 1000);
+        pair.run(Duration::from_millis(50));
+        let b = pair.b.only();
+        assert_eq!(u32::from(pair.a.ep.info(a).unwrap().payload), mtu - 11);
+        pair.a.consume = false;
+        // Some credit is left, so that the peer does not wait for more.
+        pair.b.write(pair.now, b, u64::from(ROOM) * 3 / 4);
+        pair.run(Duration::from_millis(50));
+        let from = pair.log.len();
+        pair.a.write(pair.now, a, 10_000);
+        pair.a.ep.consumed(pair.now, a, pair.a.app(a).received);
+        pair.flush();
+        let first = pair.sent(MAC_A, from).next().expect("a frame");
+        let kind = [FrameType::Data, FrameType::Ack][usize::from(alone)];
+        assert_eq!(first.kind(), kind, "MTU {mtu}");
+        assert!(first.esp().ext.is_some_and(|ext| ext.credit.is_some()));
+    }
+}
+
+/// W-45: also the bitmap, which is shortened.
+#[test]
+fn an_acknowledgement_is_no_longer_than_the_mtu() {
+    let (mut pair, ..) = Pair::connected_with(128, EndpointConfig::default());
+    let next = pair.numbers().a_next;
+    let from = pair.log.len();
+    let data = Forge::ack(next.plus(900), pair.numbers().b_next);
+    pair.inject(MAC_A, MAC_B, data.payload(b"x").build());
+    pair.run(Duration::from_millis(1));
+    let ack = pair.sent(MAC_B, from).next().expect("an acknowledgement");
+    let sack = ack.esp().ext.expect("a block").sack.len();
+    // The MTU has 11 bytes of the header, and 8 are left for the other fields.
+    assert_eq!(sack, 128 - 11 - 8);
+}
+
 #[test]
 fn two_frames_of_a_batch_are_acknowledged_at_its_end_together() {
     let (mut pair, a, _) = Pair::connected();

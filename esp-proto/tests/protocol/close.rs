@@ -21,9 +21,14 @@ fn half_close_leaves_the_other_direction_open() {
     assert_eq!(pair.b.app(b).closed, Some(CloseReason::Finished));
     assert_eq!(pair.a.app(a).closed, Some(CloseReason::Finished));
     assert_eq!(pair.a.state(a), State::TimeWait);
+    // The host has no say any more.
+    pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
+    pair.flush();
+    assert_eq!(pair.a.state(a), State::TimeWait);
     pair.run(Duration::from_millis(100));
     assert_eq!(pair.a.ep.info(a), None);
     assert_eq!(pair.a.ep.poll_timeout(), None);
+    assert_eq!(pair.kinds(MAC_A, 0, FrameType::Rst), 0);
 }
 
 #[test]

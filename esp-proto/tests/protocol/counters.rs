@@ -1,6 +1,7 @@
 //! Counters agree with what was on the wire.
 
 use crate::common::*;
+use crate::handshake::drop_first;
 use esp_proto::wire::FrameType;
 use esp_proto::*;
 
@@ -12,6 +13,7 @@ fn received_packets_are_counted_by_kind() {
     let data = pair.kinds(MAC_A, 0, FrameType::Data) as u64;
     let (ours, theirs) = (*pair.a.ep.counters(), *pair.b.ep.counters());
     assert_eq!((theirs.rx_data, theirs.rx_data_bytes), (data, 100_000));
+    assert_eq!(ours.tx_frames, pair.sent(MAC_A, 0).count() as u64);
     assert_eq!(
         ours.rx_acks,
         pair.kinds(MAC_B, 0, FrameType::Ack) as u64,
@@ -51,6 +53,28 @@ fn resets_are_counted_and_leave_no_slot_in_use() {
         pair.run(Duration::from_secs(60));
         assert_eq!((pair.b.ep.connections().count(), pair.b.ep.slots()), (0, 1));
     }
+}
+
+#[test]
+fn what_expires_is_counted() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 8);
+    pair.filter = Box::new(|_| Wire::Drop);
+    pair.inject(MAC_A, MAC_B, Forge::syn(7, Seq(100)).build());
+    pair.run(Duration::from_secs(60));
+    assert_eq!(pair.b.ep.counters().half_open_expired, 1);
+
+    let (mut pair, a, _) = Pair::connected();
+    pair.filter = drop_first(FrameType::Data, 1);
+    pair.a.write(pair.now, a, 100);
+    pair.run(Duration::from_millis(50));
+    let counters = pair.a.ep.counters();
+    assert_eq!((counters.tail_probes, counters.retransmit_timeouts), (1, 0));
+    pair.filter = drop_first(FrameType::Data, 2);
+    pair.a.write(pair.now, a, 100);
+    pair.run(Duration::from_millis(500));
+    let counters = pair.a.ep.counters();
+    assert_eq!((counters.tail_probes, counters.retransmit_timeouts), (2, 1));
 }
 
 #[test]

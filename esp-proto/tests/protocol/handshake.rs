@@ -5,7 +5,7 @@ use esp_proto::wire::FrameType;
 use esp_proto::*;
 use std::collections::BTreeSet;
 
-fn drop_first(kind: FrameType, count: usize) -> Box<dyn FnMut(&OnWire) -> Wire> {
+pub(super) fn drop_first(kind: FrameType, count: usize) -> Box<dyn FnMut(&OnWire) -> Wire> {
     let mut left = count;
     Box::new(move |frame| {
         if left > 0 && frame.kind() == kind {

@@ -49,6 +49,9 @@ fn probes_back_off_and_go_on_slowly() {
     pair.filter = Box::new(|_| Wire::Pass);
     pair.run(Duration::from_secs(10));
     assert_eq!(pair.a.ep.info(a).unwrap().payload, 8989);
+    let probes = pair.sent(MAC_A, 0).filter(large).count();
+    pair.run(Duration::from_secs(30));
+    assert_eq!(pair.sent(MAC_A, 0).filter(large).count(), probes);
     pair.a.write(pair.now, a, 100_000);
     pair.run(Duration::from_millis(10));
     assert_eq!(pair.b.app(pair.b.only()).received, 100_000);

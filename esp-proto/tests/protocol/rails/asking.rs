@@ -89,6 +89,10 @@ fn a_lost_connection_whose_path_is_dead_takes_another() {
     fabric.sides[A].write(now, 100_000);
     fabric.run_until(Duration::from_secs(1), Fabric::settled);
     let (node, now) = (&mut fabric.sides[A].ends[0], fabric.now);
+    let conn = *node.apps.keys().next().expect("a connection");
+    let image = node.ep.image(conn).expect("can be resumed");
+    let others = image.rails.iter().filter(|mac| mac.0 != [0; 6]);
+    assert_eq!(others.collect::<Vec<_>>(), [&mac(0xb, 1)]);
     let rest = lose(node, 10).pop().expect("a connection");
     node.ep.set_rails(&[mac(0xa, 1)]);
     let conn = adopt(node, now, rest);
