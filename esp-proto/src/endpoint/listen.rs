@@ -195,3 +195,33 @@ impl Endpoint {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::MacAddr;
+    use crate::api::EndpointConfig;
+
+    #[test]
+    fn the_queue_of_half_open_connections_is_bounded() {
+        let (own, config) = (MacAddr([2, 0, 0, 0, 0, 1]), EndpointConfig::default());
+        let mut endpoint = Endpoint::new(config, own, 1500, [1; 32], 1);
+        let options = ListenOptions {
+            backlog: 5,
+            ..ListenOptions::default()
+        };
+        endpoint.listen(7, options).unwrap();
+        // None of them is half open any more.
+        let lengths = (0..1000).map(|slot| {
+            endpoint.join_listener(
+                7,
+                ConnId {
+                    slot,
+                    generation: 1,
+                },
+            );
+            endpoint.listeners.get(&7).map_or(0, |it| it.queue.len())
+        });
+        assert_eq!(lengths.max(), Some(2 * 5 + 16));
+    }
+}

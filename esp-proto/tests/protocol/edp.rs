@@ -120,6 +120,31 @@ fn data_reaches_the_bound_port_only() {
     assert!(pair.log.is_empty(), "no answers (W-74)");
 }
 
+/// W-76, W-77.
+#[test]
+fn queries_to_a_port_and_replies_without_a_connection_are_counted() {
+    let mut pair = Pair::new();
+    let control = |kind: EdpKind, body: &[u8]| {
+        let header = wire::Header {
+            packet_type: EndpointConfig::default().ethertype_edp,
+            dst_port: 7,
+            src_port: 8,
+            seq: Seq(1),
+            ack: Seq(0),
+            len: 1 + body.len() as u16,
+            flags: wire::FLAG_CTL,
+        };
+        let mut frame = [&header.emit()[..], &[kind as u8], body].concat();
+        frame.resize(48, 0);
+        frame
+    };
+    pair.inject(MAC_A, MAC_B, control(EdpKind::PortQuery, &[0, 7]));
+    assert_eq!(pair.b.ep.counters().rx_drop_control, 1);
+    pair.inject(MAC_A, MAC_B, control(EdpKind::PortReply, &[0, 7, 1]));
+    assert_eq!(pair.b.ep.counters().rx_drop_edp_port, 1);
+    assert!(pair.log.is_empty());
+}
+
 #[test]
 fn only_requests_are_taken_from_broadcast() {
     let mut pair = Pair::new();

@@ -183,6 +183,64 @@ fn a_completion_is_dropped_while_the_accept_queue_is_full() {
     assert_eq!(states(&pair), [State::Established; 2]);
 }
 
+/// W-24: connections that have become established do not hide those that have not.
+#[test]
+fn the_oldest_half_open_connection_is_evicted_behind_many_established_ones() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 4);
+    let forger = |number| MacAddr([2, 7, 0, 0, 0, number]);
+    let syn = |pair: &mut Pair, number: u8| {
+        let syn = Forge::syn(u64::from(number) + 7, Seq(100)).build();
+        pair.inject(forger(number), MAC_B, syn);
+    };
+    syn(&mut pair, 0);
+    for port in 5000..5040 {
+        pair.connect(port, 1000);
+        pair.run(Duration::from_millis(1));
+    }
+    (1..4).for_each(|number| syn(&mut pair, number));
+    pair.run(Duration::from_secs(1));
+    syn(&mut pair, 4);
+    assert_eq!(pair.b.ep.counters().half_open_evicted, 1);
+    let half_open = pair.b.ep.connections().filter_map(|(_, info)| {
+        let half_open = info.state == State::SynReceived;
+        half_open.then_some(info.peer)
+    });
+    let left: Vec<NodeAddr> = (1..5).map(|number| forger(number).into()).collect();
+    let mut half_open: Vec<NodeAddr> = half_open.collect();
+    half_open.sort();
+    assert_eq!(half_open, left);
+}
+
+/// W-24.
+#[test]
+fn connections_that_end_before_they_are_accepted_leave_their_place() {
+    let config = EndpointConfig {
+        max_connections: 16,
+        ..EndpointConfig::default()
+    };
+    let mut pair = Pair::new();
+    pair.b = Node::new(MAC_B, 1500, 2, config);
+    pair.b.attach = None;
+    let options = ListenOptions {
+        backlog: 100,
+        owner: 1,
+        ..ListenOptions::default()
+    };
+    pair.b.ep.listen(1000, options).unwrap();
+    for round in 0..3 {
+        let ports = 5000 + 10 * round..5010 + 10 * round;
+        let conns: Vec<_> = ports.map(|port| pair.connect(port, 1000)).collect();
+        pair.run(Duration::from_millis(100));
+        assert_eq!(pair.b.ep.connections().count(), 4, "round {round}");
+        for conn in conns {
+            pair.a.ep.abort(pair.now, conn, ResetReason::Aborted);
+        }
+        pair.run(Duration::from_secs(60));
+        assert_eq!(pair.b.ep.connections().count(), 0, "round {round}");
+    }
+}
+
 /// W-24: an owner with long backlogs and slow programs leaves the table to others.
 #[test]
 fn connections_not_accepted_are_bounded_for_each_owner() {

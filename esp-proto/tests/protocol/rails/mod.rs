@@ -48,6 +48,48 @@ fn set_up_names_the_other_interfaces_and_only_between_such_nodes() {
 }
 
 #[test]
+fn only_addresses_of_interfaces_are_announced() {
+    let mut fabric = Fabric::with([&[1500], &[1500]]);
+    let ep = &mut fabric.sides[A].ends[0].ep;
+    let group = MacAddr([3, 0, 0, 0, 1, 0xa]);
+    let others = [MacAddr::BROADCAST, group, mac(0xa, 0), MacAddr([0; 6])];
+    ep.set_rails(&[&others[..], &[mac(0xa, 1)]].concat());
+    let options = ConnOptions {
+        buffers: Buffers { rx: ROOM, tx: ROOM },
+        key: vec![],
+    };
+    ep.connect(fabric.now, 5000, mac(0xb, 0).into(), 1000, options)
+        .unwrap();
+    fabric.flush();
+    let block = SetUp::parse(fabric.log[0].esp().payload).unwrap();
+    assert_eq!(block.rails, mac(0xa, 1).0);
+}
+
+#[test]
+fn an_endpoint_has_the_address_that_it_was_given() {
+    let (mut pair, a, _) = Pair::connected();
+    let next = MacAddr([2, 0, 0, 0, 9, 9]);
+    pair.a.ep.set_addr(next);
+    assert_eq!(pair.a.ep.addr(), next);
+    pair.a.write(pair.now, a, 1);
+    let mut head: Head = [0; HEAD_LEN];
+    assert!(pair.a.ep.poll_transmit(pair.now, &mut head).is_some());
+    assert_eq!(head[6..12], next.0);
+}
+
+#[test]
+fn an_endpoint_tells_its_host_of_moves_to_serve() {
+    let mut fabric = Fabric::connected();
+    let has_moves = |fabric: &Fabric| fabric.sides[A].ends[0].ep.has_moves();
+    assert!(!has_moves(&fabric));
+    let now = fabric.now;
+    fabric.sides[A].ends[0].ep.abandon(now, false);
+    assert!(has_moves(&fabric));
+    fabric.flush();
+    assert!(!has_moves(&fabric));
+}
+
+#[test]
 fn a_dead_path_under_load_is_left_and_nothing_is_lost() {
     let mut fabric = Fabric::connected();
     fabric.write_both(3_000_000);
