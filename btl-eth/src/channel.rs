@@ -8,7 +8,7 @@ use esp_client::{EspError, EspStream, Interest};
 
 use crate::record::{self, HEAD, Kind};
 
-/// Bytes of a send ring that messages leave free, so that GOODBYE or REFUSE always fits.
+/// Bytes of a send ring that messages leave free, so that RELEASE, GOODBYE or REFUSE always fits.
 pub(crate) const RESERVE: usize = 512;
 
 /// A stream with the state of both directions.

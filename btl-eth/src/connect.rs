@@ -18,6 +18,11 @@ const MAX_STRANGERS: usize = 256;
 /// Pause after a failed accept, for example because of a limit.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
+/// Returns true if one attempt of a peer was made after another.
+fn is_later(attempt: u16, than: u16) -> bool {
+    (1..0x8000).contains(&attempt.wrapping_sub(than))
+}
+
 impl EthBtl {
     /// Requests a stream to an idle peer.
     pub(crate) fn connect(&mut self, rank: Rank) {
@@ -28,6 +33,7 @@ impl EthBtl {
         let address = EspAddr::new(peer.path.peer, peer.port).via(peer.path.interface.clone());
         match open.builder.begin_at(&open.client, address) {
             Ok(request) => {
+                peer.attempts = peer.attempts.wrapping_add(1);
                 peer.connection = Connection::Requested(Box::new(request));
                 self.requested.push(rank);
             }
@@ -81,6 +87,7 @@ impl EthBtl {
             to,
             from_nonce,
             to_nonce: peer.nonce,
+            attempt: peer.attempts,
         };
         channel.control(Kind::Hello, &hello.encode());
         let slot = channel.slot();
@@ -137,9 +144,15 @@ impl EthBtl {
         }
     }
 
-    /// Ends the oldest pending connection that has not identified itself.
+    /// Ends the oldest pending connection that has not identified itself, else that of a stranger.
     fn evict_pending(&mut self) {
         let evicted = self.take_pending(|pending| pending.hello.is_none());
+        let evicted = evicted.or_else(|| {
+            let hellos = self.open.iter().flat_map(|open| &open.pending);
+            let mut nonces = hellos.filter_map(|pending| Some(pending.hello?.from_nonce));
+            let stranger = nonces.find(|nonce| !self.numbers.contains_key(nonce))?;
+            self.take_pending(|pending| pending.is_stranger(stranger))
+        });
         if let Some(evicted) = evicted.or_else(|| self.take_pending(|_| true)) {
             self.counters.evicted += 1;
             self.reject(evicted, "too many pending connections");
@@ -162,7 +175,7 @@ impl EthBtl {
             return;
         };
         if pending.hello.is_some() {
-            // Its rank was not added yet. What it sends is read afterwards.
+            // It waits. What it sends is read afterwards.
             self.keep_pending(pending);
             return;
         }
@@ -218,10 +231,21 @@ impl EthBtl {
             None => (self.config.rank.into(), hello.from.into()),
         };
         let rank = caller.unwrap_or(hello.from);
-        let state = caller.and_then(|rank| self.peers.get(rank as usize));
+        let state = caller.and_then(|rank| self.peers.get_mut(rank as usize));
         let response = match state {
             Some(PeerState::Peer(peer)) if peer.nonce == hello.from_nonce => {
-                peer.connection.respond(own, theirs)
+                if peer
+                    .answered
+                    .is_some_and(|last| !is_later(hello.attempt, last))
+                {
+                    // The peer has abandoned this attempt.
+                    return self.set_owner(pending.channel.slot(), SlotOwner::None);
+                }
+                let response = peer.connection.respond(own, theirs);
+                if response != HelloResponse::Wait {
+                    peer.answered = Some(hello.attempt);
+                }
+                response
             }
             None | Some(PeerState::Unknown) => HelloResponse::Wait,
             _ => {
@@ -237,8 +261,17 @@ impl EthBtl {
                     true => older.is_stranger(hello.from_nonce),
                     false => older.is_from(hello.from),
                 };
-                if let Some(older) = self.take_pending(same) {
-                    self.reject(older, "replaced by a newer connection");
+                match self.take_pending(same) {
+                    Some(kept)
+                        if kept
+                            .hello
+                            .is_some_and(|it| is_later(it.attempt, hello.attempt)) =>
+                    {
+                        self.set_owner(pending.channel.slot(), SlotOwner::None);
+                        return self.keep_pending(kept);
+                    }
+                    Some(older) => self.reject(older, "replaced by a newer connection"),
+                    None => {}
                 }
                 self.keep_pending(pending);
             }
@@ -380,5 +413,7 @@ impl EthBtl {
         }
         self.replace_connection(rank, Connection::Failed(error.clone()));
         self.failures.push_back((rank, error));
+        // It waits for an answer.
+        self.accept_pending(rank);
     }
 }

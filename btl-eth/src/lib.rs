@@ -12,7 +12,7 @@
 //!   cost nothing. Peers that were active recently are polled directly.
 //! - **Sleeping**: one descriptor for all streams, new connections and the end of the daemon.
 //! - **End of a peer**: one that leaves in order sends GOODBYE last. A stream that ends without it
-//!   is a death. Peers without a connection are checked periodically, see `liveness.rs`.
+//!   or RELEASE is a death. Peers without a connection are checked periodically, see `liveness.rs`.
 //!
 //! `get`, `put` and the extensions for posted receives and held sends are not supported.
 //!

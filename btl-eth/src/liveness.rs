@@ -88,7 +88,6 @@ impl EthBtl {
     }
 
     pub(crate) fn start_liveness_round(&mut self, now: Instant) {
-        self.drop_ended();
         let Some(open) = &self.open else { return };
         let liveness = &open.liveness;
         let size = self.peers.len();

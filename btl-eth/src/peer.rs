@@ -9,10 +9,10 @@
 //!    │         HELLO arrives, WELCOME is written          │
 //!    └──── stream ended, YIELD (also from HelloSent) ◀────┘            any ──▶ Failed
 //!
-//!              RELEASE is written               RELEASE
-//!   Established ───────────────▶ Releasing ──────────────▶ Idle
-//!   Established ──────────────────────────────────────────▶ Idle
-//!                  RELEASE, and RELEASE is written
+//!              RELEASE is written             RELEASE            all is acknowledged
+//!   Established ────────────────▶ Releasing ───────────▶ Ending ────────────────────▶ Idle
+//!        └──────────────────────────────────────────────▶
+//!                     RELEASE, and RELEASE is written
 //! ```
 //!
 //! **Simultaneous open.** A rank that receives a HELLO while it is connecting itself (`Requested`,
@@ -24,8 +24,11 @@
 //!
 //! **Release.** A process with more connections than its limit ends the one that it has not used for
 //! the longest time. RELEASE is the last record of either side, so a side that has both written and
-//! read it has received everything, and connects again for its next message. Its HELLO may overtake
-//! the RELEASE before it, on the earlier stream; the acceptor keeps it until it has read that.
+//! read it has received everything. When all that it has sent is acknowledged, too, it connects
+//! again for its next message. Its HELLO may be read before its RELEASE on the earlier stream; the
+//! acceptor keeps it until that stream has ended.
+//!
+//! **Attempts are numbered**, because the HELLO of an abandoned one may arrive after the next.
 //!
 //! **A stream that ends before it is established** has delivered nothing. The peer is `Idle` again,
 //! and the next attempt follows after a pause, a few times.
@@ -52,6 +55,8 @@ pub(crate) enum Connection {
     Established(Channel),
     /// RELEASE is awaited; messages still arrive.
     Releasing(Channel),
+    /// Both sides have written RELEASE; acknowledgement of the last bytes is awaited.
+    Ending(Channel),
     /// Final.
     Failed(PeerError),
 }
@@ -74,10 +79,14 @@ pub(crate) struct Peer {
     pub(crate) path: NodePath,
     pub(crate) info: PeerInfo,
     pub(crate) connection: Connection,
-    /// `EthBtl::calls` when a message was last sent or received.
+    /// `EthBtl::calls` when the connection was last used.
     pub(crate) used: u64,
     /// There was an established connection, so its port was open.
     pub(crate) was_connected: bool,
+    /// Number of own attempts to connect, modulo 2^16.
+    pub(crate) attempts: u16,
+    /// Number of the peer's last attempt that was answered.
+    pub(crate) answered: Option<u16>,
     /// Number of failed attempts, but for unanswered ones.
     pub(crate) failures: u32,
     /// Number of consecutive attempts without an answer.
@@ -102,6 +111,8 @@ impl Peer {
             connection: Connection::Idle { retry_at: None },
             used: 0,
             was_connected: false,
+            attempts: 0,
+            answered: None,
             failures: 0,
             unanswered: 0,
             yields: 0,
@@ -117,7 +128,8 @@ impl Peer {
             Connection::HelloSent(channel)
             | Connection::WelcomeSent(channel)
             | Connection::Established(channel)
-            | Connection::Releasing(channel) => Some(channel),
+            | Connection::Releasing(channel)
+            | Connection::Ending(channel) => Some(channel),
             Connection::Idle { .. } | Connection::Requested(_) | Connection::Failed(_) => None,
         }
     }
@@ -140,7 +152,7 @@ pub(crate) enum HelloResponse {
     Welcome,
     /// Continue the own attempt.
     Yield,
-    /// Keep it until the earlier stream has ended.
+    /// Keep it until the peer was added, or its earlier stream has ended.
     Wait,
     /// Refuse it, with the reason.
     Refuse(&'static str),
@@ -159,7 +171,7 @@ impl Connection {
             Connection::Established(_) => {
                 HelloResponse::Refuse("a connection is established already")
             }
-            Connection::Releasing(_) => HelloResponse::Wait,
+            Connection::Releasing(_) | Connection::Ending(_) => HelloResponse::Wait,
             Connection::Failed(_) => HelloResponse::Refuse("the connection has failed for good"),
         }
     }

@@ -1,4 +1,5 @@
-//! Accepted streams whose peer has not identified itself, or was not added yet.
+//! Accepted streams whose peer has not identified itself, was not added yet, or has an earlier
+//! stream that has not ended.
 
 use std::io::ErrorKind;
 

@@ -27,7 +27,7 @@ enum End {
     Yield,
     /// RELEASE.
     Release,
-    /// End of the stream without GOODBYE.
+    /// End of the stream without GOODBYE or RELEASE.
     Eof,
     Error(std::io::Error),
 }
@@ -74,7 +74,13 @@ impl EthBtl {
     /// Reads the records of one peer. Returns their number, and one more for the end of the stream.
     fn read(&mut self, rank: Rank, events: &mut dyn Events) -> usize {
         let limit = self.max_send;
-        let Some(channel) = self.peer(rank).and_then(|peer| peer.channel()) else {
+        let Some(peer) = self.peer(rank) else {
+            return 0;
+        };
+        if let Connection::Ending(_) = peer.connection {
+            return self.poll_ending(rank);
+        }
+        let Some(channel) = peer.channel() else {
             return 0;
         };
         let (mut incomplete, mut next) = (channel.incomplete, channel.next_received);
@@ -154,7 +160,7 @@ impl EthBtl {
                     Connection::WelcomeSent(channel) => Connection::Established(channel),
                     other => other,
                 };
-                (peer.failures, peer.yields) = (0, 0);
+                (peer.failures, peer.unanswered, peer.yields) = (0, 0, 0);
                 peer.was_connected = true;
                 self.counters.connected += 1;
                 self.release_excess(rank);

@@ -60,6 +60,8 @@ pub struct Hello {
     pub from_nonce: u64,
     /// Nonce of the acceptor's address that was used.
     pub to_nonce: u64,
+    /// Number of the connector's attempt to reach the acceptor, modulo 2^16.
+    pub attempt: u16,
 }
 
 /// A decoded record.
@@ -96,6 +98,7 @@ impl Hello {
         let mut bytes = [0; HELLO];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&self.attempt.to_le_bytes());
         bytes[8..24].copy_from_slice(&self.job);
         bytes[24..28].copy_from_slice(&self.from.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.to.to_le_bytes());
@@ -107,15 +110,16 @@ impl Hello {
     /// Decodes the contents of HELLO; `None` if they are invalid.
     pub fn decode(bytes: &[u8]) -> Option<Hello> {
         let mut fields = Fields(bytes);
-        let front: [u8; 8] = fields.array()?;
+        let front: [u8; 6] = fields.array()?;
         let hello = Hello {
+            attempt: u16::from_le_bytes(fields.array()?),
             job: fields.array()?,
             from: u32::from_le_bytes(fields.array()?),
             to: u32::from_le_bytes(fields.array()?),
             from_nonce: u64::from_le_bytes(fields.array()?),
             to_nonce: u64::from_le_bytes(fields.array()?),
         };
-        let is_valid = front == hello.encode()[..8] && fields.0.is_empty();
+        let is_valid = front == hello.encode()[..6] && fields.0.is_empty();
         is_valid.then_some(hello)
     }
 }
@@ -234,11 +238,12 @@ mod tests {
             to: 3,
             from_nonce: 4,
             to_nonce: 5,
+            attempt: 6,
         };
         let good = hello.encode();
         assert_eq!(Hello::decode(&good), Some(hello));
-        // Magic, version and reserved bytes.
-        for place in 0..8 {
+        // Magic and version.
+        for place in 0..6 {
             let mut bad = good;
             bad[place] ^= 1;
             assert_eq!(Hello::decode(&bad), None, "byte {place}");
@@ -276,12 +281,13 @@ mod tests {
             to: 2,
             from_nonce: u64::MAX - 5,
             to_nonce: 1 << 40,
+            attempt: 65_535,
         };
         let bytes = hello.encode();
         assert_eq!(Hello::decode(&bytes), Some(hello));
         assert_eq!(Hello::decode(&bytes[..HELLO - 1]), None);
         assert_eq!(Hello::decode(&[&bytes[..], &[0]].concat()), None);
-        for at in [0, 4, 5, 6] {
+        for at in [0, 4, 5] {
             let mut wrong = bytes;
             wrong[at] ^= 0x10;
             assert_eq!(Hello::decode(&wrong), None, "byte {at}");

@@ -1,13 +1,12 @@
-//! Ending connections that are not used, so that their number stays within the limit.
-
-use std::sync::Arc;
+//! Ending connections that are not used while there are more than the limit.
 
 use btl::Rank;
 use esp_client::Interest;
 
+use crate::channel::established_error;
 use crate::peer::{Connection, PeerState};
 use crate::record::Kind;
-use crate::transport::{EthBtl, SlotOwner};
+use crate::transport::EthBtl;
 
 impl EthBtl {
     /// Begins to end the connection that was not used for the longest time, other than that of
@@ -31,6 +30,7 @@ impl EthBtl {
         }
     }
 
+    /// Writes RELEASE to an established connection.
     fn release(&mut self, rank: Rank) {
         let Some(peer) = self.peer(rank) else { return };
         let idle = Connection::Idle { retry_at: None };
@@ -49,38 +49,54 @@ impl EthBtl {
         self.poll_directly(rank);
     }
 
-    /// Ends a connection whose peer has written RELEASE.
+    /// Handles RELEASE, and answers it unless it is the answer.
     pub(crate) fn released(&mut self, rank: Rank) {
         let Some(peer) = self.peer(rank) else { return };
         let idle = Connection::Idle { retry_at: None };
-        let channel = match std::mem::replace(&mut peer.connection, idle) {
+        peer.connection = match std::mem::replace(&mut peer.connection, idle) {
             Connection::Established(mut channel) => {
+                // If it cannot be written the stream has failed, which is found below.
                 channel.control(Kind::Release, &[]);
-                channel
+                Connection::Ending(channel)
             }
-            Connection::Releasing(channel) => channel,
-            other => {
-                peer.connection = other;
-                return;
-            }
+            Connection::Releasing(channel) => Connection::Ending(channel),
+            other => other,
         };
-        self.set_owner(channel.slot(), SlotOwner::None);
-        self.counters.released += 1;
-        self.ended.push(Arc::clone(&channel.stream));
-        self.accept_pending(rank);
+        self.poll_ending(rank);
     }
 
-    /// Closes the streams that ended by RELEASE and whose last bytes are acknowledged.
-    pub(crate) fn drop_ended(&mut self) {
-        self.ended
-            .retain(|stream| stream.unacknowledged() > 0 && stream.is_connected().is_ok());
+    /// Ends a connection by RELEASE when all that was sent is acknowledged. Returns the number of
+    /// events.
+    pub(crate) fn poll_ending(&mut self, rank: Rank) -> usize {
+        let Some(peer) = self.peer(rank) else {
+            return 0;
+        };
+        let Connection::Ending(channel) = &peer.connection else {
+            return 0;
+        };
+        let stream = &channel.stream;
+        stream.arm(Interest::Writable);
+        if stream.unacknowledged() > 0 {
+            if let Err(error) = stream.is_connected() {
+                self.fail(rank, established_error(&error));
+                return 1;
+            }
+            return 0;
+        }
+        self.replace_connection(rank, Connection::Idle { retry_at: None });
+        self.counters.released += 1;
+        self.accept_pending(rank);
+        if std::mem::take(&mut self.daemon_gone) {
+            self.check_daemon();
+        }
+        1
     }
 
     /// Returns whether this peer of an open transport has an earlier stream that has not ended.
-    pub(crate) fn is_releasing(&self, identity: u64) -> bool {
+    pub(crate) fn has_earlier_stream(&self, identity: u64) -> bool {
         let number = self.numbers.get(&identity);
         let state = number.and_then(|rank| self.peers.get(*rank as usize));
         matches!(state, Some(PeerState::Peer(peer))
-            if matches!(peer.connection, Connection::Releasing(_)))
+            if matches!(peer.connection, Connection::Releasing(_) | Connection::Ending(_)))
     }
 }

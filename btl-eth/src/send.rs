@@ -88,7 +88,7 @@ impl PendingPeers for EthBtl {
         self.config.identity?;
         let pending = &self.open.as_ref()?.pending;
         let mut hellos = pending.iter().filter_map(|pending| pending.hello);
-        let is_stranger = |hello: &Hello| !self.is_releasing(hello.from_nonce);
+        let is_stranger = |hello: &Hello| !self.has_earlier_stream(hello.from_nonce);
         hellos.find(is_stranger).map(|hello| hello.from_nonce)
     }
 

@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use btl::{Btl, Capabilities, Events, PeerError, PeerInfo, Probe, Rank, Unreachable};
@@ -54,7 +53,7 @@ const DROP_TIMEOUT: Duration = Duration::from_millis(200);
 pub(crate) enum SlotOwner {
     None,
     Peer(Rank),
-    /// An accepted stream whose peer is not identified or not added.
+    /// An accepted stream that waits: see [`PendingConnection`].
     Pending,
     /// A liveness probe.
     Probe,
@@ -89,8 +88,6 @@ pub struct EthBtl {
     pub(crate) next_timer: Option<Instant>,
     /// Number of calls of `progress` so far.
     pub(crate) calls: u64,
-    /// Streams that ended by RELEASE, whose last bytes may not be acknowledged yet.
-    pub(crate) ended: Vec<Arc<EspStream>>,
     /// Number of calls of `progress` before the clock is read.
     calls_to_clock: u32,
     /// Time of the next accept, after one that failed.
@@ -98,7 +95,7 @@ pub struct EthBtl {
     /// Failures to report.
     pub(crate) failures: VecDeque<(Rank, PeerError)>,
     /// The end of the daemon was handled.
-    daemon_gone: bool,
+    pub(crate) daemon_gone: bool,
     /// Slots with an event; empty between calls, kept for its memory.
     ready_slots: Vec<u16>,
     pub(crate) counters: Counters,
@@ -191,7 +188,6 @@ impl EthBtl {
             requested: Vec::new(),
             next_timer: None,
             calls: 0,
-            ended: Vec::new(),
             calls_to_clock: 0,
             accept_at: None,
             failures: VecDeque::new(),
@@ -225,7 +221,8 @@ impl EthBtl {
         self.counters
     }
 
-    /// Returns the number of accepted streams whose peer is not identified or not added.
+    /// Returns the number of accepted streams that wait: their peer is not identified or not added,
+    /// or its earlier stream has not ended.
     pub fn pending_connections(&self) -> usize {
         self.open.as_ref().map_or(0, |open| open.pending.len())
     }
@@ -501,8 +498,9 @@ impl Btl for EthBtl {
     fn drop_peer(&mut self, rank: Rank) -> bool {
         if let Some(peer) = self.peer(rank) {
             let since = *peer.dropped_at.get_or_insert_with(Instant::now);
-            if let Connection::Established(channel) | Connection::Releasing(channel) =
-                &mut peer.connection
+            if let Connection::Established(channel)
+            | Connection::Releasing(channel)
+            | Connection::Ending(channel) = &mut peer.connection
                 && channel.stream.unacknowledged() > 0
                 && since.elapsed() < DROP_TIMEOUT
             {
@@ -515,12 +513,12 @@ impl Btl for EthBtl {
     }
 
     fn flush(&mut self) -> bool {
-        self.drop_ended();
-        let mut is_flushed = self.own_queue.is_empty() && self.ended.is_empty();
+        let mut is_flushed = self.own_queue.is_empty();
         for state in &mut self.peers {
             if let PeerState::Peer(peer) = state
-                && let Connection::Established(channel) | Connection::Releasing(channel) =
-                    &mut peer.connection
+                && let Connection::Established(channel)
+                | Connection::Releasing(channel)
+                | Connection::Ending(channel) = &mut peer.connection
                 && channel.stream.unacknowledged() > 0
             {
                 channel.stream.arm(Interest::Writable);
@@ -536,16 +534,19 @@ impl Btl for EthBtl {
         };
         for state in &mut self.peers {
             if let PeerState::Peer(peer) = state
+                && !matches!(
+                    peer.connection,
+                    Connection::Releasing(_) | Connection::Ending(_)
+                )
                 && let Some(channel) = peer.channel()
             {
                 channel.control(Kind::Goodbye, &[]);
             }
         }
         for mut pending in open.pending.drain(..) {
-            pending.channel.refuse("this rank has left the job");
+            pending.channel.control(Kind::Goodbye, &[]);
         }
         self.peers.clear();
-        self.ended.clear();
         self.own_queue = OwnQueue::default();
         self.failures.clear();
         self.polled.clear();

@@ -306,7 +306,8 @@ pub trait Btl: Tx + PendingPeers + Send + fmt::Debug {
     /// `progress` between two calls. Peers that failed do not count.
     fn flush(&mut self) -> bool;
 
-    /// Releases everything. Peers see [`PeerError::Left`]. Pending operations get no event, and
-    /// their memory belongs to the caller again. Messages that were not flushed may be lost.
+    /// Releases everything. Peers see [`PeerError::Left`], those without a connection
+    /// [`PeerError::Gone`]. Pending operations get no event, and their memory belongs to the caller
+    /// again. Messages that were not flushed may be lost.
     fn close(&mut self);
 }

@@ -146,7 +146,7 @@ fn ib_config(setup: &TransportSetup<'_>) -> IbConfig {
 /// Number of processes above which a job has smaller rings over Ethernet.
 const LARGE: u32 = 64;
 /// Size of these rings in bytes. A process may have hundreds of connections, with two rings each.
-const LARGE_RINGS: u32 = 256 << 10;
+const LARGE_RINGS: u32 = 512 << 10;
 
 /// Creates one transport for each interface.
 fn eth(

@@ -45,7 +45,7 @@ pub struct ProgramsTask {
     pub path: Protocol,
     /// Port of the server.
     pub port: u16,
-    /// Milliseconds of round trips; 0: the client remains idle.
+    /// Milliseconds of round trips, from the end of the client's standard input on.
     pub millis: u64,
 }
 

@@ -126,7 +126,7 @@ fn queries_to_a_port_and_replies_without_a_connection_are_counted() {
     let mut pair = Pair::new();
     let control = |kind: EdpKind, body: &[u8]| {
         let header = wire::Header {
-            packet_type: EndpointConfig::default().ethertype_edp,
+            packet_type: EndpointConfig::default().edp_ethertype,
             dst_port: 7,
             src_port: 8,
             seq: Seq(1),

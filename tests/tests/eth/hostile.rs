@@ -167,8 +167,7 @@ fn invalid_records_fail_their_peer_only() {
             talk(&mut victim, other, (0, rank));
         }
         // Another attempt is refused, because the peer has failed.
-        let mut again = Impostor::new(&lab, &victim);
-        again.hello.from_nonce = 4711;
+        let mut again = impostor.again(&lab, &victim);
         again.greet();
         let received = again.hears(&mut victim);
         assert!(

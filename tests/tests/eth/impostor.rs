@@ -74,6 +74,7 @@ impl Impostor {
             to: 0,
             from_nonce: 0,
             to_nonce,
+            attempt: 1,
         };
         Impostor {
             stream,
@@ -82,6 +83,16 @@ impl Impostor {
             next: 0,
             unread: Vec::new(),
         }
+    }
+
+    /// Makes the next attempt of this peer.
+    pub(super) fn again(&self, lab: &Lab, victim: &Member) -> Impostor {
+        let mut next = Impostor::of_job(lab, victim, self.hello.job);
+        next.hello = Hello {
+            attempt: self.hello.attempt + 1,
+            ..self.hello
+        };
+        next
     }
 
     pub(super) fn write(&mut self, kind: Kind, header: usize, body: &[u8]) {
@@ -105,6 +116,14 @@ impl Impostor {
             received.is_some()
         });
         received.unwrap_or_default()
+    }
+
+    /// Returns true if the victim has ended the stream without a record.
+    pub(super) fn has_ended(&mut self) -> bool {
+        match self.stream.try_read(&mut [0; 300]) {
+            Ok(length) => length == 0,
+            Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+        }
     }
 
     /// Returns the next record if it has arrived.

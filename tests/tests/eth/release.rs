@@ -5,11 +5,12 @@ use std::io::IoSlice;
 use btl::{Btl, PeerError, PendingPeers, Rank, SendError, Tx};
 use btl_eth::EthConfig;
 use btl_eth::record::Kind;
-use esp_tests::lab_or_skip;
+use esp_tests::process::{configured_lab, ip_in_switch};
+use esp_tests::{lab_or_skip, wait_until};
 use lab::{Lab, LabOptions};
 
 use crate::impostor::Impostor;
-use crate::member::{JOB, Member, join, run, send, talk, until_failed};
+use crate::member::{IMPATIENT, JOB, Member, join, run, send, talk, until_failed};
 
 /// Messages from each rank to each other one.
 const ROUNDS: u32 = 30;
@@ -127,8 +128,7 @@ fn the_next_connection_waits_for_the_end_of_the_last() {
     };
     let (mut victim, mut third, mut impostor) = releasing(&lab);
     impostor.write(Kind::Message, 1, b"h1");
-    let mut next = Impostor::new(&lab, &victim);
-    next.hello.from_nonce = impostor.hello.from_nonce;
+    let mut next = impostor.again(&lab, &victim);
     next.greet();
     run("its HELLO was read", &mut [&mut victim], |members| {
         members[0].btl.pending_connections() == 1 && !members[0].log.messages.is_empty()
@@ -186,7 +186,7 @@ fn a_peer_whose_next_connection_waits_is_no_stranger() {
     third.btl.add_peer(1, &addresses[0]).expect("reachable");
     talk(&mut victim, &mut third, (1, 2));
     assert_eq!(impostor.hears(&mut victim), "Release");
-    let mut next = Impostor::open(&lab, &victim);
+    let mut next = impostor.again(&lab, &victim);
     next.greet();
     run("its HELLO was read", &mut [&mut victim], |members| {
         members[0].btl.pending_connections() == 1
@@ -198,6 +198,88 @@ fn a_peer_whose_next_connection_waits_is_no_stranger() {
     assert_eq!(next.heard(), None);
     impostor.write(Kind::Release, 0, b"");
     assert_eq!(next.hears(&mut victim), "Welcome");
+}
+
+#[test]
+fn a_connection_that_waits_is_refused_when_the_peer_is_given_up() {
+    let Some(lab) = lab_or_skip("given_up", &LabOptions::new(2)) else {
+        return;
+    };
+    let (mut victim, _third, impostor) = releasing(&lab);
+    let mut next = impostor.again(&lab, &victim);
+    next.greet();
+    run("its HELLO was read", &mut [&mut victim], |members| {
+        members[0].btl.pending_connections() == 1
+    });
+    for _ in 0..1000 {
+        victim.step();
+    }
+    run("the peer is dropped", &mut [&mut victim], |members| {
+        members[0].btl.drop_peer(1)
+    });
+    assert!(next.hears(&mut victim).starts_with("Refuse"));
+    assert_eq!(victim.btl.pending_connections(), 0);
+}
+
+/// The HELLO of an abandoned attempt may arrive late.
+#[test]
+fn an_earlier_attempt_changes_nothing() {
+    let Some(lab) = lab_or_skip("an_earlier_attempt", &LabOptions::new(2)) else {
+        return;
+    };
+    let (mut victim, mut third, mut impostor) = releasing(&lab);
+    let mut next = impostor.again(&lab, &victim);
+    let mut last = next.again(&lab, &victim);
+    last.greet();
+    run("both were accepted", &mut [&mut victim], |members| {
+        members[0].btl.pending_connections() == 2
+    });
+    for _ in 0..1000 {
+        victim.step();
+    }
+    // While the last one waits, when it was answered, and when it is established.
+    next.greet();
+    run("the stream has ended", &mut [&mut victim], |_| {
+        next.has_ended()
+    });
+    impostor.write(Kind::Release, 0, b"");
+    assert_eq!(last.hears(&mut victim), "Welcome");
+    let mut next = impostor.again(&lab, &victim);
+    next.greet();
+    run("the stream has ended", &mut [&mut victim], |_| {
+        next.has_ended()
+    });
+    last.write(Kind::Confirm, 0, b"");
+    last.write(Kind::Message, 1, b"h1");
+    run("its message", &mut [&mut victim, &mut third], |members| {
+        !members[0].log.messages.is_empty()
+    });
+    assert!(victim.log.failed.is_empty(), "{:?}", victim.log.failed);
+}
+
+/// Its RELEASE was read, but the answer and what was sent before cannot reach it.
+#[test]
+fn a_link_lost_at_the_end_of_a_connection_loses_the_peer() {
+    let Some(lab) = configured_lab("a_link_lost_at_the_end", 2, IMPATIENT) else {
+        return;
+    };
+    let mut victim = Member::at(&lab, 0, 0, 2);
+    let mut impostor = Impostor::added(&lab, &mut victim);
+    impostor.greet();
+    assert_eq!(impostor.hears(&mut victim), "Welcome");
+    impostor.write(Kind::Confirm, 0, b"");
+    impostor.write(Kind::Message, 1, b"h1");
+    run("its message", &mut [&mut victim], |members| {
+        !members[0].log.messages.is_empty()
+    });
+    impostor.write(Kind::Release, 0, b"");
+    wait_until("it is acknowledged", || {
+        impostor.stream.unacknowledged() == 0
+    });
+    ip_in_switch(&lab, "link set port1 down");
+    let error = until_failed("the loss", &mut victim, 1);
+    assert!(matches!(error, PeerError::Lost(_)), "{error:?}");
+    assert!(victim.btl.flush(), "it does not count any more");
 }
 
 #[test]

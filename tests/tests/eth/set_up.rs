@@ -203,11 +203,7 @@ fn a_stream_that_ends_before_confirm_is_dropped() {
         impostor.greet();
         assert_eq!(impostor.hears(&mut victim), "Welcome");
         let before = victim.btl.counters().failed_attempts;
-        let hello = impostor.hello;
-        impostor = Impostor {
-            hello,
-            ..Impostor::new(&lab, &victim)
-        };
+        impostor = impostor.again(&lab, &victim);
         run("its end is seen", &mut [&mut victim], |m| {
             m[0].btl.counters().failed_attempts > before
         });
