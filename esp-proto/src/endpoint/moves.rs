@@ -242,3 +242,110 @@ impl Endpoint {
         *counter(&mut self.cx.counters) += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{Buffers, ConnOptions, EndpointConfig};
+    use alloc::vec::Vec;
+
+    const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+
+    fn endpoint(max_connections: usize) -> (Endpoint, [ConnId; 2]) {
+        let config = EndpointConfig {
+            max_connections,
+            ..EndpointConfig::default()
+        };
+        let own = MacAddr([2, 0, 0, 0, 0, 1]);
+        let mut endpoint = Endpoint::new(config, own, 1500, [1; 32], 1);
+        let ids = [5000, 5001].map(|port| {
+            let options = ConnOptions {
+                buffers: Buffers { rx: 4096, tx: 4096 },
+                key: Vec::new(),
+            };
+            let now = Instant::from_nanos(1000);
+            endpoint
+                .connect(now, port, PEER.into(), 7, options)
+                .unwrap()
+        });
+        (endpoint, ids)
+    }
+
+    #[test]
+    fn what_was_not_reported_moves_with_the_connection() {
+        let (mut endpoint, [first, second]) = endpoint(4);
+        let all = [first, second].map(|id| [Event::Connected(id), Event::PeerFinished(id)]);
+        endpoint.events.extend(all.into_iter().flatten());
+        let conn = endpoint.take_connection(first).unwrap();
+        assert!(conn.notes.established && conn.notes.peer_finished);
+        let left = [Event::Connected(second), Event::PeerFinished(second)];
+        assert_eq!(endpoint.events, left);
+        endpoint.events.clear();
+        let conn = endpoint.take_connection(second).unwrap();
+        assert!(!conn.notes.established && !conn.notes.peer_finished);
+    }
+
+    #[test]
+    fn paths_that_were_left_are_forgotten_when_there_are_many() {
+        let (mut endpoint, [first, second]) = endpoint(4);
+        endpoint.clock(Instant::from_nanos(5000));
+        let key = |local_port| Key {
+            local_port,
+            peer: PEER.into(),
+            peer_port: 9,
+        };
+        for (port, until) in [(1, 4000), (2, 5000), (3, 6000)] {
+            let until = Instant::from_nanos(until);
+            endpoint.moved_keys.insert(key(port), until);
+        }
+        endpoint.take_connection(first).unwrap();
+        assert_eq!(endpoint.moved_keys.len(), 4, "as many as connections");
+        endpoint.take_connection(second).unwrap();
+        let mut ports: Vec<_> = endpoint
+            .moved_keys
+            .keys()
+            .map(|key| key.local_port)
+            .collect();
+        ports.sort_unstable();
+        assert_eq!(ports, [3, 5000, 5001]);
+    }
+
+    #[test]
+    fn moves_that_wait_are_bounded() {
+        let (mut endpoint, _) = endpoint(4);
+        endpoint.set_rails(&[MacAddr([2, 0, 0, 0, 1, 1])]);
+        let mut payload = [0; crate::wire::MOVE_LEN];
+        let block = Move {
+            step: Step::Ask,
+            finished: false,
+            resumed: false,
+            max_payload: 1489,
+            epoch: 1,
+            nonce: 1,
+            sender_nonce: 2,
+            received: 0,
+            credit: 0,
+        };
+        block.emit(&mut payload);
+        let frame = EspFrame {
+            dst_port: 7,
+            src_port: 9,
+            seq: Seq(0),
+            ack: Seq(0),
+            kind: crate::wire::FrameType::Move,
+            asks: false,
+            payload: &payload,
+            ext: None,
+        };
+        for _ in 0..MOVES_WAITING + 3 {
+            let key = Key {
+                local_port: 7,
+                peer: PEER.into(),
+                peer_port: 9,
+            };
+            endpoint.on_move(key, &frame);
+        }
+        assert_eq!(endpoint.moves.len(), MOVES_WAITING);
+        assert_eq!(endpoint.counters().rx_drop_move_unknown, 3);
+    }
+}

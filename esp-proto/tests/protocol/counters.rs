@@ -14,6 +14,8 @@ fn received_packets_are_counted_by_kind() {
     let (ours, theirs) = (*pair.a.ep.counters(), *pair.b.ep.counters());
     assert_eq!((theirs.rx_data, theirs.rx_data_bytes), (data, 100_000));
     assert_eq!(ours.tx_frames, pair.sent(MAC_A, 0).count() as u64);
+    let bytes = pair.sent(MAC_A, 0).map(|frame| frame.body.len() as u64);
+    assert_eq!(theirs.rx_bytes, bytes.sum());
     assert_eq!(
         ours.rx_acks,
         pair.kinds(MAC_B, 0, FrameType::Ack) as u64,
@@ -55,6 +57,44 @@ fn resets_are_counted_and_leave_no_slot_in_use() {
     }
 }
 
+/// W-24, W-50.
+#[test]
+fn what_is_refused_is_counted_and_limited() {
+    let mut pair = Pair::new();
+    for _ in 0..2000 {
+        pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).build());
+    }
+    let resets = pair.kinds(MAC_B, 0, FrameType::Rst) as u64;
+    assert!((256..300).contains(&resets), "{resets}");
+    let counters = pair.b.ep.counters();
+    let counted = (counters.tx_resets, counters.tx_reset_limited);
+    assert_eq!(counted, (resets, 2000 - resets));
+
+    let mut pair = Pair::new();
+    pair.b.attach = None;
+    pair.listen(1000, 1);
+    for port in [5000, 5001] {
+        pair.connect(port, 1000);
+        pair.run(Duration::from_millis(5));
+    }
+    assert_eq!(pair.b.ep.counters().rx_drop_backlog, 1);
+
+    // What the host has sent waits for the host as well.
+    let mut pair = Pair::with(
+        1500,
+        EndpointConfig {
+            max_connections: 1,
+            ..EndpointConfig::default()
+        },
+    );
+    for port in 1..=600 {
+        let peer = (MAC_A.into(), port);
+        let reason = ResetReason::Aborted;
+        pair.b.ep.reset_orphan(pair.now, 7, peer, 1, reason);
+    }
+    assert_eq!(pair.b.ep.counters().tx_reset_limited, 600 - 512);
+}
+
 #[test]
 fn what_expires_is_counted() {
     let mut pair = Pair::new();
@@ -88,9 +128,10 @@ fn the_nonce_of_the_peer_is_known() {
 
 #[test]
 fn an_endpoint_shows_what_it_is_in_a_log() {
-    let (pair, ..) = Pair::connected();
+    let (mut pair, ..) = Pair::connected();
+    pair.connect(5001, 1000);
     let text = format!("{:?}", pair.a.ep);
-    assert!(text.contains("mtu: 1500, connections: 1"), "{text}");
+    assert!(text.contains("mtu: 1500, connections: 2"), "{text}");
 }
 
 #[test]

@@ -3,6 +3,33 @@
 use crate::common::*;
 use esp_proto::*;
 
+#[test]
+fn connections_of_an_owner_send_32_frames_in_turn() {
+    let mut pair = Pair::new();
+    pair.listen(1000, 64);
+    let conns = [5000, 5001].map(|port| pair.connect(port, 1000));
+    pair.run(Duration::from_millis(2));
+    // The windows grow beyond a turn.
+    for _ in 0..20 {
+        for conn in conns {
+            pair.a.write(pair.now, conn, 100_000);
+        }
+        pair.run(Duration::from_millis(20));
+    }
+    let from = pair.log.len();
+    for conn in conns {
+        pair.a.write(pair.now, conn, 64 * 1489);
+    }
+    pair.flush();
+    let ports = pair.sent(MAC_A, from).map(|frame| frame.header().src_port);
+    let ports: Vec<_> = ports.collect();
+    let turns: Vec<_> = ports
+        .chunk_by(|a, b| a == b)
+        .map(|turn| turn.len())
+        .collect();
+    assert_eq!(turns, [32; 4]);
+}
+
 /// The frames of a connection do not wait for those of all connections of another owner.
 #[test]
 fn owners_send_in_turn() {

@@ -139,6 +139,7 @@ fn a_held_port_keeps_a_silent_peer_alive() {
         if all.len() > answered {
             answered = all.len();
             let query = &all[answered - 1];
+            assert_eq!(query[2..4], [0, 0], "to the node");
             // Ports swapped, the query's number, type 6, the port asked for, HELD.
             let mut reply = vec![
                 0x88, 0xb6, query[4], query[5], 0, 0, query[6], query[7], 0, 0, 0, 4, 1,
@@ -226,6 +227,12 @@ fn a_node_answers_queries_for_held_ports() {
         (pair.log.len(), pair.b.ep.counters().rx_drop_held),
         (before, 1)
     );
+    // Other ports are served.
+    pair.listen(1001, 8);
+    let other = pair.connect(5001, 1001);
+    pair.run(Duration::from_millis(5));
+    assert_eq!(pair.a.state(other), State::Established);
+    let before = pair.log.len();
     pair.b.ep.unhold(1000);
     pair.inject(MAC_A, MAC_B, Forge::ack(Seq(1), Seq(2)).build());
     assert_eq!(

@@ -407,7 +407,10 @@ fn impossible_images_are_refused() {
     refused(image, Positions { consumed, ..at }, bad);
     let delivered = u64::MAX;
     refused(image, Positions { delivered, ..at }, bad);
-    pair.a.ep.resume(pair.now, &image, &at, buffers).unwrap();
+    let small = |rx| Buffers { rx, tx: ROOM };
+    let result = pair.a.ep.resume(pair.now, &image, &at, small(63));
+    assert_eq!(result.map(drop), Err(bad));
+    pair.a.ep.resume(pair.now, &image, &at, small(64)).unwrap();
     // The same again, and the nonce of another connection.
     let mut refused = |image: ConnImage| {
         let result = pair.a.ep.resume(pair.now, &image, &at, buffers);
@@ -419,6 +422,22 @@ fn impossible_images_are_refused() {
         ..image
     });
     refused(ConnImage { nonce: 77, ..image });
+}
+
+#[test]
+fn an_ended_connection_does_not_keep_its_nonce() {
+    let (mut pair, a, _) = Pair::connected();
+    let image = pair.a.ep.image(a).expect("can be resumed");
+    pair.a.ep.abort(pair.now, a, ResetReason::Aborted);
+    pair.run(Duration::from_millis(5));
+    let next = pair.connect(5001, 1000);
+    assert_eq!(next.slot, a.slot);
+    let buffers = Buffers { rx: ROOM, tx: ROOM };
+    let result = pair
+        .a
+        .ep
+        .resume(pair.now, &image, &Positions::default(), buffers);
+    assert!(result.is_ok(), "{result:?}");
 }
 
 #[test]
@@ -612,5 +631,13 @@ fn a_node_with_one_interface_answers_a_resumption_of_an_unknown_connection() {
     let gone = pair
         .sent(MAC_B, from)
         .filter(|f| f.kind() == FrameType::Move);
-    assert_eq!(gone.count(), 1);
+    let gone: Vec<_> = gone
+        .map(|f| Move::parse(f.esp().payload).unwrap())
+        .collect();
+    let [gone] = gone[..] else {
+        panic!("{gone:?}");
+    };
+    assert_eq!(gone.step, Step::Gone);
+    let repeated = (gone.resumed, gone.received, gone.finished, gone.credit);
+    assert_eq!(repeated, (false, 0, false, 0));
 }

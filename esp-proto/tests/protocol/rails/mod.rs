@@ -66,6 +66,27 @@ fn only_addresses_of_interfaces_are_announced() {
 }
 
 #[test]
+fn accepted_moves_are_counted_and_answers_repeat_nothing() {
+    let mut fabric = Fabric::connected();
+    fabric.write_both(10_000);
+    let now = fabric.now;
+    fabric.sides[B].shutdown(now);
+    fabric.run_until(Duration::from_secs(1), Fabric::settled);
+    let now = fabric.now;
+    fabric.sides[A].ends[0].ep.abandon(now, false);
+    fabric.run(Duration::from_millis(5));
+    let moves = fabric.moves();
+    let of_a = moves.iter().filter(|(src, ..)| src.0[5] == 0xa);
+    assert_eq!(fabric.sides[B].sum(|c| c.rx_moves), of_a.count() as u64);
+    assert_eq!(fabric.sides[A].sum(|c| c.rx_moves), 2, "ANSWER and DONE");
+    let ask = moves.iter().find(|m| m.2.step == Step::Ask).unwrap().2;
+    assert_eq!((ask.received, ask.finished), (10_000, true));
+    let answer = moves.iter().find(|m| m.2.step == Step::Answer).unwrap().2;
+    assert_eq!((answer.received, answer.finished), (0, false));
+    fabric.end_well();
+}
+
+#[test]
 fn an_endpoint_has_the_address_that_it_was_given() {
     let (mut pair, a, _) = Pair::connected();
     let next = MacAddr([2, 0, 0, 0, 9, 9]);
