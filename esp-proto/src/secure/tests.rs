@@ -375,6 +375,15 @@ fn broadcasts_are_opened_once_and_of_the_present_run_only() {
     assert_eq!(b.receive(at(1502), C, &second), None, "another source");
     assert_eq!(b.receive(at(1502), A, &second), Some(text.clone()));
     assert_eq!(b.receive(at(1502), A, &second), None);
+    let counts = ["auth_opened", "auth_drop_replay"].map(|name| counted(&b, name));
+    assert_eq!(counts, [2, 3]);
+    let mut damaged = broadcast(&mut a, at(1503));
+    *damaged.last_mut().unwrap() ^= 1;
+    assert_eq!(b.receive(at(1503), A, &damaged), None);
+    assert_eq!(counted(&b, "auth_drop_forged"), 2, "and of another source");
+    let mut other = node(C, config(&[8], true), 5);
+    assert_eq!(other.receive(at(1503), A, &second), None);
+    assert_eq!(counted(&other, "auth_drop_key"), 1);
     // Both have restarted: the recordings of the earlier run wait for a session, and are of no use.
     a = node(A, config(&[7], true), 9);
     b = node(B, config(&[7], true), 10);
@@ -385,6 +394,103 @@ fn broadcasts_are_opened_once_and_of_the_present_run_only() {
     let third = broadcast(&mut a, at(1700));
     assert_eq!(b.receive(at(1700), A, &third), Some(text));
     assert_eq!(b.receive(at(1700), A, &second), None);
+}
+
+#[test]
+fn without_a_key_nothing_is_sent() {
+    let mut a = node(A, config(&[], true), 1);
+    a.send(at(0), NodeAddr::BROADCAST, b"x");
+    assert_eq!((a.sent.len(), counted(&a, "auth_unsent")), (0, 1));
+}
+
+#[test]
+fn a_log_does_not_show_keys() {
+    assert_eq!(alloc::format!("{:?}", Key::new([7; 32])), "Key(..)");
+}
+
+#[test]
+fn what_no_session_protects_is_counted() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    a.send(at(0), B, b"x");
+    assert_eq!(counted(&a, "auth_setups_sent"), 1);
+    run(at(0), &mut a, &mut b);
+    a.send(at(1), B, b"y");
+    let (_, packet) = a.sent.pop().unwrap();
+    let cut = &packet[..DATA_AT - 1];
+    assert_eq!(b.receive(at(1), A, cut), None);
+    assert_eq!(counted(&b, "auth_drop_malformed"), 1);
+    assert_eq!(b.receive(at(1), A, &packet), Some(plain(b"y")));
+    assert_eq!(b.receive(at(1), A, &packet), None);
+    let mut damaged = packet.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    a.send(at(1), B, b"z");
+    damaged[..DATA_AT].copy_from_slice(&a.sent.pop().unwrap().1[..DATA_AT]);
+    assert_eq!(b.receive(at(1), A, &damaged), None);
+    let names = ["auth_sessions", "auth_drop_replay", "auth_drop_forged"];
+    assert_eq!(names.map(|name| counted(&b, name)), [1; 3]);
+    // A node that knows nothing of the sender, and one that has another session.
+    let (_, mut next) = pair(Suite::ENCRYPT);
+    assert_eq!(next.receive(at(1), A, &packet), None);
+    assert_eq!(counted(&next, "auth_drop_session"), 1);
+    next.layer.peer(at(1), A);
+    assert_eq!(next.receive(at(1), A, &packet), None);
+    assert_eq!(counted(&next, "auth_drop_session"), 2);
+}
+
+#[test]
+fn the_host_learns_of_packets_to_send() {
+    let (mut a, _) = pair(Suite::ENCRYPT);
+    assert!(!a.layer.wants_transmit());
+    assert!(a.layer.seal(at(0), B, plain(b"x")).is_none());
+    assert!(a.layer.wants_transmit());
+    a.flush();
+    assert!(!a.layer.wants_transmit());
+}
+
+/// Sends a packet to B; returns true if a session with it protects the packet.
+fn has_session(a: &mut Node, now: Instant) -> bool {
+    a.send(now, B, b"x");
+    let lengths: Vec<_> = a.sent.drain(..).map(|(_, body)| body.len()).collect();
+    assert_eq!(lengths.len(), 1);
+    lengths[0] != SETUP_PACKET
+}
+
+#[test]
+fn sessions_end_with_their_keys_and_their_address() {
+    let established = || {
+        let (mut a, mut b) = pair(Suite::ENCRYPT);
+        a.send(at(0), B, b"x");
+        run(at(0), &mut a, &mut b);
+        a
+    };
+    let mut a = established();
+    a.layer.set_keys(vec![Key::new([7; 32])]);
+    assert!(has_session(&mut a, at(1)));
+    a.layer.set_keys(vec![Key::new([8; 32])]);
+    assert!(!has_session(&mut a, at(2)));
+    let mut a = established();
+    a.layer.set_addr(C);
+    assert!(!has_session(&mut a, at(1)));
+}
+
+/// While keys are replaced, the peer may not know the first one yet.
+#[test]
+fn keys_are_tried_in_turn() {
+    let mut a = node(A, config(&[7, 8, 9], true), 1);
+    a.send(at(0), B, b"x");
+    let mut now = 0;
+    while a.sent.len() < 4 {
+        now += 1;
+        a.layer.handle_timeout(at(now));
+        a.flush();
+    }
+    let known: Vec<_> = a.layer.keys.iter().map(|key| key.id).collect();
+    let tried = a.sent.iter().map(|(_, body)| match packet::parse(body) {
+        packet::Form::SetUp(fields, ..) => fields.key,
+        _ => panic!("no HELLO"),
+    });
+    let tried: Vec<_> = tried.collect();
+    assert_eq!(tried, [known[0], known[1], known[2], known[0]]);
 }
 
 /// W-143: a wrong tag has no answer, answers have a rate, and a side that only answered does not
