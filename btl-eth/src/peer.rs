@@ -22,9 +22,9 @@
 //! most one stream is established, and as messages are sent on established streams only, none is
 //! lost or duplicated.
 //!
-//! **Release.** A process with more connections than its limit ends the one that it has not used for
-//! the longest time. RELEASE is the last record of either side, so a side that has both written and
-//! read it has received everything. When all that it has sent is acknowledged, too, it connects
+//! **Release.** A process with more connections than its limit ends the one that it has not used
+//! for the longest time. RELEASE is the last record of either side, so a side that has both written
+//! and read it has received everything. When all that it has sent is acknowledged, too, it connects
 //! again for its next message. Its HELLO may be read before its RELEASE on the earlier stream; the
 //! acceptor keeps it until that stream has ended.
 //!

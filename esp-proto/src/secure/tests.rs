@@ -438,6 +438,46 @@ fn what_no_session_protects_is_counted() {
 }
 
 #[test]
+fn set_up_packets_without_effect_are_counted() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    a.send(at(0), B, b"x");
+    let (_, wire) = run(at(0), &mut a, &mut b);
+    let [(A, hello), (B, accept), ..] = &wire[..] else {
+        panic!("{wire:?}");
+    };
+    let mut forged = hello.clone();
+    *forged.last_mut().unwrap() ^= 1;
+    for packet in [&forged, hello] {
+        assert_eq!(b.receive(at(1), A, packet), None);
+    }
+    assert_eq!(a.receive(at(1), B, accept), None);
+    assert_eq!((a.sent.len(), b.sent.len()), (0, 0));
+    let of_b = ["auth_drop_setup_forged", "auth_drop_setup_stale"];
+    assert_eq!(of_b.map(|name| counted(&b, name)), [1, 1]);
+    assert_eq!(counted(&a, "auth_drop_setup_stale"), 1);
+}
+
+#[test]
+fn peers_are_bounded_and_those_that_are_known_displace_none() {
+    let (mut a, _) = pair(Suite::ENCRYPT);
+    let peer = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        NodeAddr::Mac(MacAddr([2, 9, 9, 9, high, low]))
+    };
+    for number in 0..16384 {
+        a.layer.peer(at(u64::from(number)), peer(number));
+    }
+    assert_eq!(a.layer.peers.len(), 16384);
+    a.layer.peer(at(20_000), peer(16383));
+    assert_eq!(a.layer.peers.len(), 16384);
+    a.layer.peer(at(20_000), peer(16384));
+    assert_eq!(a.layer.peers.len(), 16384);
+    assert!(!a.layer.peers.contains_key(&peer(0)), "silent for longest");
+    let text = alloc::format!("{:?}", a.layer);
+    assert!(text.contains("keys: 1, peers: 16384"), "{text}");
+}
+
+#[test]
 fn the_host_learns_of_packets_to_send() {
     let (mut a, _) = pair(Suite::ENCRYPT);
     assert!(!a.layer.wants_transmit());

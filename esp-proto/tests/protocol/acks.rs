@@ -33,8 +33,8 @@ fn data_written_when_the_delay_ends_carries_the_acknowledgement() {
     assert_eq!(sent, [FrameType::Data]);
 }
 
-/// W-34: one in two of a window of 16, beginning with the second, because the message is longer; none
-/// of a message that uses less than half, however much was sent before.
+/// W-34: one in two of a window of 16, beginning with the second, because the message is longer;
+/// none of a message that uses less than half, however much was sent before.
 #[test]
 fn a_long_message_requests_acknowledgements_and_a_short_one_none() {
     let (mut pair, a, _) = Pair::connected();

@@ -53,8 +53,8 @@ fn connections_of_open_transports_are_ended_and_made_again() {
     exchange(&mut members, 1);
 }
 
-/// Sends [`ROUNDS`] messages from each member to each other one, and checks them. `first`: number of
-/// the first member.
+/// Sends [`ROUNDS`] messages from each member to each other one, and checks them. `first`: number
+/// of the first member.
 fn exchange(members: &mut [Member], first: Rank) {
     let mut sent = [[0; 4]; 4];
     let mut members: Vec<_> = members.iter_mut().collect();
