@@ -437,6 +437,20 @@ fn what_no_session_protects_is_counted() {
     assert_eq!(counted(&next, "auth_drop_session"), 2);
 }
 
+/// W-145: a session that is answered is kept.
+#[test]
+fn peers_that_answer_need_no_other_session() {
+    let (mut a, mut b) = pair(Suite::ENCRYPT);
+    for tenth in 0..200 {
+        let now = at(100 * tenth);
+        a.send(now, B, b"x");
+        b.send(now, A, b"y");
+        assert_eq!(run(now, &mut a, &mut b).0.len(), 2);
+    }
+    let sessions = [&a, &b].map(|node| counted(node, "auth_sessions"));
+    assert!(sessions.iter().all(|count| *count <= 2), "{sessions:?}");
+}
+
 #[test]
 fn set_up_packets_without_effect_are_counted() {
     let (mut a, mut b) = pair(Suite::ENCRYPT);
