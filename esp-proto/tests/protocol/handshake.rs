@@ -362,6 +362,55 @@ fn crossing_syns_with_different_keys_are_refused() {
     }
 }
 
+/// W-26, W-28: each attempt of a restarted peer is answered by its own nonce, and a listener's
+/// connection is then another one.
+#[test]
+fn the_last_attempt_of_a_restarted_peer_counts() {
+    for crossing in [false, true] {
+        let mut pair = Pair::new();
+        pair.filter = Box::new(|_| Wire::Drop);
+        if crossing {
+            let options = ConnOptions {
+                buffers: Buffers { rx: ROOM, tx: ROOM },
+                key: vec![],
+            };
+            (pair.b.ep)
+                .connect(pair.now, 1000, MAC_A.into(), 5000, options)
+                .unwrap();
+            pair.flush();
+        } else {
+            pair.listen(1000, 8);
+        }
+        let mut answers = vec![];
+        for nonce in [7, 8] {
+            pair.inject(MAC_A, MAC_B, Forge::syn(nonce, Seq(100)).build());
+            let answer = pair.log.last().expect("an answer");
+            assert_eq!(answer.kind(), FrameType::SynAck);
+            let block = wire::SetUp::parse(answer.esp().payload).unwrap();
+            assert_eq!(block.peer_nonce, nonce, "crossing: {crossing}");
+            answers.push(block.nonce);
+        }
+        assert_eq!(answers[0] == answers[1], crossing);
+        assert_eq!(pair.b.ep.connections().count(), 1);
+    }
+}
+
+/// W-26, W-55.
+#[test]
+fn a_late_copy_of_a_syn_opens_nothing_in_time_wait() {
+    let (mut pair, a, b) = Pair::connected();
+    pair.b.ep.shutdown(pair.now, b);
+    pair.run(Duration::from_millis(1));
+    pair.a.ep.shutdown(pair.now, a);
+    pair.run(Duration::from_millis(1));
+    assert_eq!(pair.b.state(b), State::TimeWait);
+    let (syn, from) = (pair.log[0].clone(), pair.log.len());
+    assert_eq!(syn.kind(), FrameType::Syn);
+    pair.inject(MAC_A, MAC_B, syn.body);
+    assert_eq!(pair.kinds(MAC_B, from, FrameType::SynAck), 0);
+    assert_eq!(pair.b.state(b), State::TimeWait);
+}
+
 /// W-21, W-29.
 #[test]
 fn a_syn_ack_with_another_number_or_key_opens_nothing() {
