@@ -286,6 +286,16 @@ mod tests {
     }
 
     #[test]
+    fn what_others_did_not_report_stays() {
+        let (mut endpoint, [first, second]) = endpoint(4);
+        let events = [Event::Connected(first), Event::PeerFinished(first)];
+        endpoint.events.extend(events.clone());
+        let conn = endpoint.take_connection(second).unwrap();
+        assert!(!conn.notes.established && !conn.notes.peer_finished);
+        assert_eq!(endpoint.events, events);
+    }
+
+    #[test]
     fn paths_that_were_left_are_forgotten_when_there_are_many() {
         let (mut endpoint, [first, second]) = endpoint(4);
         endpoint.clock(Instant::from_nanos(5000));

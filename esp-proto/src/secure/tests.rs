@@ -426,6 +426,7 @@ fn what_no_session_protects_is_counted() {
     a.send(at(1), B, b"z");
     damaged[..DATA_AT].copy_from_slice(&a.sent.pop().unwrap().1[..DATA_AT]);
     assert_eq!(b.receive(at(1), A, &damaged), None);
+    assert_eq!(counted(&a, "auth_sealed"), 3);
     let names = ["auth_sessions", "auth_drop_replay", "auth_drop_forged"];
     assert_eq!(names.map(|name| counted(&b, name)), [1; 3]);
     // A node that knows nothing of the sender, and one that has another session.

@@ -61,7 +61,8 @@ fn echo_comes_back_with_number_and_bytes() {
             Some((40_000, EdpKind::EchoReply, body))
         );
     }
-    assert_eq!(pair.b.ep.counters().rx_edp_requests, 6);
+    let counters = pair.b.ep.counters();
+    assert_eq!((counters.rx_edp_requests, counters.tx_edp), (6, 6));
 }
 
 /// W-71.
@@ -112,6 +113,7 @@ fn data_reaches_the_bound_port_only() {
         pair.b.datagrams.pop(),
         Some((7, EdpKind::Data, b"hello".to_vec()))
     );
+    assert_eq!(pair.b.ep.counters().rx_datagrams, 1);
     send(&mut pair, MAC_B, (8, 9), EdpKind::Data, b"hello");
     assert_eq!(pair.b.ep.counters().rx_drop_edp_port, 1);
     pair.b.ep.edp_unbind(7);

@@ -4,11 +4,20 @@ use crate::common::*;
 use esp_proto::*;
 
 #[test]
-fn connections_of_an_owner_send_32_frames_in_turn() {
+fn connections_and_owners_send_32_frames_in_turn() {
+    assert_eq!(turns([0, 0]), [32; 4]);
+    assert_eq!(turns([1, 2]), [32; 4]);
+}
+
+/// Returns how many frames the connections of two owners send in turn.
+fn turns(owners: [u32; 2]) -> Vec<usize> {
     let mut pair = Pair::new();
     pair.listen(1000, 64);
     let conns = [5000, 5001].map(|port| pair.connect(port, 1000));
     pair.run(Duration::from_millis(2));
+    for (conn, owner) in conns.into_iter().zip(owners) {
+        pair.a.ep.set_owner(conn, owner);
+    }
     // The windows grow beyond a turn.
     for _ in 0..20 {
         for conn in conns {
@@ -23,11 +32,8 @@ fn connections_of_an_owner_send_32_frames_in_turn() {
     pair.flush();
     let ports = pair.sent(MAC_A, from).map(|frame| frame.header().src_port);
     let ports: Vec<_> = ports.collect();
-    let turns: Vec<_> = ports
-        .chunk_by(|a, b| a == b)
-        .map(|turn| turn.len())
-        .collect();
-    assert_eq!(turns, [32; 4]);
+    let turns = ports.chunk_by(|a, b| a == b);
+    turns.map(<[_]>::len).collect()
 }
 
 /// The frames of a connection do not wait for those of all connections of another owner.
