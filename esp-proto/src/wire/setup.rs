@@ -205,6 +205,7 @@ mod tests {
         assert!(keys_equal(b"", b""));
         assert!(keys_equal(b"abc", b"abc"));
         assert!(!keys_equal(b"abc", b"abd"));
+        assert!(!keys_equal(b"abc", b"bac"), "the differences are equal");
         assert!(!keys_equal(b"abc", b"ab"));
         assert!(!keys_equal(b"", b"a"));
     }
