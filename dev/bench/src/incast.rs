@@ -2,22 +2,21 @@
 //!
 //! The figures are the use of the link, the fairness of its shares and the longest stall.
 
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use esp_client::{EspListener, EspStream, MacAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::about::About;
 use crate::run::Worker;
 use crate::samples::median;
+use crate::stream::{Stream, connect, listen};
 use crate::table::{Column, Style, render, rounded};
 use crate::task::{LISTENING, Protocol, Role};
 use cli::out::{Doing, Failure};
-use lab::{Lab, LabOptions, Node, WireOptions};
+use lab::{Lab, LabOptions, WireOptions};
 
 /// Name, title and limits.
 pub static ABOUT: About = About {
@@ -94,54 +93,6 @@ pub fn work(
             watch(streams, time)
         }
     }
-}
-
-pub(crate) trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
-
-fn client_path(path: Protocol) -> io::Result<esp_client::Path> {
-    match path {
-        Protocol::Lease => Ok(esp_client::Path::Lease),
-        Protocol::Daemon => Ok(esp_client::Path::Daemon),
-        _ => Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "that path is not compared here",
-        )),
-    }
-}
-
-fn is_tcp(path: Protocol) -> bool {
-    matches!(path, Protocol::Tcp | Protocol::TcpNoOffload)
-}
-
-/// Connects to a port of a node.
-pub(crate) fn connect(path: Protocol, node: usize, port: u16) -> io::Result<Box<dyn Stream>> {
-    if is_tcp(path) {
-        let stream = TcpStream::connect((Node(node).ip(), port))?;
-        stream.set_nodelay(true)?;
-        return Ok(Box::new(stream));
-    }
-    Ok(Box::new(
-        EspStream::builder()
-            .path(client_path(path)?)
-            .connect((MacAddr(Node(node).mac()), port))?,
-    ))
-}
-
-pub(crate) type Accept = Box<dyn FnMut() -> io::Result<Box<dyn Stream>>>;
-
-/// Listens on a port of this node.
-pub(crate) fn listen(path: Protocol, node: usize, port: u16) -> io::Result<Accept> {
-    if is_tcp(path) {
-        let listener = TcpListener::bind((Node(node).ip(), port))?;
-        return Ok(Box::new(move || {
-            let stream = listener.accept()?.0;
-            stream.set_nodelay(true)?;
-            Ok(Box::new(stream))
-        }));
-    }
-    let listener = EspListener::builder().path(client_path(path)?).bind(port)?;
-    Ok(Box::new(move || Ok(Box::new(listener.accept()?.0))))
 }
 
 /// Writes for this time, or until the reader closes the connection.
@@ -434,6 +385,7 @@ fn jain(flows: &[Flow]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
 
     fn flow(bytes: u64, stall: u64) -> Flow {
         Flow { bytes, stall }

@@ -42,6 +42,7 @@ pub mod results;
 pub mod run;
 pub mod samples;
 mod scratch;
+mod stream;
 pub mod table;
 pub mod task;
 pub mod worker;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::about::About;
-use crate::incast::{connect, listen};
 use crate::run::{Worker, daemons_cpu};
 use crate::samples::{Samples, median};
+use crate::stream::{connect, listen};
 use crate::table::{Column, Style, render, rounded};
 use crate::task::{HOLDING, LISTENING, Protocol, Role};
 use cli::out::{Doing, Failure};
@@ -18,11 +18,12 @@ use lab::{Lab, LabOptions};
 /// Name, title and limits.
 pub static ABOUT: About = About {
     name: "programs",
-    title: "1, 8 and 64 programs of each node through its daemon, round trips of 64 bytes, MTU 1500",
-    limits: "Idle programs cost a daemon nothing, because it looks only at those that have rung. When \
-             all are active, each message of a program wakes another process here: the two cores are \
-             the limit, and a daemon that is never idle takes less time for a message than one that \
-             polls between two.",
+    title: "1, 8 and 64 programs of each node through its daemon, round trips of 64 bytes, \
+            MTU 1500",
+    limits: "Idle programs cost a daemon nothing, because it looks only at those that have rung. \
+             When all are active, each message of a program wakes another process here: the two \
+             cores are the limit, and a daemon that is never idle takes less time for a message \
+             than one that polls between two.",
     millis: [5_000, 3_000],
 };
 
