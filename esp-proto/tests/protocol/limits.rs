@@ -212,9 +212,8 @@ fn the_oldest_half_open_connection_is_evicted_behind_many_established_ones() {
     assert_eq!(half_open, left);
 }
 
-/// W-24.
-#[test]
-fn connections_that_end_before_they_are_accepted_leave_their_place() {
+/// Returns a pair whose B has room for 16 connections, and ports of these owners that accept none.
+fn small_table(ports: &[(Port, u32)]) -> Pair {
     let config = EndpointConfig {
         max_connections: 16,
         ..EndpointConfig::default()
@@ -222,12 +221,21 @@ fn connections_that_end_before_they_are_accepted_leave_their_place() {
     let mut pair = Pair::new();
     pair.b = Node::new(MAC_B, 1500, 2, config);
     pair.b.attach = None;
-    let options = ListenOptions {
-        backlog: 100,
-        owner: 1,
-        ..ListenOptions::default()
-    };
-    pair.b.ep.listen(1000, options).unwrap();
+    for &(port, owner) in ports {
+        let options = ListenOptions {
+            backlog: 100,
+            owner,
+            ..ListenOptions::default()
+        };
+        pair.b.ep.listen(port, options).unwrap();
+    }
+    pair
+}
+
+/// W-24.
+#[test]
+fn connections_that_end_before_they_are_accepted_leave_their_place() {
+    let mut pair = small_table(&[(1000, 1)]);
     for round in 0..3 {
         let ports = 5000 + 10 * round..5010 + 10 * round;
         let conns: Vec<_> = ports.map(|port| pair.connect(port, 1000)).collect();
@@ -244,21 +252,7 @@ fn connections_that_end_before_they_are_accepted_leave_their_place() {
 /// W-24: an owner with long backlogs and slow programs leaves the table to others.
 #[test]
 fn connections_not_accepted_are_bounded_for_each_owner() {
-    let config = EndpointConfig {
-        max_connections: 16,
-        ..EndpointConfig::default()
-    };
-    let mut pair = Pair::new();
-    pair.b = Node::new(MAC_B, 1500, 2, config);
-    pair.b.attach = None;
-    for (port, owner) in [(1000, 1), (1001, 1), (1002, 2)] {
-        let options = ListenOptions {
-            backlog: 100,
-            owner,
-            ..ListenOptions::default()
-        };
-        pair.b.ep.listen(port, options).unwrap();
-    }
+    let mut pair = small_table(&[(1000, 1), (1001, 1), (1002, 2)]);
     let mut clients = 5000..;
     let mut connect = |pair: &mut Pair, port, count| {
         for client in clients.by_ref().take(count) {
