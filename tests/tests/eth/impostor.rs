@@ -108,6 +108,13 @@ impl Impostor {
         self.write(Kind::Hello, 0, &hello);
     }
 
+    /// Connects to the victim.
+    pub(super) fn establish(&mut self, victim: &mut Member) {
+        self.greet();
+        assert_eq!(self.hears(victim), "Welcome");
+        self.write(Kind::Confirm, 0, b"");
+    }
+
     /// Returns the next record, polling the victim.
     pub(super) fn hears(&mut self, victim: &mut Member) -> String {
         let mut received = None;

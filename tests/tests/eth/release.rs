@@ -108,9 +108,7 @@ fn releasing(lab: &Lab) -> (Member, Member, Impostor) {
     let mut victim = limited(lab, 0, 0, 3);
     let mut third = Member::at(lab, 1, 2, 3);
     let mut impostor = Impostor::added(lab, &mut victim);
-    impostor.greet();
-    assert_eq!(impostor.hears(&mut victim), "Welcome");
-    impostor.write(Kind::Confirm, 0, b"");
+    impostor.establish(&mut victim);
     let addresses = [victim.btl.address(), third.btl.address()];
     victim.btl.add_peer(2, &addresses[1]).expect("reachable");
     third.btl.add_peer(0, &addresses[0]).expect("reachable");
@@ -265,9 +263,7 @@ fn a_link_lost_at_the_end_of_a_connection_loses_the_peer() {
     };
     let mut victim = Member::at(&lab, 0, 0, 2);
     let mut impostor = Impostor::added(&lab, &mut victim);
-    impostor.greet();
-    assert_eq!(impostor.hears(&mut victim), "Welcome");
-    impostor.write(Kind::Confirm, 0, b"");
+    impostor.establish(&mut victim);
     impostor.write(Kind::Message, 1, b"h1");
     run("its message", &mut [&mut victim], |members| {
         !members[0].log.messages.is_empty()
