@@ -14,15 +14,6 @@ use lab::{Lab, LabOptions};
 /// Where a rank's process finds its daemon; without it the rank uses UDP.
 const SOCKET: &str = "ETH_CONFORMANCE_SOCKET";
 
-/// Cases that require that a rank is connected to one that ends.
-const UNCONNECTED: [&str; 4] = [
-    "left",
-    "flush_exit",
-    "close_while_peers_send",
-    "death_mid_send",
-];
-const WITHOUT: &str = "the end of a peer without a connection is reported as `Gone`";
-
 /// Ranks dealt out to nodes.
 struct Nodes {
     name: &'static str,
@@ -69,10 +60,7 @@ impl ProcessHarness for Nodes {
             messages: self.messages,
             rounds: 300,
             peers: 8,
-            skip: match self.connections {
-                None => Vec::new(),
-                Some(_) => UNCONNECTED.map(|case| (case, WITHOUT.into())).into(),
-            },
+            ends_connections: self.connections.is_some(),
             // Without a daemon, the end of a process is noticed later.
             deaths_at_once: self.carrier == Carrier::Udp,
             ..Options::default()

@@ -53,6 +53,7 @@ pub(super) fn describe(place: &Place, options: &Options) -> String {
         rounds,
         peers,
         seed,
+        ends_connections,
         ..
     } = options;
     let limit = limit.as_millis();
@@ -62,7 +63,9 @@ pub(super) fn describe(place: &Place, options: &Options) -> String {
         job,
         case,
     } = place;
-    format!("{rank} {size} {job} {case} {limit} {messages} {rounds} {peers} {seed}")
+    format!(
+        "{rank} {size} {job} {case} {limit} {messages} {rounds} {peers} {seed} {ends_connections}"
+    )
 }
 
 fn parse(text: &str) -> Option<Child> {
@@ -79,6 +82,7 @@ fn parse(text: &str) -> Option<Child> {
         rounds: words.next()?.parse().ok()?,
         peers: words.next()?.parse().ok()?,
         seed: words.next()?.parse().ok()?,
+        ends_connections: words.next()?.parse().ok()?,
         ..Options::default()
     };
     Some(Child { place, options })
@@ -330,6 +334,7 @@ mod tests {
         let options = Options {
             seed: 77,
             messages: 5,
+            ends_connections: true,
             ..Options::default()
         };
         let child = parse(&describe(&place, &options)).unwrap();
@@ -346,5 +351,6 @@ mod tests {
             ),
             (77, 5, options.limit)
         );
+        assert!(child.options.ends_connections);
     }
 }

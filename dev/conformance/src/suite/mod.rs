@@ -154,6 +154,9 @@ pub struct Options {
     /// Whether ranks that are processes run the cases that kill a rank at the same time, after the
     /// other cases. For a transport that notices a death by a timeout.
     pub deaths_at_once: bool,
+    /// Whether the transport ends connections that are not used. A peer that ends without one may
+    /// be reported as `Gone`, even if there was a connection earlier.
+    pub ends_connections: bool,
     /// Name of the only case to run. Without it, `BTL_CASE` selects by a part of the name.
     pub only: Option<&'static str>,
 }
@@ -168,6 +171,7 @@ impl Default for Options {
             seed: 1,
             skip: Vec::new(),
             deaths_at_once: false,
+            ends_connections: false,
             only: None,
         }
     }

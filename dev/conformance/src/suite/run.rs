@@ -71,6 +71,8 @@ pub struct Run {
     pub rounds: u32,
     /// See [`Options::messages`].
     pub messages: u32,
+    /// See [`Options::ends_connections`].
+    pub(super) ends_connections: bool,
     /// The transport.
     pub btl: Box<dyn Btl>,
     /// Result of `add_peer` for each rank.
@@ -115,6 +117,7 @@ impl Run {
             size: place.size,
             rounds: options.rounds,
             messages: options.messages,
+            ends_connections: options.ends_connections,
             btl,
             paths: Vec::new(),
             addresses: Vec::new(),

@@ -102,11 +102,7 @@ const TABLE: &[(Break, &str, &str)] = &[
         "left",
         "a message from rank 2 after its failure",
     ),
-    (
-        Break::LeftIsDied,
-        "drop_closes",
-        "dropped its transport: Died",
-    ),
+    (Break::LeftIsDied, "drop_closes", "closed in order: Died"),
     (
         Break::FlushLies,
         "flush_exit",

@@ -2,9 +2,10 @@
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run, Sizes};
+use super::ends::{has_died, has_died_or_gone, has_left};
 use super::life::refuses;
 use super::one_sided::{Operate, share};
-use btl::{Envelope, PeerError, PostedDelivery, SendError, Started, Withdrawn};
+use btl::{Envelope, PostedDelivery, SendError, Started, Withdrawn};
 
 const NEEDS: &[Need] = &[Need::Death, Need::Kill];
 
@@ -81,22 +82,6 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Fails unless a death is reported as such, and not as an orderly end or a violation.
-fn dead(error: &PeerError) -> Result<(), Failure> {
-    demand(
-        matches!(error, PeerError::Died | PeerError::Lost(_)),
-        || format!("a killed rank: {error:?}"),
-    )
-}
-
-/// Like [`dead`], for a rank to which there may have been no connection.
-fn dead_or_gone(error: &PeerError) -> Result<(), Failure> {
-    match error {
-        PeerError::Gone => Ok(()),
-        error => dead(error),
-    }
-}
-
 /// Makes progress until this rank is killed.
 fn victim(
     run: &mut Run,
@@ -146,7 +131,7 @@ fn die_and_go_on(run: &mut Run) -> Result<(), Failure> {
     if run.rank == 0 {
         run.kill(2)?;
     }
-    dead_or_gone(&run.until_failed(2)?)?;
+    has_died_or_gone(run, 2)?;
     refuses(run, 2)?;
     go_on(run, 200)
 }
@@ -172,7 +157,7 @@ fn mid_send(run: &mut Run) -> Result<(), Failure> {
     demand(came <= 150, || {
         format!("{came} messages from a rank that sent 150")
     })?;
-    dead(&run.until_failed(2)?)?;
+    has_died(run, 2)?;
     refuses(run, 2)?;
     run.arrived(other, 300)?;
     go_on(run, 50)
@@ -210,7 +195,7 @@ fn mid_receive(run: &mut Run) -> Result<(), Failure> {
         run.step()?;
         run.in_time("the failure of a rank that was killed")?;
     }
-    dead(&run.until_failed(2)?)?;
+    has_died(run, 2)?;
     refuses(run, 2)?;
     run.arrived(other, 300)?;
     go_on(run, 50)
@@ -300,13 +285,10 @@ fn mid_operation(run: &mut Run, operate: Operate, leaves: bool) -> Result<(), Fa
     demand(run.log.pending.is_empty(), || {
         format!("pending after the failure: {:?}", run.log.pending)
     })?;
-    let error = run.until_failed(2)?;
     if leaves {
-        demand(error == PeerError::Left, || {
-            format!("a peer that closed in order: {error:?}")
-        })?;
+        has_left(run, 2)?;
     } else {
-        dead(&error)?;
+        has_died(run, 2)?;
     }
     let result = operate(
         run,
@@ -350,7 +332,7 @@ fn poster(run: &mut Run) -> Result<(), Failure> {
         run.step()?;
         run.in_time("the failure of a rank that was killed")?;
     }
-    dead(&run.until_failed(1)?)?;
+    has_died(run, 1)?;
     let result = run.send_to_posted(1, envelope, b"much too late");
     demand(
         matches!(result, Err(SendError::Failed { peer: 1, .. })),
@@ -370,7 +352,7 @@ fn sender(run: &mut Run) -> Result<(), Failure> {
     let filled = super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
     let other = super::posted_receives::post(run, super::posted_receives::ANY, 64)?;
     run.barrier()?;
-    dead(&run.until_failed(1)?)?;
+    has_died(run, 1)?;
     let received = super::posted_receives::taken(run, filled.1)?;
     demand(received.result == Ok(8), || format!("{received:?}"))?;
     let withdrawn = run.withdraw(other.1);
@@ -391,7 +373,7 @@ fn many(run: &mut Run) -> Result<(), Failure> {
         if run.rank == 0 {
             run.kill(victim)?;
         }
-        dead_or_gone(&run.until_failed(victim)?)?;
+        has_died_or_gone(run, victim)?;
         refuses(run, victim)?;
     }
     demand(run.log.failed.len() == 4, || {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::super::run::demand;
 use super::super::{Buffer, Case, Failure, Need, Posted, Remote, Run, Sizes};
+use super::ends::has_left;
 use super::life::refuses;
 use super::one_sided::share;
 use btl::{Envelope, PeerError, PostedDelivery, SendError, Started, Withdrawn};
@@ -126,10 +127,7 @@ fn not_there(run: &mut Run) -> Result<(), Failure> {
     run.flush()?;
     run.barrier()?;
     if run.rank == 0 {
-        let error = run.until_failed(1)?;
-        demand(error == PeerError::Left, || {
-            format!("a peer that closed in order: {error:?}")
-        })?;
+        has_left(run, 1)?;
         return demand(run.btl.drop_peer(1), || "a peer that left".into());
     }
     run.btl.close();

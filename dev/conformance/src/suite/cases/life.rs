@@ -2,8 +2,9 @@
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Remote, Run, Sizes, Wanted};
+use super::ends::has_left;
 use super::one_sided::random;
-use btl::{Btl, MAX_ADDRESS, PeerError, PostId, RegisterError, SendError};
+use btl::{Btl, MAX_ADDRESS, PostId, RegisterError, SendError};
 use std::io::IoSlice;
 
 pub(super) const CASES: &[Case] = &[
@@ -179,10 +180,7 @@ fn use_after_close(run: &mut Run) -> Result<(), Failure> {
     run.arrived(peer, 1)?;
     run.barrier()?;
     if run.rank == 0 {
-        let error = run.until_failed(1)?;
-        return demand(error == PeerError::Left, || {
-            format!("a peer that closed in order: {error:?}")
-        });
+        return has_left(run, 1);
     }
     let capabilities = run.btl.capabilities();
     let buffer = run.buffer(vec![0; 64]);
@@ -280,14 +278,12 @@ fn leave(run: &mut Run, count: u64, sizes: Sizes) -> Result<(), Failure> {
         return Ok(());
     }
     let other = 1 - run.rank;
-    let error = run.until_failed(2)?;
+    run.until_failed(2)?;
     let came = run.streamed(2).1;
     demand(came == count, || {
         format!("{came} of {count} flushed messages arrived")
     })?;
-    demand(error == PeerError::Left, || {
-        format!("a peer that closed in order: {error:?}")
-    })?;
+    has_left(run, 2)?;
     refuses(run, 2)?;
     for _ in 0..100 {
         run.stream(other, Sizes::Mixed)?;
@@ -301,10 +297,7 @@ fn drop_closes(run: &mut Run) -> Result<(), Failure> {
     run.arrived(1 - run.rank, 1)?;
     run.barrier()?;
     if run.rank == 0 {
-        let error = run.until_failed(1)?;
-        demand(error == PeerError::Left, || {
-            format!("a peer that dropped its transport: {error:?}")
-        })?;
+        has_left(run, 1)?;
         return run.barrier();
     }
     // The runner expects nothing more of this rank, because the replacement is closed.
@@ -352,10 +345,7 @@ fn close_while_peers_send(run: &mut Run) -> Result<(), Failure> {
         run.step()?;
         run.in_time("the failure of a peer that closed")?;
     }
-    let error = run.log.failure(2).cloned();
-    demand(error == Some(PeerError::Left), || {
-        format!("a peer that closed in order: {error:?}")
-    })?;
+    has_left(run, 2)?;
     refuses(run, 2)?;
     run.arrived(other, 300)
 }

@@ -3,6 +3,7 @@
 mod basic;
 mod death;
 mod dropped;
+mod ends;
 mod held_sends;
 mod life;
 mod noticed_puts;

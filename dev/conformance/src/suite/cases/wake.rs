@@ -6,9 +6,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::run::demand;
 use super::super::{Case, Failure, Need, Remote, Run};
+use super::ends::has_left;
 use super::one_sided::share;
 use super::posted_receives::{ANY, applies, deliver, post, taken};
-use btl::{Envelope, PeerError, SendError, Started};
+use btl::{Envelope, SendError, Started};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -230,10 +231,7 @@ fn by_leaving(run: &mut Run) -> Result<(), Failure> {
     asleep_until(run, "a peer that leaves", true, |run| {
         run.log.failure(1).is_some()
     })?;
-    let error = run.until_failed(1)?;
-    demand(error == PeerError::Left, || {
-        format!("a peer that closed in order: {error:?}")
-    })
+    has_left(run, 1)
 }
 
 /// The death of a peer wakes a sleeper, by the descriptor or by the transport's tick.
