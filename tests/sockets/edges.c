@@ -2,6 +2,7 @@
  * one, each with PORT and the MAC address of the first. Prints PASS at the end. */
 #define _GNU_SOURCE
 #include "check.h"
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -9,6 +10,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,18 +24,31 @@ static int connect_to(int fd, const struct sockaddr_enet *to) {
     return connect(fd, (const struct sockaddr *)to, sizeof *to);
 }
 
-/* Echoes datagrams; accepts streams and closes them. */
+/* Accepts a stream, sends back what arrives, and closes it. */
+static void echo(int listener) {
+    char bytes[2000];
+    int fd = accept(listener, NULL, NULL);
+    ssize_t count;
+    CHECK(fd >= 0);
+    while ((count = read(fd, bytes, sizeof bytes)) > 0) CHECK(write(fd, bytes, count) == count);
+    close(fd);
+}
+
+/* Echoes datagrams, and streams to the next port; accepts streams to the port and closes them. */
 static void serve(int port) {
     int listener = socket(PF_ENET, SOCK_STREAM, 0), datagrams = socket(PF_ENET, SOCK_DGRAM, 0);
+    int echoes = socket(PF_ENET, SOCK_STREAM, 0);
     CHECK(bind_to(datagrams, port) == 0 && bind_to(listener, port) == 0);
+    CHECK(bind_to(echoes, port + 1) == 0 && listen(echoes, 8) == 0);
     CHECK(listen(listener, 8) == 0);
     printf("ready\n");
     fflush(stdout);
     for (;;) {
-        struct pollfd both[2] = {{listener, POLLIN, 0}, {datagrams, POLLIN, 0}};
-        CHECK(poll(both, 2, -1) > 0);
-        if (both[0].revents) close(accept(listener, NULL, NULL));
-        if (both[1].revents) {
+        struct pollfd all[3] = {{listener, POLLIN, 0}, {datagrams, POLLIN, 0}, {echoes, POLLIN, 0}};
+        CHECK(poll(all, 3, -1) > 0);
+        if (all[0].revents) close(accept(listener, NULL, NULL));
+        if (all[2].revents) echo(echoes);
+        if (all[1].revents) {
             char bytes[2000];
             struct sockaddr_enet peer;
             socklen_t length = sizeof peer;
@@ -177,6 +192,68 @@ static void peers(struct sockaddr_enet server) {
     getchar();
 }
 
+static void ring(int signal) { (void)signal; }
+
+static void alarm_in(long microseconds, int restart) {
+    struct sigaction action = {.sa_handler = ring, .sa_flags = restart ? SA_RESTART : 0};
+    struct itimerval once = {.it_value = {microseconds / 1000000, microseconds % 1000000}};
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    CHECK(setitimer(ITIMER_REAL, &once, NULL) == 0);
+}
+
+static int error_of(int fd) {
+    int error = -1;
+    socklen_t length = sizeof error;
+    CHECK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0);
+    return error;
+}
+
+/* Signals while a program connects: to a node that does not answer, and often to the server. */
+static void connecting(struct sockaddr_enet server) {
+    struct sockaddr_enet nobody = server;
+    nobody.se_addr[5] ^= 0x40;
+    int fd = socket(PF_ENET, SOCK_STREAM, 0);
+    struct pollfd ready = {.fd = fd, .events = POLLOUT};
+    alarm_in(300000, 0);
+    CHECK(connect_to(fd, &nobody) == -1 && errno == EINTR);
+    /* It goes on meanwhile; a second call waits for it. */
+    CHECK(poll(&ready, 1, 0) == 0 && error_of(fd) == 0);
+    CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(connect_to(fd, &nobody) == -1 && errno == EALREADY);
+    CHECK(fcntl(fd, F_SETFL, 0) == 0);
+    alarm_in(300000, 0);
+    CHECK(connect_to(fd, &nobody) == -1 && errno == EINTR);
+    CHECK(poll(&ready, 1, 30000) == 1);
+    CHECK(error_of(fd) == ETIMEDOUT);
+    close(fd);
+    /* A handler that restarts calls does not end the wait. */
+    fd = socket(PF_ENET, SOCK_STREAM, 0);
+    alarm_in(300000, 1);
+    CHECK(connect_to(fd, &nobody) == -1 && errno == ETIMEDOUT);
+    close(fd);
+    server.se_port = htons(ntohs(server.se_port) + 1);
+    for (int i = 0; i < 100; i++) {
+        char bytes[10] = "";
+        size_t count = 0;
+        ssize_t more;
+        fd = socket(PF_ENET, SOCK_STREAM, 0);
+        alarm_in(1 + i % 20 * 150, 0);
+        if (connect_to(fd, &server) != 0) {
+            CHECK(errno == EINTR);
+            ready.fd = fd;
+            while (i % 2 == 0 && poll(&ready, 1, 30000) != 1) CHECK(errno == EINTR);
+            CHECK(error_of(fd) == 0);
+            while (connect_to(fd, &server) != 0) CHECK(errno == EINTR);
+        }
+        alarm_in(0, 0);
+        CHECK(connect_to(fd, &server) == -1 && errno == EISCONN);
+        CHECK(send(fd, "e?", 2, 0) == 2 && shutdown(fd, SHUT_WR) == 0);
+        while ((more = read(fd, bytes + count, sizeof bytes - count)) > 0) count += (size_t)more;
+        CHECK(more == 0 && count == 2 && memcmp(bytes, "e?", 2) == 0);
+        close(fd);
+    }
+}
+
 /* Two processes send the first datagrams of a socket at the same time. */
 static void both_first(struct sockaddr_enet server) {
     _Atomic int *arrived = mmap(NULL, sizeof *arrived, PROT_READ | PROT_WRITE,
@@ -262,6 +339,7 @@ int main(int argc, char **argv) {
     else if (strcmp(argv[1], "peers") == 0) peers(addr);
     else if (strcmp(argv[1], "many") == 0) many(addr);
     else if (strcmp(argv[1], "both_first") == 0) both_first(addr);
+    else if (strcmp(argv[1], "connecting") == 0) connecting(addr);
     else CHECK(!"a case");
     printf("PASS\n");
     return 0;

@@ -1,6 +1,8 @@
 //! Calls of the kernel. They bypass the C library, which would lead back here.
 
-use libc::{c_int, c_long, c_uint, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec};
+use libc::{
+    c_int, c_long, c_short, c_uint, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t, timespec,
+};
 
 /// Number of an error, as in `errno`.
 pub(crate) type Errno = c_int;
@@ -55,6 +57,10 @@ pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 
 pub(crate) fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     int(call!(SYS_accept4, fd, addr, len, flags))
+}
+
+pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
+    int(call!(SYS_shutdown, fd, how))
 }
 
 pub(crate) fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
@@ -119,6 +125,29 @@ pub(crate) fn recvfrom(
     addr_len: *mut socklen_t,
 ) -> isize {
     call!(SYS_recvfrom, fd, buffer, len, flags, addr, addr_len) as isize
+}
+
+/// Waits until the descriptor has one of these events or an error; at most `limit`, if there is
+/// one. Returns false at the limit.
+///
+/// # Errors
+/// EINTR: interrupted by a signal.
+pub(crate) fn wait_for(
+    fd: c_int,
+    events: c_short,
+    limit: Option<&timespec>,
+) -> Result<bool, Errno> {
+    let mut ready = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let limit = limit.map_or(std::ptr::null(), std::ptr::from_ref);
+    let mask = std::ptr::null::<c_void>();
+    match call!(SYS_ppoll, &raw mut ready, 1, limit, mask, 0) {
+        -1 => Err(errno()),
+        count => Ok(count > 0),
+    }
 }
 
 pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {

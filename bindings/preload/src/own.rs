@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
 use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
@@ -33,14 +34,28 @@ pub(crate) fn broker() -> Option<&'static Broker> {
 /// The number of the error that the broker answers; ENETDOWN: it has ended.
 pub(crate) fn ask(request: Request) -> Result<Answer, Errno> {
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
-    match call(broker, request) {
+    result_of(call(broker, request))
+}
+
+/// Returns an answer, or the number of the error that it names.
+///
+/// # Errors
+/// See [`ask`].
+pub(crate) fn result_of(answer: io::Result<Answer>) -> Result<Answer, Errno> {
+    match answer {
         Ok(Answer::Failed { errno, text }) => {
             explain(&text);
             Err(errno)
         }
         Ok(answer) => Ok(answer),
-        Err(error) => Err(shortage(&error).unwrap_or(libc::ENETDOWN)),
+        Err(error) => Err(unasked(&error)),
     }
+}
+
+/// Returns the number of the error of a call whose request did not reach the broker, or got no
+/// answer.
+pub(crate) fn unasked(error: &io::Error) -> Errno {
+    shortage(error).unwrap_or(libc::ENETDOWN)
 }
 
 /// Sends a request to a broker.
@@ -57,22 +72,57 @@ pub(crate) fn call(broker: &Broker, request: Request) -> io::Result<Answer> {
 /// # Errors
 /// EINTR: interrupted; others: see [`call`].
 pub(crate) fn call_interruptibly(broker: &Broker, request: Request) -> io::Result<Answer> {
-    let stream = broker.send(request, |stream| peer_user(stream.as_raw_fd()))?;
-    let mut byte = 0_u8;
-    let buffer = ((&raw mut byte).cast(), 1);
-    let (fd, flags) = (stream.as_raw_fd(), libc::MSG_PEEK);
-    // The wait of `read_line` would begin again.
-    if kernel::recvfrom(
-        fd,
-        buffer,
-        flags,
-        std::ptr::null_mut(),
-        std::ptr::null_mut(),
-    ) < 0
-    {
-        return Err(io::Error::last_os_error());
+    let waiting = Waiting::new(broker, request)?;
+    waiting.wait()?;
+    waiting.answer()
+}
+
+/// A request that the broker has not answered yet.
+pub(crate) struct Waiting(UnixStream);
+
+impl Waiting {
+    /// Sends a request to a broker.
+    ///
+    /// # Errors
+    /// See [`call`].
+    pub(crate) fn new(broker: &Broker, request: Request) -> io::Result<Waiting> {
+        broker
+            .send(request, |stream| peer_user(stream.as_raw_fd()))
+            .map(Waiting)
     }
-    read_line(&stream)
+
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// EINTR: interrupted by a signal whose handler does not restart calls.
+    pub(crate) fn wait(&self) -> io::Result<()> {
+        let mut byte = 0_u8;
+        let buffer = ((&raw mut byte).cast(), 1);
+        let (fd, flags) = (self.0.as_raw_fd(), libc::MSG_PEEK);
+        let no_address = std::ptr::null_mut();
+        // The wait of `read_line` would begin again.
+        match kernel::recvfrom(fd, buffer, flags, no_address, std::ptr::null_mut()) {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns true if there is an answer, or the broker has ended; waits a moment for it.
+    pub(crate) fn is_answered(&self) -> bool {
+        let moment = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 5_000_000,
+        };
+        kernel::wait_for(self.0.as_raw_fd(), libc::POLLIN, Some(&moment)) == Ok(true)
+    }
+
+    /// Reads the answer, however long that takes.
+    ///
+    /// # Errors
+    /// The broker has ended.
+    pub(crate) fn answer(self) -> io::Result<Answer> {
+        read_line(&self.0)
+    }
 }
 
 /// Returns the number of an error that says that the program or the system is out of descriptors
@@ -150,10 +200,20 @@ impl Own {
     /// Asks the broker for the state.
     pub(crate) fn state(&self) -> Result<State, Errno> {
         let name = self.name.clone();
-        match ask(Request::State { name })? {
-            Answer::State(state) => Ok(state),
-            _ => Err(libc::EIO),
-        }
+        state_by(Request::State { name })
+    }
+
+    /// Asks the broker for the state of a stream that is connected again.
+    pub(crate) fn state_again(&self) -> Result<State, Errno> {
+        let name = self.name.clone();
+        state_by(Request::Again { name })
+    }
+}
+
+fn state_by(request: Request) -> Result<State, Errno> {
+    match ask(request)? {
+        Answer::State(state) => Ok(state),
+        _ => Err(libc::EIO),
     }
 }
 

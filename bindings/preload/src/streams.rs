@@ -1,11 +1,14 @@
 //! Streams and listeners of `AF_ENET`.
 
 use libc::{c_int, sockaddr, socklen_t};
-use preload_wire::{Enet, Request};
+use preload_wire::{Answer, Enet, Request};
 
 use crate::kernel::{self, Errno};
 use crate::memory::{Addr, peer_user, write_enet};
-use crate::own::{Own, ask, broker, is_accepted, is_listening, is_nonblocking};
+use crate::own::{
+    Own, Waiting, ask, broker, call, is_accepted, is_listening, is_nonblocking, result_of,
+    shortage, unasked,
+};
 
 /// Length of the writes that fill a socket until it is connected.
 const FILLING: [u8; 4096] = [0; 4096];
@@ -72,26 +75,67 @@ pub(crate) fn connect(fd: c_int, own: &Own, addr: &Addr) -> Result<(), Errno> {
         return Err(libc::EISCONN);
     }
     if Addr::peer(fd).is_some() {
-        let state = own.state()?;
-        return Err(match state.errno {
-            0 if state.connecting => libc::EALREADY,
-            0 => libc::EISCONN,
-            errno => errno,
-        });
+        return connect_again(fd, own);
     }
-    let wait = !is_nonblocking(fd);
-    let filled = if wait { 0 } else { fill(fd)? };
+    if is_nonblocking(fd) {
+        begin(fd, own, peer)?;
+        return Err(libc::EINPROGRESS);
+    }
+    let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
     let name = own.name.clone();
-    ask(Request::Connect {
-        name,
+    let request = Request::Connect {
+        name: name.clone(),
         peer,
-        wait,
+        wait: true,
+        filled: 0,
+    };
+    let waiting = Waiting::new(broker, request).map_err(|error| unasked(&error))?;
+    // The broker may not have begun yet, or have decided already.
+    let mut is_interrupted = waiting.wait().is_err();
+    while is_interrupted && !waiting.is_answered() {
+        let name = name.clone();
+        match call(broker, Request::Interrupted { name }) {
+            Ok(Answer::Done) => {
+                begin(fd, own, peer)?;
+                return Err(libc::EINTR);
+            }
+            Ok(_) => {}
+            // The answer, for which there is a descriptor, will come.
+            Err(error) => is_interrupted = shortage(&error).is_some(),
+        }
+    }
+    result_of(waiting.answer())?;
+    join(fd)
+}
+
+/// Begins to connect a stream, or lets an attempt go on that was interrupted.
+fn begin(fd: c_int, own: &Own, peer: Enet) -> Result<(), Errno> {
+    let filled = fill(fd)?;
+    let asked = ask(Request::Connect {
+        name: own.name.clone(),
+        peer,
+        wait: false,
         filled,
-    })?;
-    if wait {
-        join(fd)
-    } else {
-        Err(libc::EINPROGRESS)
+    });
+    if asked.is_err() {
+        // Nothing would ever make it writable.
+        kernel::shutdown(fd, libc::SHUT_RDWR);
+    }
+    asked.map(drop)
+}
+
+/// Returns how far an attempt is that has begun; waits for it if the socket blocks.
+fn connect_again(fd: c_int, own: &Own) -> Result<(), Errno> {
+    let mut state = own.state_again()?;
+    if state.connecting && !is_nonblocking(fd) {
+        kernel::wait_for(fd, libc::POLLOUT, None)?;
+        state = own.state_again()?;
+    }
+    match state.errno {
+        0 if state.connecting => Err(libc::EALREADY),
+        0 if state.is_new => Ok(()),
+        0 => Err(libc::EISCONN),
+        errno => Err(errno),
     }
 }
 
@@ -100,13 +144,13 @@ fn join(fd: c_int) -> Result<(), Errno> {
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
     let addr = Addr::of_name(&broker.streams());
     let (to, len) = addr.raw();
-    if kernel::connect(fd, to, len) < 0 {
-        return Err(match kernel::errno() {
-            libc::EAGAIN => libc::EAGAIN,
-            libc::EISCONN => libc::EISCONN,
-            libc::EINTR => libc::EINTR,
-            _ => libc::ENETDOWN,
-        });
+    while kernel::connect(fd, to, len) < 0 {
+        match kernel::errno() {
+            // The broker accepts in a moment; what the call is for has been decided before.
+            libc::EINTR => {}
+            errno @ (libc::EAGAIN | libc::EISCONN) => return Err(errno),
+            _ => return Err(libc::ENETDOWN),
+        }
     }
     Ok(())
 }

@@ -103,3 +103,10 @@ fn several_datagrams_are_sent_and_received_by_one_call() {
         edges.passes("many");
     }
 }
+
+#[test]
+fn signals_interrupt_the_connect_of_a_stream() {
+    if let Some(edges) = Edges::new("signals_interrupt_the_connect") {
+        edges.passes("connecting");
+    }
+}

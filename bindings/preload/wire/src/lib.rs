@@ -51,8 +51,6 @@ const MAX_BROKERS: usize = 256;
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum wait of a program that listens on a port of TCP until ESP has it, too.
 const LISTEN_PATIENCE: Duration = Duration::from_millis(200);
-/// Maximum wait for the answer to a request that waits for a connection.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(180);
 
 /// How a program reaches the broker: the value of [`VARIABLE`], `ID:SECRET:UID:MODE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,7 +135,6 @@ impl Broker {
         user: impl Fn(&UnixStream) -> Option<u32>,
     ) -> io::Result<Answer> {
         let patience = match &request {
-            Request::Connect { wait: true, .. } => CONNECT_PATIENCE,
             Request::TcpListen { .. } => LISTEN_PATIENCE,
             _ => PATIENCE,
         };
@@ -203,6 +200,12 @@ pub enum Request {
         wait: bool,
         filled: u64,
     },
+    /// A signal has interrupted a program that waits for its connection. An error if the broker has
+    /// not begun, or has decided already; else that answer means nothing, and the next `Connect`
+    /// that does not wait goes on with the attempt.
+    Interrupted { name: String },
+    /// Asks for the state of a stream that the program connects again, and takes `State::is_new`.
+    Again { name: String },
     /// Connects a datagram socket, or ends that. The answer names the broker's socket to connect
     /// to.
     Direct { name: String, peer: Option<Enet> },
@@ -309,6 +312,8 @@ pub struct State {
     pub peer: Option<Enet>,
     /// A connection is being made.
     pub connecting: bool,
+    /// It was made while the program did not wait, which has not called `connect` since.
+    pub is_new: bool,
     /// Number of the error that ended the connection.
     pub errno: i32,
     /// Maximum length of a datagram, or of the payload of a packet, in bytes.

@@ -59,7 +59,11 @@ fn has_line(stream: &UnixStream) -> bool {
 fn is_quick(request: &Request) -> bool {
     matches!(
         request,
-        Request::State { .. } | Request::TcpClaim { .. } | Request::TcpNames { .. }
+        Request::State { .. }
+            | Request::Interrupted { .. }
+            | Request::Again { .. }
+            | Request::TcpClaim { .. }
+            | Request::TcpNames { .. }
     )
 }
 
@@ -126,6 +130,8 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
         Request::Connect {
             name, peer, filled, ..
         } => streams::begin(node, &name, peer, filled)?,
+        Request::Interrupted { name } => streams::interrupt(&name)?,
+        Request::Again { name } => return Ok(Answer::State(table.take_state(&name))),
         Request::Direct { name, peer } => return datagrams::direct(node, &name, peer),
         Request::State { name } => return Ok(Answer::State(table.state(&name))),
         Request::Statistics { name } => return Ok(Answer::Statistics(table.statistics(&name)?)),

@@ -174,6 +174,7 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
         };
         node.table.sweep(&all, &names);
         node.tcp.sweep();
+        streams::expire();
         let prefix = node.broker.prefix();
         let holds = || {
             // Those of the broker have more parts.

@@ -1,6 +1,6 @@
 //! Streams of `AF_ENET` that programs connect.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -26,6 +26,17 @@ struct Halves {
     sockets: HashMap<String, (UnixStream, Instant)>,
     /// Streams that are connected.
     streams: HashMap<String, (EspStream, Instant)>,
+    /// Attempts to connect for which programs wait, or waited until a signal came.
+    attempts: HashMap<String, Waiting>,
+    /// Results of attempts whose programs do not wait any more.
+    late: HashMap<String, (io::Result<EspStream>, Instant)>,
+}
+
+/// Whether a program waits for the result of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiting {
+    Yes,
+    Interrupted,
 }
 
 static HALVES: LazyLock<Mutex<Halves>> = LazyLock::new(Mutex::default);
@@ -82,28 +93,81 @@ pub(super) fn interface(client: &Client, addr: Enet) -> io::Result<Option<String
 /// Connects a stream, and waits.
 pub(super) fn connect(node: &Node, name: &str, peer: Enet) -> io::Result<()> {
     let entry = node.table.entry(name)?;
-    let stream = open(&entry, peer)?;
+    {
+        let mut halves = lock(&HALVES);
+        match halves.attempts.entry(name.to_owned()) {
+            hash_map::Entry::Occupied(_) => return Err(Errno::EALREADY.into()),
+            hash_map::Entry::Vacant(attempt) => attempt.insert(Waiting::Yes),
+        };
+        // That of a process which has ended, and shared the socket.
+        halves.streams.remove(name);
+    }
+    let opened = open(&entry, peer);
+    {
+        let mut halves = lock(&HALVES);
+        if halves.attempts.remove(name) == Some(Waiting::Interrupted) {
+            let late = (opened, Instant::now());
+            halves.late.insert(name.to_owned(), late);
+            ARRIVED.notify_all();
+            return Ok(());
+        }
+    }
+    let stream = opened?;
     entry.set_stream(&stream);
-    let mut halves = lock(&HALVES);
-    halves
-        .streams
-        .retain(|_, (_, since)| since.elapsed() < OTHER_HALF);
-    halves
-        .streams
-        .insert(name.to_owned(), (stream, Instant::now()));
+    let half = (stream, Instant::now());
+    lock(&HALVES).streams.insert(name.to_owned(), half);
     Ok(())
 }
 
-/// Begins to connect a stream. The program's socket is connected to the broker, and has `filled`
-/// bytes that keep the program from writing.
+/// Leaves an attempt to connect, for which the program does not wait any more, to a following
+/// [`begin`].
+///
+/// # Errors
+/// EISCONN: it has not begun or has ended.
+pub(super) fn interrupt(name: &str) -> io::Result<()> {
+    let mut halves = lock(&HALVES);
+    let attempt = halves.attempts.get_mut(name).ok_or(Errno::EISCONN)?;
+    *attempt = Waiting::Interrupted;
+    Ok(())
+}
+
+/// Drops halves of connections whose other half did not come.
+pub(super) fn expire() {
+    let is_late = |since: &Instant| since.elapsed() >= OTHER_HALF;
+    let mut halves = lock(&HALVES);
+    let sockets = halves.sockets.extract_if(|_, half| is_late(&half.1));
+    let sockets: Vec<_> = sockets.collect();
+    let streams = halves.streams.extract_if(|_, half| is_late(&half.1));
+    let streams: Vec<_> = streams.collect();
+    let late = halves.late.extract_if(|_, half| is_late(&half.1));
+    let late: Vec<_> = late.collect();
+    // Their ends take a moment.
+    drop(halves);
+    drop((sockets, streams, late));
+}
+
+/// Begins to connect a stream, or goes on with an attempt for which another call waits or waited.
+/// The program's socket is connected to the broker, and has `filled` bytes that keep the program
+/// from writing.
 pub(super) fn begin(node: &Arc<Node>, name: &str, peer: Enet, filled: u64) -> io::Result<()> {
     let local = wait_for_socket(name)?;
     let entry = node.table.entry(name)?;
+    let has_begun = {
+        let mut halves = lock(&HALVES);
+        let attempt = halves.attempts.get_mut(name);
+        let goes_on = attempt.map(|attempt| *attempt = Waiting::Interrupted);
+        goes_on.is_some() || halves.late.contains_key(name)
+    };
     entry.set(|state| state.connecting = true);
     let name = name.to_owned();
     node.busy("connect", move |node| {
-        match open(&entry, peer) {
+        let opened = match has_begun {
+            true => take_late(&name),
+            false => open(&entry, peer),
+        };
+        match opened {
             Ok(stream) => {
+                entry.set(|state| state.is_new = true);
                 entry.set_stream(&stream);
                 if drop_bytes(&local, filled).is_ok() {
                     serve(&entry, &local, stream);
@@ -129,6 +193,16 @@ fn wait_for_socket(name: &str) -> io::Result<UnixStream> {
     found
         .map(|(socket, _)| socket)
         .ok_or_else(|| Errno::ENOTCONN.into())
+}
+
+/// Waits for the result of an attempt that was interrupted.
+fn take_late(name: &str) -> io::Result<EspStream> {
+    let halves = lock(&HALVES);
+    let goes_on = |halves: &mut Halves| halves.attempts.contains_key(name);
+    let waited = ARRIVED.wait_while(halves, goes_on);
+    let mut halves = waited.unwrap_or_else(PoisonError::into_inner);
+    let found = halves.late.remove(name);
+    found.map_or_else(|| Err(Errno::ETIMEDOUT.into()), |(opened, _)| opened)
 }
 
 /// Opens the stream.
@@ -160,13 +234,9 @@ pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
             continue;
         }
         let mut halves = lock(&HALVES);
-        halves
-            .sockets
-            .retain(|_, (_, since)| since.elapsed() < OTHER_HALF);
         let Some((stream, _)) = halves.streams.remove(name) else {
-            halves
-                .sockets
-                .insert(name.to_owned(), (socket, Instant::now()));
+            let half = (socket, Instant::now());
+            halves.sockets.insert(name.to_owned(), half);
             ARRIVED.notify_all();
             continue;
         };

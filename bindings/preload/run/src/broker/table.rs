@@ -132,6 +132,19 @@ impl Table {
         found.map(|(_, state)| state.clone()).unwrap_or_default()
     }
 
+    /// Returns the state of a socket, like [`Table::state`], and resets `is_new`.
+    pub(super) fn take_state(&self, name: &str) -> State {
+        let found = lock(&self.entries).get(name).cloned();
+        found.map_or_else(
+            || self.state(name),
+            |entry| {
+                let state = entry.state();
+                entry.set(|state| state.is_new = false);
+                state
+            },
+        )
+    }
+
     /// Returns all sockets that have an address.
     pub(super) fn status(&self) -> Vec<SocketStatus> {
         let entries = lock(&self.entries);
