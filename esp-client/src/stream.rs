@@ -252,7 +252,7 @@ impl Drop for EspStream {
                     lease.abort();
                 }
                 self.finish_writing();
-                lease.close(|| self.unacknowledged() == 0 || self.is_closed());
+                lease.close();
             }
             SocketEngine::Daemon(slot) => {
                 let (session, slot) = (self.socket.client.session(), *slot);

@@ -3,15 +3,13 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
-use esp_engine::shm::{Region, RingSizes, Spin};
-use esp_engine::{Arrival, Command, LINGER, ListenerId};
+use esp_engine::shm::{Region, RingSizes};
+use esp_engine::{Arrival, Command, ListenerId};
 use esp_proto::{ConnectError, FIRST_EPHEMERAL_PORT, ListenError};
 
 use super::engine::SELF;
 use super::leases::{LeaseKind, LeasedPorts, Leases};
-use super::parked::Event;
 use crate::control::{ErrorKind, Rings};
 use crate::error::{EspError, PeerName};
 use crate::options::DEFAULT_RING;
@@ -292,15 +290,10 @@ impl LeasedSlot {
         self.leases.engine.poll();
     }
 
-    /// Closes a stream. Waits at most half a second until written bytes are acknowledged, as if the
-    /// program exited right afterwards; the progress thread continues while the process lives. A
-    /// client with a poller waits once for all streams instead ([`Leases::finish`]).
-    pub(crate) fn close(&self, delivered: impl FnMut() -> bool) {
+    /// Closes a stream. The progress thread delivers what was written while the process lives, and
+    /// [`super::end`] when the client or the process ends.
+    pub(crate) fn close(&self) {
         let (engine, slot) = (&self.leases.engine, self.slot);
-        if self.leases.session.notice.is_none() {
-            let deadline = Some(Instant::now() + LINGER);
-            engine.wait(Spin::default(), Event::Poll, delivered, deadline);
-        }
         self.leases.unregister(slot);
         engine.send(Command::Close { client: SELF, slot });
         lock(&engine.log).release(slot);
