@@ -93,15 +93,16 @@ pub(super) fn interface(client: &Client, addr: Enet) -> io::Result<Option<String
 /// Connects a stream, and waits.
 pub(super) fn connect(node: &Node, name: &str, peer: Enet) -> io::Result<()> {
     let entry = node.table.entry(name)?;
-    {
+    // A stream that is left is of a process which has ended, and shared the socket.
+    let left = {
         let mut halves = lock(&HALVES);
         match halves.attempts.entry(name.to_owned()) {
             hash_map::Entry::Occupied(_) => return Err(Errno::EALREADY.into()),
             hash_map::Entry::Vacant(attempt) => attempt.insert(Waiting::Yes),
         };
-        // That of a process which has ended, and shared the socket.
-        halves.streams.remove(name);
-    }
+        halves.streams.remove(name)
+    };
+    drop(left);
     let opened = open(&entry, peer);
     {
         let mut halves = lock(&HALVES);
