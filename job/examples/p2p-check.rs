@@ -40,13 +40,12 @@ fn main() {
         ("collectives", collectives),
         ("contexts", contexts),
     ];
-    let table = table(&job);
     let outcome = checks.iter().try_for_each(|(name, check)| {
         check(&world)
             .and_then(|()| world.barrier().map_err(words))
             .map_err(|e| format!("{name}: {e}"))
     });
-    let outcome = outcome.and_then(|()| show(&world, &table));
+    let outcome = outcome.and_then(|()| show(&world, &table(&job)));
     if let Err(what) = outcome {
         // Other processes wait for this one, for a limited time.
         job.abort(1, &what);
@@ -348,8 +347,7 @@ fn contexts(comm: &Comm) -> Result<(), String> {
 
 /// Returns a table of the paths from this rank to each other one.
 fn table(job: &job::Job) -> String {
-    let nodes = &job.report().nodes;
-    let node = |rank: u32| nodes.get(rank as usize).map_or("?", String::as_str);
+    let node = |rank| job.node_of(rank).unwrap_or_else(|| "?".to_owned());
     let mut text = String::new();
     for path in job.paths() {
         let used = if path.used { "used" } else { "not used" };

@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::time::Instant;
 
+use job::Job;
 use p2p::{Comm, Error, Rank};
 
 /// Labels of the values of a rank, in the order of [`measure`].
@@ -35,7 +36,7 @@ fn main() {
     };
     let joined = begin.elapsed().as_millis();
     let joined = u64::try_from(joined).unwrap_or(u64::MAX);
-    let measured = measure(&job.world(), joined, job.report().lookups);
+    let measured = measure(&job, joined);
     if let Err(error) = measured {
         job.abort(1, &error.to_string());
     }
@@ -45,7 +46,8 @@ fn main() {
     }
 }
 
-fn measure(world: &Comm, joined: u64, lookups: u64) -> Result<(), Box<dyn std::error::Error>> {
+fn measure(job: &Job, joined: u64) -> Result<(), Box<dyn std::error::Error>> {
+    let world = &job.world();
     let after_join = own_memory()?;
     let first = to_neighbour(world)?;
     let next = to_neighbour(world)?;
@@ -56,7 +58,7 @@ fn measure(world: &Comm, joined: u64, lookups: u64) -> Result<(), Box<dyn std::e
         after_join,
         own_memory()?,
         descriptors()?,
-        lookups,
+        job.lookups(),
     ];
     let is_first = world.rank() == 0;
     let ranks = if is_first { world.size() as usize } else { 0 };

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::modex::ModexEntry;
+use crate::places::Place;
 
 /// Returns the CPUs that this process may run on, one bit each, lowest first; empty if unknown.
 pub(crate) fn own() -> Vec<u8> {
@@ -20,16 +21,17 @@ pub(crate) fn own() -> Vec<u8> {
     bits
 }
 
-/// Returns the number of CPUs that the processes of this machine (boot) have in total, limited by
-/// the quota of the control group; `None` if it is unknown. `available` is the number that the
-/// standard library reports for this process, which includes the quota.
+/// Returns the number of CPUs that the processes of this machine have in total, limited by the
+/// quota of the control group; `None` if it is unknown. `others` are processes of this machine.
+/// `available` is the number that the standard library reports for this process, which includes the
+/// quota.
 pub(crate) fn together<'a>(
     own: &ModexEntry,
-    all: impl Iterator<Item = &'a ModexEntry>,
+    others: impl Iterator<Item = &'a ModexEntry>,
     available: usize,
 ) -> Option<u32> {
     let mut union = own.cpus.clone();
-    for peer in all.filter(|peer| peer.boot == own.boot) {
+    for peer in others.filter(|peer| peer.boot == own.boot) {
         union.resize(union.len().max(peer.cpus.len()), 0);
         union
             .iter_mut()
@@ -44,16 +46,13 @@ pub(crate) fn together<'a>(
 }
 
 /// Returns the number of processes of this machine that need a CPU while the job communicates: its
-/// ranks, and the daemon of each of its nodes if nodes communicate through daemons. (A virtual
-/// cluster has several nodes on one machine.) A rank that spins on its daemon's CPU delays itself.
-pub(crate) fn busy<'a, I: Iterator<Item = &'a ModexEntry>>(
-    own: &ModexEntry,
-    all: impl Fn() -> I,
-    by_daemons: bool,
-) -> u32 {
-    let here = || all().filter(|peer| peer.boot == own.boot);
-    let several = all().any(|peer| (peer.boot, &peer.node) != (own.boot, &own.node));
-    let nodes: BTreeSet<&str> = here().map(|peer| peer.node.as_str()).collect();
+/// ranks, and the daemon of each of its nodes if nodes communicate through daemons. A rank that
+/// spins on its daemon's CPU delays itself.
+pub(crate) fn busy(own: Place, all: &[Option<Place>], by_daemons: bool) -> u32 {
+    let known = || all.iter().flatten();
+    let here = || known().filter(|place| place.machine == own.machine);
+    let several = known().any(|place| *place != own);
+    let nodes: BTreeSet<&Place> = here().collect();
     let by_daemons = by_daemons && several;
     let daemons = if by_daemons { nodes.len() } else { 0 };
     u32::try_from(here().count() + daemons)
@@ -87,24 +86,17 @@ mod tests {
 
     #[test]
     fn daemons_need_a_cpu_where_nodes_communicate() {
-        let at = |node: &str, boot| ModexEntry {
-            node: node.into(),
-            ..on(&[1], boot)
+        let at = |machine, node| Some(Place { machine, node });
+        let busy = |rank: usize, all: &[Option<Place>], by_daemons| {
+            busy(all[rank].unwrap(), all, by_daemons)
         };
-        let one_node = [at("a", 1), at("a", 1)];
-        assert_eq!(busy(&one_node[0], || one_node.iter(), true), 2);
-        let virtual_cluster = [at("a", 1), at("b", 1)];
-        assert_eq!(
-            busy(&virtual_cluster[0], || virtual_cluster.iter(), true),
-            4
-        );
-        assert_eq!(
-            busy(&virtual_cluster[0], || virtual_cluster.iter(), false),
-            2
-        );
-        let two_machines = [at("a", 1), at("a", 1), at("b", 2)];
-        assert_eq!(busy(&two_machines[0], || two_machines.iter(), true), 3);
-        assert_eq!(busy(&two_machines[2], || two_machines.iter(), true), 2);
+        assert_eq!(busy(0, &[at(1, 1), at(1, 1), None], true), 2);
+        let virtual_cluster = [at(1, 1), at(1, 2)];
+        assert_eq!(busy(0, &virtual_cluster, true), 4);
+        assert_eq!(busy(0, &virtual_cluster, false), 2);
+        let two_machines = [at(1, 1), at(1, 1), at(2, 3)];
+        assert_eq!(busy(0, &two_machines, true), 3);
+        assert_eq!(busy(2, &two_machines, true), 2);
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Joins a job: bootstrap, transports, exchange of addresses, p2p.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use boot::{BootError, Bootstrap, MAX_VALUE};
 use p2p::{P2p, REACH_BYTES, Rank, Setup, mirrored, reach_mark};
 
+use crate::book::{Book, Entries, Nodes, read_entry};
 use crate::error::printable;
 use crate::modex::{BOOT, MAX_REASON, ModexEntry};
+use crate::places::{self, Place};
 use crate::protection::Secret;
 use crate::report::{self, Report};
 use crate::transports::{self, Made, TransportSetup};
@@ -17,7 +19,7 @@ use crate::{Job, JoinError, Options, cpus};
 // Keys of the bootstrap: addresses of transports, mark over reachable peers of a process and of a
 // group of processes, reachable peers, and the reason why a process cannot start (empty if it
 // starts).
-const ADDRESSES: &str = "addresses";
+pub(crate) const ADDRESSES: &str = "addresses";
 const MARK: &str = "mark";
 const MARKS: &str = "marks";
 const REACH: &str = "reach";
@@ -45,14 +47,16 @@ pub fn join_with(options: Options) -> Result<Job, JoinError> {
 ///
 /// # Errors
 /// As [`join`].
-pub fn join_by(mut boot: Bootstrap, options: Options) -> Result<Job, JoinError> {
+pub fn join_by(boot: Bootstrap, options: Options) -> Result<Job, JoinError> {
     let node = node_name();
     let verbose = options.verbose;
-    match start(&mut boot, options, &node) {
+    let (boot, nodes) = (Arc::new(Mutex::new(boot)), Nodes::default());
+    match start(&boot, options, (&node, &nodes)) {
         Ok((p2p, report)) => {
             let world = p2p.world();
             Ok(Job {
-                boot: Mutex::new(boot),
+                boot,
+                nodes,
                 p2p,
                 world,
                 report,
@@ -62,6 +66,7 @@ pub fn join_by(mut boot: Bootstrap, options: Options) -> Result<Job, JoinError> 
         Err(StartFailure::Boot(source)) => Err(JoinError::Boot { node, source }),
         // All processes know of the failure, so each leaves in order.
         Err(StartFailure::Agreed(error)) => {
+            let mut boot = boot.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = boot.finalize();
             Err(error)
         }
@@ -83,10 +88,11 @@ impl From<BootError> for StartFailure {
 }
 
 fn start(
-    boot: &mut Bootstrap,
+    shared: &Arc<Mutex<Bootstrap>>,
     options: Options,
-    node: &str,
+    (node, nodes): (&str, &Nodes),
 ) -> Result<(P2p, Report), StartFailure> {
+    let boot = &mut *shared.lock().unwrap_or_else(PoisonError::into_inner);
     let (rank, size) = (boot.rank(), boot.size());
     let secret = Secret::agree(boot, &options)?;
     let name = secret.name();
@@ -119,37 +125,64 @@ fn start(
         addresses,
     };
     boot.put(ADDRESSES, &own.encode())?;
-    boot.fence()?;
-    let mut all = Vec::new();
-    for peer in 0..size {
-        let note = boot.get(peer, ADDRESSES)?;
-        let read = note.ok_or_else(|| "it published no addresses".to_owned());
-        all.push(read.and_then(|bytes| ModexEntry::decode(&bytes)));
+    let own_place = Place::of(&own);
+    if secret.is_lazy() {
+        places::publish(boot, own_place)?;
     }
+    boot.fence()?;
+    let mut entries = Entries::new();
+    let places = if secret.is_lazy() {
+        let places = places::collect(boot)?;
+        for peer in (0..size).filter(|peer| places::is_near(&places, rank, *peer)) {
+            entries.insert(peer, read_entry(boot, peer)?);
+        }
+        places
+    } else {
+        for peer in 0..size {
+            entries.insert(peer, read_entry(boot, peer)?);
+        }
+        let place = |entry: &Result<ModexEntry, _>| entry.as_ref().ok().map(Place::of);
+        entries.values().map(place).collect()
+    };
     // The other nodes are assumed to have this node's policy.
-    setup.config.local_ranks = cpus::busy(&own, || all.iter().flatten(), by_daemon);
+    setup.config.local_ranks = cpus::busy(own_place, &places, by_daemon);
     if setup.config.cpus.is_none() {
         let available =
             std::thread::available_parallelism().map_or(usize::MAX, std::num::NonZero::get);
-        setup.config.cpus = cpus::together(&own, all.iter().flatten(), available);
+        setup.config.cpus = cpus::together(&own, entries.values().flatten(), available);
     }
 
     if setup.config.nodes.is_empty() {
-        setup.config.nodes = number_nodes(&all);
+        setup.config.nodes = places::number_nodes(&places);
     }
 
-    let name = |peer: Rank| match all.get(peer as usize) {
-        Some(Ok(peer)) => peer.node.clone(),
-        _ => "?".to_owned(),
+    let known = |(peer, entry): (&Rank, &Result<ModexEntry, _>)| {
+        let entry = entry.as_ref().ok()?;
+        Some((*peer, entry.node.clone()))
     };
-    let addresses = |peer: Rank| match all.get(peer as usize) {
-        Some(Ok(peer)) => Ok(peer.addresses.clone()),
-        Some(Err(why)) => Err(why.clone()),
-        None => Err("there is no such rank".into()),
+    let names: BTreeMap<Rank, String> = entries.iter().filter_map(known).collect();
+    let name = |peer: Rank| names.get(&peer).cloned().unwrap_or_else(|| "?".to_owned());
+    nodes
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone_from(&names);
+    let addresses = |entry: &Result<ModexEntry, String>| match entry {
+        Ok(entry) => Ok(entry.addresses.clone()),
+        Err(why) => Err(why.clone()),
+    };
+    let near = entries
+        .iter()
+        .map(|(peer, entry)| (*peer, addresses(entry)));
+    let book = Book {
+        boot: Arc::clone(shared),
+        own: rank,
+        near: near.collect(),
+        nodes: Arc::clone(nodes),
+        verbose: options.verbose,
     };
     let no_reach = vec![0; size as usize * REACH_BYTES];
     let (mut is_exchanged, mut is_mutual, mut broken) = (false, false, None);
-    let started = P2p::start_agreed(setup, addresses, |mine| {
+    let started = P2p::start_lazily(setup, Box::new(book), |mine| {
         is_exchanged = true;
         let theirs = agree_on_reach(boot, mine).map_err(|error| {
             let words = error.to_string();
@@ -182,8 +215,7 @@ fn start(
         rank,
         size,
         launcher: boot.launcher(),
-        lookups: boot.lookups(),
-        nodes: (0..size).map(name).collect(),
+        nodes: names,
         without,
         protection,
         thresholds_from: options.thresholds_from,
@@ -193,20 +225,6 @@ fn start(
         report::say(&report.to_string());
     }
     Ok((p2p, report))
-}
-
-/// Returns the number of each rank's node: that of its first rank. A rank without a valid entry is
-/// alone.
-fn number_nodes(all: &[Result<ModexEntry, String>]) -> Vec<u32> {
-    let mut first = HashMap::new();
-    let mut numbers = Vec::with_capacity(all.len());
-    for (rank, entry) in (0..).zip(all) {
-        numbers.push(match entry {
-            Ok(entry) => *first.entry((entry.boot, &entry.node)).or_insert(rank),
-            Err(_) => rank,
-        });
-    }
-    numbers
 }
 
 /// Finds out whether each process reaches each other one by the same transports, so that all start
@@ -333,32 +351,4 @@ fn boot_id() -> [u8; BOOT] {
     u128::from_str_radix(&digits, 16)
         .unwrap_or_default()
         .to_be_bytes()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_of_one_name_and_boot_are_on_one_node() {
-        let entry = |boot, node: &str| {
-            Ok(ModexEntry {
-                boot: [boot; BOOT],
-                node: node.to_owned(),
-                cpus: Vec::new(),
-                addresses: Vec::new(),
-            })
-        };
-        let all = [
-            entry(1, "a"),
-            entry(1, "b"),
-            entry(1, "a"),
-            Err("malformed".to_owned()),
-            // Containers of one name on two machines.
-            entry(2, "a"),
-            Err("malformed".to_owned()),
-            entry(1, "b"),
-        ];
-        assert_eq!(number_nodes(&all), [0, 1, 0, 3, 4, 5, 1]);
-    }
 }

@@ -32,32 +32,37 @@
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
 //! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it is there; empty: none |
 //! | `ESP_PATH` | `lease`, `daemon`, or `auto` (default): whether a process uses a lease, see `esp-client` |
+//! | `ESP_LAZY_FROM` | number of ranks from which a process reaches those of other nodes when it first communicates with them, not at the start; that of rank 0 counts; default 65 |
 //! | `ESP_CONNECTIONS` | number of connections of a process, at each rail, above which it ends the one that it has not used for the longest time; default 256 |
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
 //! | `ESP_SOCKET` | the daemon's socket, see `esp-client` |
 //! | `ESP_PEER_TIMEOUT` | seconds that a peer may be silent, see `docs/launchers.md`; default 30 |
 //!
 //! All processes of a job agree: either all of them join it, or each reports which one could not
-//! and why.
+//! and why. From `ESP_LAZY_FROM` ranks on this concerns the peers of one node; another one that
+//! cannot be reached fails when it is used.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+mod book;
 mod cpus;
 pub mod endpoint;
 mod error;
 mod join;
 mod modex;
 mod options;
+mod places;
 mod protection;
 mod report;
 mod transports;
 mod tune;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use book::Nodes;
 use boot::Bootstrap;
 use p2p::{Comm, P2p, PathReport};
 
@@ -72,7 +77,8 @@ pub use tune::Rdma;
 /// Dropping it without [`finalize`](Job::finalize) does not disconnect from the launcher, which
 /// then reports a failure.
 pub struct Job {
-    boot: Mutex<Bootstrap>,
+    boot: Arc<Mutex<Bootstrap>>,
+    nodes: Nodes,
     p2p: P2p,
     world: Comm,
     report: Report,
@@ -110,7 +116,19 @@ impl Job {
         &self.p2p
     }
 
-    /// Returns the transports that reach each peer, and the reason.
+    /// Returns the name of a rank's node, if this process has looked it up.
+    pub fn node_of(&self, rank: u32) -> Option<String> {
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        nodes.get(&rank).cloned()
+    }
+
+    /// Returns the number of values that this process has read from the launcher.
+    pub fn lookups(&self) -> u64 {
+        let boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
+        boot.lookups()
+    }
+
+    /// Returns the transports that reach each peer that was reached so far, and the reason.
     pub fn paths(&self) -> Vec<PathReport> {
         self.p2p.paths()
     }
@@ -133,10 +151,7 @@ impl Job {
         }
         drop(self.world);
         let sent = self.p2p.finalize();
-        let mut boot = self
-            .boot
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         // Others may still read this process's memory. If one has died and does not arrive, the
         // launcher reports it or ends the job. Some may work for long before they arrive.
         let met = boot.fence_at_end();

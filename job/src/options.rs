@@ -48,6 +48,10 @@ impl Transport {
 /// Maximum number of RDMA ports, and of Ethernet rails, of a process.
 pub(crate) const MAX_RAILS: usize = 4;
 
+/// Default of [`Options::lazy_from`]: in smaller jobs the start is quick, and names all peers that
+/// cannot be reached.
+const LAZY_FROM: u32 = 65;
+
 /// Options of joining a job.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -77,6 +81,9 @@ pub struct Options {
     pub rdma_ports: Vec<String>,
     /// Blocks and thresholds of RDMA.
     pub rdma: Rdma,
+    /// Number of ranks from which a process reaches those of other nodes when it first communicates
+    /// with them, not at the start. The value of rank 0 counts. Default 65.
+    pub lazy_from: u32,
     /// Print the path to each peer on standard error.
     pub verbose: bool,
     /// Sizes from which one copy within a node is faster than two. `None`: the defaults.
@@ -100,6 +107,7 @@ impl Default for Options {
             checksum: None,
             rdma_ports: Vec::new(),
             rdma: Rdma::default(),
+            lazy_from: LAZY_FROM,
             verbose: false,
             thresholds: None,
             thresholds_from: "defaults".into(),
@@ -170,6 +178,11 @@ impl Options {
                 let want = "a list of at most four ports is expected, like mlx5_0,mlx5_1:2";
                 return Err(bad("ESP_RDMA_PORTS", &list, want));
             }
+        }
+        if let Some(number) = text("ESP_LAZY_FROM") {
+            let want = "a number of ranks is expected, at least 1";
+            let ranks = number.parse().ok().filter(|ranks| *ranks > 0);
+            options.lazy_from = ranks.ok_or_else(|| bad("ESP_LAZY_FROM", &number, want))?;
         }
         options.verbose = switch("ESP_BTL_VERBOSE")?.unwrap_or(false);
         let (file, named) = match env("ESP_TUNE") {
@@ -317,6 +330,16 @@ mod tests {
                     .contains("ESP_RAILS="),
                 "{wrong}"
             );
+        }
+    }
+
+    #[test]
+    fn the_size_of_lazy_jobs_is_checked() {
+        let lazy_from = |text| options(&[("ESP_LAZY_FROM", text)]).map(|it| it.lazy_from);
+        assert_eq!(lazy_from(""), Ok(LAZY_FROM));
+        assert_eq!(lazy_from("2"), Ok(2));
+        for wrong in ["0", "-1", "many", "4294967296"] {
+            assert!(lazy_from(wrong).unwrap_err().contains("ESP_LAZY_FROM="));
         }
     }
 

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | 16 | name of the job |
 //! | 1 | protection: 0 none, 1 a checksum, 2 the key that follows, 3 the keys of `ESP_KEY_FILE` |
-//! | 1 | flags: 1 encrypt, 2 the user of rank 0 demands keys |
+//! | 1 | flags: 1 encrypt, 2 the user of rank 0 demands keys, 4 ranks of other nodes are reached on use |
 //! | 32 | random key, if that is the protection |
 
 use boot::{BootError, Bootstrap};
@@ -22,6 +22,7 @@ const KEY: usize = 32;
 /// Flags.
 const ENCRYPT: u8 = 1;
 const DEMANDED: u8 = 2;
+const LAZY: u8 = 4;
 
 /// Protection of the packets over UDP of a job, as rank 0 has chosen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub(crate) struct Secret {
     plan: Plan,
     /// Transports that keys do not protect are excluded.
     demanded: bool,
+    /// Ranks of other nodes are reached when they are used.
+    lazy: bool,
     /// Random key. Only the launcher passes it on, unlike the name, which peers send to each other.
     key: [u8; KEY],
 }
@@ -63,6 +66,7 @@ impl Secret {
             name,
             plan,
             demanded: options.demands_keys().is_some(),
+            lazy: size >= options.lazy_from,
             key,
         })
     }
@@ -87,7 +91,9 @@ impl Secret {
             Plan::Key { encrypt } => (2, encrypt),
             Plan::Files => (3, false),
         };
-        let flags = (u8::from(encrypt) * ENCRYPT) | (u8::from(self.demanded) * DEMANDED);
+        let flags = (u8::from(encrypt) * ENCRYPT)
+            | (u8::from(self.demanded) * DEMANDED)
+            | (u8::from(self.lazy) * LAZY);
         let mut bytes = [&self.name[..], &[plan, flags]].concat();
         if let Plan::Key { .. } = self.plan {
             bytes.extend(self.key);
@@ -115,6 +121,7 @@ impl Secret {
             name: *name,
             plan,
             demanded: flags & DEMANDED != 0,
+            lazy: flags & LAZY != 0,
             key,
         })
     }
@@ -122,6 +129,11 @@ impl Secret {
     /// Returns the name of the job.
     pub(crate) fn name(&self) -> String {
         self.name.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Returns whether ranks of other nodes are reached when they are used.
+    pub(crate) fn is_lazy(&self) -> bool {
+        self.lazy
     }
 
     /// Returns the protection of this process's packets over UDP, or why it cannot use UDP.
@@ -295,6 +307,7 @@ mod tests {
             name: [1; NAME],
             plan,
             demanded: plan == Plan::Files,
+            lazy: plan == Plan::Checksum,
             key: [7; KEY],
         }
     }
@@ -306,6 +319,7 @@ mod tests {
             let bytes = secret(plan).encode();
             let found = Secret::decode(&bytes).unwrap();
             assert_eq!((found.plan, found.demanded), (plan, plan == Plan::Files));
+            assert_eq!(found.is_lazy(), plan == Plan::Checksum);
             let has_key = matches!(plan, Plan::Key { .. });
             assert_eq!(found.key == [7; KEY], has_key, "{plan:?}");
             let least = if has_key { bytes.len() } else { NAME + 2 };

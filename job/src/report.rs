@@ -1,5 +1,6 @@
 //! Printable report of how a process reaches its peers.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 
@@ -14,28 +15,22 @@ pub struct Report {
     pub size: u32,
     /// Launcher: `pmix`, `pmi1`, `fixed` or `single`.
     pub launcher: &'static str,
-    /// Number of values that this process read from the launcher.
-    pub lookups: u64,
-    /// Name of each rank's node.
-    pub nodes: Vec<String>,
+    /// Names of the nodes by rank, as far as they were looked up at the start.
+    pub nodes: BTreeMap<u32, String>,
     /// Transports that could not be created, and why.
     pub without: Vec<(&'static str, String)>,
     /// Protection of packets over UDP, such as `are encrypted by a key of the job`.
     pub protection: Option<String>,
     /// Origin of the thresholds of shared memory.
     pub thresholds_from: String,
-    /// Paths by peer and transport: used or not, and why.
+    /// Paths by peer and transport at the start: used or not, and why.
     pub paths: Vec<PathReport>,
 }
 
 impl Report {
     /// Returns the name of this process's node.
     pub fn node(&self) -> &str {
-        self.node_of(self.rank)
-    }
-
-    fn node_of(&self, rank: u32) -> &str {
-        self.nodes.get(rank as usize).map_or("?", String::as_str)
+        name(&self.nodes, self.rank)
     }
 }
 
@@ -61,13 +56,22 @@ impl fmt::Display for Report {
             writeln!(f, "{start}: packets over UDP {protection}")?;
         }
         for path in &self.paths {
-            writeln!(f, "{start}: {} has {path}", self.node_of(path.peer))?;
+            writeln!(f, "{}", self::path(self.rank, &self.nodes, path))?;
         }
         if self.paths.iter().any(|p| p.used && p.transport == "shm") {
             writeln!(f, "{start}: thresholds of shm: {}", self.thresholds_from)?;
         }
         Ok(())
     }
+}
+
+fn name(nodes: &BTreeMap<u32, String>, rank: u32) -> &str {
+    nodes.get(&rank).map_or("?", String::as_str)
+}
+
+/// Returns the line of a path.
+pub(crate) fn path(own: u32, nodes: &BTreeMap<u32, String>, path: &PathReport) -> String {
+    format!("esp: rank {own}: {} has {path}", name(nodes, path.peer))
 }
 
 /// Writes to standard error by one call, so that lines of several processes do not mix. Errors are

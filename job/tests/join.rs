@@ -161,17 +161,42 @@ fn a_start_reads_few_values_besides_the_addresses() {
     for (code, _, err) in &ended {
         assert_eq!(*code, Some(0), "{err}");
     }
-    let values = ended[0].1.lines().find_map(|line| {
+    // Only the first rank of each three reads the marks of its group.
+    assert_eq!(
+        values(&ended[0].1),
+        Some(vec![1 + 9 + 3, 1 + 9 + 3 + 3]),
+        "{}",
+        ended[0].1
+    );
+}
+
+/// Returns the median and the maximum of the values that a process has read, by the example
+/// `start`.
+fn values(out: &str) -> Option<Vec<u32>> {
+    out.lines().find_map(|line| {
         let counts = line.strip_prefix("values read from the launcher")?;
         let counts = counts
             .split_whitespace()
             .map(|count| count.parse().unwrap());
-        Some(counts.collect::<Vec<u32>>())
+        Some(counts.collect())
+    })
+}
+
+/// Rank 0 decides whether ranks of other nodes are reached on use. Those of this node are reached
+/// at the start in any case, after an exchange of places.
+#[test]
+fn a_large_job_reads_the_places_of_all_by_groups() {
+    let ended = job_of("start", 9, |rank, variables| {
+        variables.insert("ESP_BTL", "self,shm".into());
+        variables.insert("ESP_LAZY_FROM", if rank == 0 { "9" } else { "10" }.into());
     });
-    // Only the first rank of each three reads the marks of its group.
+    for (code, _, err) in &ended {
+        assert_eq!(*code, Some(0), "{err}");
+    }
+    let few = 1 + 3 + 9 + 3;
     assert_eq!(
-        values,
-        Some(vec![1 + 9 + 3, 1 + 9 + 3 + 3]),
+        values(&ended[0].1),
+        Some(vec![few, few + 3 + 3]),
         "{}",
         ended[0].1
     );

@@ -179,7 +179,7 @@ impl Endpoint {
         let mut protocol = Protocol::new(own, Peers(vec![Peer::own()]), false, config.clone());
         protocol.open(identity, regions);
         let engine = Engine::new(protocol, transports);
-        let shared = bell().and_then(|bell| Shared::new(engine, bell, config, Vec::new()));
+        let shared = bell().and_then(|bell| Shared::new(engine, bell, config));
         let shared = shared.map_err(|what| NotStarted {
             error: StartError::System(what),
             transports: Vec::new(),

@@ -103,5 +103,6 @@ pub use regions::{Exposure, Refusal, Regions};
 pub use scope::{Pending, Scope};
 pub use start::REACH_BYTES;
 pub use types::{
-    PathReport, RailReport, RequestId, Setup, Source, Stats, Status, Tag, TransportAddress,
+    AddressBook, PathReport, RailReport, RequestId, Setup, Source, Stats, Status, Tag,
+    TransportAddress,
 };

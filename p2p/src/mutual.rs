@@ -6,10 +6,11 @@
 
 use btl::Rank;
 
-use crate::start::REACH_BYTES;
+use crate::start::{NOT_TRIED, REACH_BYTES};
 
 /// Returns the mark over what the exchange of [`P2p::start_agreed`](crate::P2p::start_agreed) would
-/// report, for the process of this rank; `None` if it does not reach all others. If no process has
+/// report, for the process of this rank; `None` if it does not reach all others that it has tried.
+/// Two processes either try each other or do not. If no process has
 /// `None` and the marks of all have the exclusive or 0, each one reports [`mirrored`] of what it
 /// reaches.
 #[must_use]
@@ -18,8 +19,10 @@ pub fn reach_mark(rank: Rank, mine: &[u8]) -> Option<u64> {
     let mut mark = 0;
     for (peer, reached) in (0..).zip(mine).filter(|(peer, _)| *peer != rank) {
         let reached = u64::from_le_bytes(*reached);
-        if reached == 0 {
-            return None;
+        match reached {
+            0 => return None,
+            NOT_TRIED => continue,
+            _ => {}
         }
         let of_lower = if rank < peer {
             reached
@@ -44,6 +47,9 @@ pub fn mirrored(mine: &[u8]) -> Vec<u8> {
 
 /// Swaps the two sides: address `own` reaches address `theirs` becomes the reverse.
 fn mirror(reached: u64) -> u64 {
+    if reached == NOT_TRIED {
+        return NOT_TRIED;
+    }
     let mut mirrored = 0;
     for own in 0..15 {
         if let Some(theirs) = (reached >> (4 * own) & 15).checked_sub(1) {
@@ -116,6 +122,17 @@ mod tests {
             one[rank][peer] = 0;
             assert_eq!(marks(&one), None, "{rank} {peer}");
         }
+    }
+
+    #[test]
+    fn peers_that_are_not_tried_leave_no_mark() {
+        let mut some = all();
+        (some[0][3], some[3][0]) = (NOT_TRIED, NOT_TRIED);
+        assert_eq!(marks(&some), Some(0));
+        assert_eq!(mirrored(&bytes(&some[0]))[24..32], NOT_TRIED.to_le_bytes());
+        // One of them has tried the other one.
+        some[3][0] = all()[3][0];
+        assert!(marks(&some).is_some_and(|sum| sum != 0));
     }
 
     #[test]

@@ -10,7 +10,9 @@ use crate::engine::Engine;
 use crate::error::{Error, NotStarted, StartError};
 use crate::shared::{self, Shared};
 use crate::start::Agree;
-use crate::types::{PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress};
+use crate::types::{
+    AddressBook, PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress,
+};
 
 /// Point-to-point layer of one process. Clones refer to one layer. Any thread may use it.
 #[derive(Clone, Debug)]
@@ -47,7 +49,8 @@ impl P2p {
         setup: Setup,
         addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
     ) -> Result<P2p, NotStarted> {
-        P2p::start_with(setup, addresses, None)
+        let mut addresses = addresses;
+        P2p::start_with(setup, |peer| Some(addresses(peer)), None)
     }
 
     /// Starts the layer and uses only transports that work in both directions.
@@ -65,12 +68,35 @@ impl P2p {
         addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
         agree: impl FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a,
     ) -> Result<P2p, NotStarted> {
-        P2p::start_with(setup, addresses, Some(Box::new(agree)))
+        let mut addresses = addresses;
+        P2p::start_with(setup, |peer| Some(addresses(peer)), Some(Box::new(agree)))
+    }
+
+    /// Starts the layer as [`start_agreed`](P2p::start_agreed) does, but reaches only the peers that
+    /// are near. Another one is reached when this process sends it a message, posts a receive that
+    /// names it, or has a connection of it; meanwhile these wait. One that no transport reaches
+    /// fails.
+    ///
+    /// All transports but those within the node must report peers that have connected
+    /// ([`btl::PendingPeers`]). Between peers that are not near there is no agreement: one that
+    /// uses a transport by which this process does not reach it fails with the reason.
+    ///
+    /// # Errors
+    /// As [`start_agreed`](P2p::start_agreed), for the peers that are near.
+    pub fn start_lazily<'a>(
+        setup: Setup,
+        mut book: Box<dyn AddressBook>,
+        agree: impl FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a,
+    ) -> Result<P2p, NotStarted> {
+        let addresses = |peer| book.is_near(peer).then(|| book.addresses(peer));
+        let started = P2p::start_with(setup, addresses, Some(Box::new(agree)))?;
+        started.shared.lock().look_up_in(book);
+        Ok(started)
     }
 
     fn start_with(
         setup: Setup,
-        addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
+        addresses: impl FnMut(Rank) -> Option<Result<Vec<TransportAddress>, String>>,
         agree: Option<Agree<'_>>,
     ) -> Result<P2p, NotStarted> {
         let config = setup.config.clone();
@@ -84,9 +110,9 @@ impl P2p {
                 });
             }
         };
-        let (engine, paths) = crate::start::start(setup, addresses, agree)?;
+        let engine = crate::start::start(setup, addresses, agree)?;
         // The transports are gone, but the peers have reached this process and see that it left.
-        let shared = Shared::new(engine, bell, &config, paths).map_err(|what| NotStarted {
+        let shared = Shared::new(engine, bell, &config).map_err(|what| NotStarted {
             error: StartError::System(what),
             transports: Vec::new(),
         })?;
@@ -101,10 +127,11 @@ impl P2p {
         Comm::new(self, &self.shared.world, 0)
     }
 
-    /// Returns for each peer and transport whether it is used, and why.
+    /// Returns for each peer that was reached so far, and each transport, whether it is used and
+    /// why.
     #[must_use]
     pub fn paths(&self) -> Vec<PathReport> {
-        self.shared.paths.clone()
+        self.shared.lock().paths.clone()
     }
 
     /// Returns the traffic of each rail, for peers with several rails.

@@ -25,7 +25,7 @@ use crate::engine::{Engine, Found};
 use crate::error::Error;
 use crate::group::Group;
 use crate::ids::{PeerId, TransportId};
-use crate::types::{PathReport, Status};
+use crate::types::Status;
 
 /// Polls between two looks at the clock while there are events.
 const POLLS_PER_CLOCK: u32 = 64;
@@ -62,7 +62,6 @@ pub(crate) struct Shared {
     spin: Duration,
     yielder: Yielder,
     pub(crate) world: Arc<Group>,
-    pub(crate) paths: Vec<PathReport>,
 }
 
 /// Makes the descriptor that wakes the sleeper.
@@ -72,12 +71,7 @@ pub(crate) fn bell() -> Result<OwnedFd, String> {
 }
 
 impl Shared {
-    pub(crate) fn new(
-        engine: Engine,
-        bell: OwnedFd,
-        config: &Config,
-        paths: Vec<PathReport>,
-    ) -> Result<Shared, String> {
+    pub(crate) fn new(engine: Engine, bell: OwnedFd, config: &Config) -> Result<Shared, String> {
         let protocol = &engine.protocol;
         let world = Group::of(protocol.peers.ids().collect(), protocol.own);
         let world = world.ok_or("the own rank is not one of the job")?;
@@ -100,7 +94,6 @@ impl Shared {
             spin: spin_time(config),
             yielder: Yielder::new(),
             world: Arc::new(world),
-            paths,
         })
     }
 

@@ -7,7 +7,7 @@ use btl::{PeerInfo, Probe, Rank, Unreachable};
 
 use crate::config::Config;
 use crate::engine::{
-    Engine, MAX_RAILS, Peer, Peers, Protocol, Rail, Transports, eager_limit, window,
+    Contact, Engine, MAX_RAILS, Peer, Peers, Protocol, Rail, Transports, eager_limit, window,
 };
 use crate::error::{NotStarted, StartError};
 use crate::ids::{PeerId, TransportId};
@@ -35,6 +35,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_
 pub const REACH_BYTES: usize = 8;
 /// Maximum number of addresses of a process in that exchange.
 const MAX_REACH: u8 = 15;
+/// Bits of a peer that is not tried at the start, in that exchange. They are no valid indices.
+pub(crate) const NOT_TRIED: u64 = u64::MAX;
 
 /// Exchange of reachability: see [`crate::P2p::start_agreed`].
 pub(crate) type Agree<'a> = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a>;
@@ -54,11 +56,16 @@ pub(crate) struct Reached {
     offers: Vec<Offer>,
     /// Reports of the transports, in order.
     pub(crate) reports: Vec<PathReport>,
+    /// The peer is not tried before it is used.
+    on_use: bool,
 }
 
 impl Reached {
     /// Encodes the addresses that this process reaches, see [`REACH_BYTES`].
     fn encode(&self) -> [u8; REACH_BYTES] {
+        if self.on_use {
+            return NOT_TRIED.to_le_bytes();
+        }
         let fits = |offer: &&Offer| offer.own_address.max(offer.peer_address) < MAX_REACH;
         let bits = |offer: &Offer| u64::from(offer.peer_address + 1) << (4 * offer.own_address);
         self.offers
@@ -72,6 +79,7 @@ impl Reached {
     /// Removes the offers for which the peer did not report this pair of transports.
     fn keep_agreed(&mut self, theirs: Option<&[u8; REACH_BYTES]>) {
         let theirs = u64::from_le_bytes(theirs.copied().unwrap_or_default());
+        let theirs = if theirs == NOT_TRIED { 0 } else { theirs };
         let reports = &mut self.reports;
         self.offers.retain(|offer| {
             let shifted = theirs.checked_shr(4 * u32::from(offer.peer_address));
@@ -90,12 +98,13 @@ impl Reached {
     }
 }
 
-/// Starts the layer. On an error the transports are returned.
+/// Starts the layer. `addresses` returns `None` for a peer that is reached when it is used. On an
+/// error the transports are returned.
 pub(crate) fn start(
     setup: Setup,
-    addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
+    addresses: impl FnMut(Rank) -> Option<Result<Vec<TransportAddress>, String>>,
     agree: Option<Agree<'_>>,
-) -> Result<(Engine, Vec<PathReport>), NotStarted> {
+) -> Result<Engine, NotStarted> {
     let Setup {
         rank,
         size,
@@ -113,7 +122,9 @@ pub(crate) fn start(
                 .iter_mut()
                 .any(|(_, transport)| transport.capabilities.posted_receives);
             let protocol = Protocol::new(own, peers, posted_receives, config);
-            Ok((Engine::new(protocol, transports), reports))
+            let mut engine = Engine::new(protocol, transports);
+            engine.paths = reports;
+            Ok(engine)
         }
         Err(error) => Err(NotStarted {
             error,
@@ -156,20 +167,28 @@ fn connect(
     transports: &mut Transports,
     (config, mut addresses, agree): (
         &Config,
-        impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
+        impl FnMut(Rank) -> Option<Result<Vec<TransportAddress>, String>>,
         Option<Agree<'_>>,
     ),
 ) -> Result<(Peers, Vec<PathReport>), StartError> {
-    let mut all = Vec::with_capacity(size as usize);
-    for peer in (0..size).filter(|peer| *peer != own.rank()) {
-        let theirs = addresses(peer).map_err(|reason| StartError::NoAddresses { peer, reason })?;
-        all.push((peer, theirs));
-    }
-    probe(transports, &all, own.rank());
-    // All peers first, so that the results can be exchanged.
     let mut reached = Vec::new();
     reached.resize_with(size as usize, Reached::default);
-    for (peer, theirs) in all {
+    let mut all = Vec::new();
+    for peer in (0..size).filter(|peer| *peer != own.rank()) {
+        match addresses(peer) {
+            Some(Ok(theirs)) => all.push((peer, theirs)),
+            Some(Err(reason)) => return Err(StartError::NoAddresses { peer, reason }),
+            None => reached[peer as usize].on_use = true,
+        }
+    }
+    let mut probes = Probes::new(transports, all, own.rank());
+    let mut pause = PAUSES.0;
+    while !probes.poll(transports) {
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(PAUSES.1);
+    }
+    // All peers first, so that the results can be exchanged.
+    for (peer, theirs) in probes.peers {
         reached[peer as usize] = reach(transports, peer, &theirs, own.rank() < peer);
     }
     if let Some(agree) = agree {
@@ -192,6 +211,12 @@ fn connect(
                 path: None,
                 reason: "the own rank: copied within the process".into(),
             });
+            continue;
+        }
+        if reached.on_use {
+            let mut on_use = Peer::without_rails(window);
+            on_use.contact = Contact::OnUse;
+            peers.push(on_use);
             continue;
         }
         let rails = choose(transports, &mut reached);
@@ -239,46 +264,89 @@ fn pairs<'a>(
     pairs
 }
 
-/// Has all transports probe all peers at once: first the pairs of addresses that are used if all of
-/// them answer, later also the others of peers that have not answered. Returns when all have
-/// answered, or the rest is not worth a wait.
-fn probe(transports: &mut Transports, peers: &[(Rank, Vec<TransportAddress>)], own: Rank) {
-    let (mut awaited, mut others) = (Vec::new(), Vec::new());
-    for (peer, addresses) in peers {
-        let first = awaited.len();
-        for pair in pairs(transports, addresses, own < *peer) {
-            let is_taken = |(_, other): &(Rank, Pair<'_>)| other.0 == pair.0 || other.1 == pair.1;
-            let list = match awaited.iter().skip(first).any(is_taken) {
-                true => &mut others,
-                false => &mut awaited,
-            };
-            list.push((*peer, pair));
+/// Probes of peers, by all transports at once: first of the pairs of addresses that are used if all
+/// of them answer, later also of the others of peers that have not answered.
+#[derive(Debug)]
+pub(crate) struct Probes {
+    /// The peers with their addresses.
+    pub(crate) peers: Vec<(Rank, Vec<TransportAddress>)>,
+    begin: Instant,
+    /// Probes without an answer so far, and those that are not tried yet.
+    awaited: Vec<Probed>,
+    others: Vec<Probed>,
+    reached: HashSet<Rank>,
+}
+
+/// A pair of addresses that is probed.
+#[derive(Clone, Copy, Debug)]
+struct Probed {
+    /// Index in [`Probes::peers`].
+    peer: usize,
+    transport: TransportId,
+    /// Index of the peer's address.
+    address: u8,
+}
+
+impl Probes {
+    /// Prepares the probes of these peers. `own` is the rank of this process.
+    pub(crate) fn new(
+        transports: &Transports,
+        peers: Vec<(Rank, Vec<TransportAddress>)>,
+        own: Rank,
+    ) -> Probes {
+        let (mut awaited, mut others) = (Vec::<Probed>::new(), Vec::new());
+        for (index, (peer, addresses)) in peers.iter().enumerate() {
+            let first = awaited.len();
+            for (transport, address, _) in pairs(transports, addresses, own < *peer) {
+                let is_taken =
+                    |other: &Probed| other.transport == transport || other.address == address;
+                let list = match awaited.iter().skip(first).any(is_taken) {
+                    true => &mut others,
+                    false => &mut awaited,
+                };
+                list.push(Probed {
+                    peer: index,
+                    transport,
+                    address,
+                });
+            }
+        }
+        Probes {
+            peers,
+            begin: Instant::now(),
+            awaited,
+            others,
+            reached: HashSet::new(),
         }
     }
-    let (begin, mut pause, mut reached) = (Instant::now(), PAUSES.0, HashSet::new());
-    loop {
-        awaited.retain(|&(peer, (id, _, address))| {
-            if address.address.len() > btl::MAX_ADDRESS {
+
+    /// Advances the probes without waiting. Returns true if all have answered, or the rest is not
+    /// worth a wait.
+    pub(crate) fn poll(&mut self, transports: &mut Transports) -> bool {
+        let Probes { peers, reached, .. } = self;
+        self.awaited.retain(|probed| {
+            let (peer, addresses) = &peers[probed.peer];
+            let address = &addresses[usize::from(probed.address)].address;
+            if address.len() > btl::MAX_ADDRESS {
                 return false;
             }
-            let found = transports[id].btl.probe(peer, &address.address);
+            let found = transports[probed.transport].btl.probe(*peer, address);
             if found == Probe::Reached {
-                reached.insert(peer);
+                reached.insert(*peer);
             }
             found == Probe::Awaited
         });
-        let waited = begin.elapsed();
+        let waited = self.begin.elapsed();
         if waited >= OTHERS {
-            awaited.retain(|(peer, _)| !reached.contains(peer));
-            let silent: HashSet<Rank> = awaited.iter().map(|(peer, _)| *peer).collect();
-            let others = std::mem::take(&mut others).into_iter();
-            awaited.extend(others.filter(|(peer, _)| silent.contains(peer)));
+            let rank = |probed: &Probed| peers[probed.peer].0;
+            self.awaited
+                .retain(|probed| !reached.contains(&rank(probed)));
+            let silent: HashSet<Rank> = self.awaited.iter().map(rank).collect();
+            let others = std::mem::take(&mut self.others).into_iter();
+            self.awaited
+                .extend(others.filter(|probed| silent.contains(&rank(probed))));
         }
-        if awaited.is_empty() || waited >= PROBES {
-            return;
-        }
-        std::thread::sleep(pause);
-        pause = (2 * pause).min(PAUSES.1);
+        self.awaited.is_empty() || waited >= PROBES
     }
 }
 
@@ -373,7 +441,9 @@ fn own_address(transports: &Transports, id: TransportId) -> Option<u8> {
 /// Only transports of the highest exclusivity are used. The primary is the one of least latency;
 /// others are added if they have enough bandwidth.
 pub(crate) fn choose(transports: &Transports, reached: &mut Reached) -> Vec<Rail> {
-    let Reached { offers, reports } = reached;
+    let Reached {
+        offers, reports, ..
+    } = reached;
     let mut chosen: Vec<&Offer> = offers.iter().collect();
     // Both sides must break ties by one rule.
     chosen.sort_by_key(|offer| {

@@ -28,6 +28,25 @@ pub struct Setup {
     pub config: Config,
 }
 
+/// Addresses of the peers of a large job, which are looked up when they are used, see
+/// [`P2p::start_lazily`](crate::P2p::start_lazily).
+pub trait AddressBook: fmt::Debug + Send {
+    /// Returns whether the start reaches a peer, as those of this node: shared memory knows nothing
+    /// of a process that was not added. Two processes must agree on whether they reach each other.
+    fn is_near(&self, peer: Rank) -> bool;
+
+    /// Returns the addresses of a peer. It is called once for each peer, with the layer locked.
+    ///
+    /// # Errors
+    /// The reason why there are none, which fails the peer.
+    fn addresses(&mut self, peer: Rank) -> Result<Vec<TransportAddress>, String>;
+
+    /// Takes the results of all transports for a peer that is not near.
+    fn reached(&mut self, paths: &[PathReport]) {
+        let _ = paths;
+    }
+}
+
 /// Source that a receive selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {

@@ -360,6 +360,43 @@ fn nodes_without_a_daemon_use_udp() {
     }
 }
 
+/// Ranks of the other node are reached when they are used, over each carrier.
+#[test]
+fn ranks_of_other_nodes_are_reached_on_use() {
+    let test = "ranks_of_other_nodes_are_reached_on_use";
+    for launcher in [Mpirun, Mpiexec] {
+        if !launcher.is_here(test) {
+            continue;
+        }
+        let Some(lab) = lab_or_skip(test, &LabOptions::new(2)) else {
+            return;
+        };
+        for (list, between) in [
+            ("self,shm,eth", "eth"),
+            ("self,shm,udp", "udp"),
+            ("self,eth", "eth"),
+        ] {
+            let variables = [
+                ("ESP_LAZY_FROM", "2"),
+                ("ESP_BTL", list),
+                ("ESP_BTL_VERBOSE", "1"),
+            ];
+            let finished = launcher.run(&lab, 2, &[&example("job", "p2p-check")], &variables);
+            passed(&finished, launcher);
+            for (from, to, together, transport) in used(&finished) {
+                let expected = match together && list.contains("shm") {
+                    true => "shm",
+                    false => between,
+                };
+                assert_eq!(transport, expected, "{from} -> {to}");
+            }
+            let path = format!("esp: rank 0: node1 has rank 2 by {between}: used");
+            let count = finished.err.matches(&path).count();
+            assert_eq!(count, 1, "{finished:?}");
+        }
+    }
+}
+
 /// One process cannot reach another: all of them hear who, where and why, and the launcher hears a
 /// failure.
 #[test]

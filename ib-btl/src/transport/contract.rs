@@ -105,7 +105,16 @@ impl NoticedPuts for IbBtl {
     }
 }
 
-impl PendingPeers for IbBtl {}
+impl PendingPeers for IbBtl {
+    fn pending_peer(&self) -> Option<Rank> {
+        self.early.keys().next().copied()
+    }
+
+    /// The peer repeats its requests until it gives up.
+    fn refuse(&mut self, rank: Rank, _: &str) {
+        self.early.remove(&rank);
+    }
+}
 
 impl IbBtl {
     /// Registers memory with the notice of this number; 0 for none.

@@ -121,6 +121,7 @@ impl Engine {
     /// Closes all transports and ends all requests.
     pub(crate) fn close(&mut self) {
         self.protocol.closed = true;
+        self.lazy = None;
         for (_, transport) in self.transports.iter_mut() {
             transport.btl.close();
         }

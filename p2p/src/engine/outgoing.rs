@@ -115,6 +115,7 @@ impl Engine {
         if self.protocol.open.is_some() {
             self.reach(to.peer);
         }
+        self.protocol.use_peer(to.peer);
         self.protocol.check_alive(to.peer)?;
         let key = self.protocol.requests.insert(request);
         let peer = &mut self.protocol.peers[to.peer];

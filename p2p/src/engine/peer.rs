@@ -51,6 +51,18 @@ impl Rail {
     }
 }
 
+/// Whether a peer of a job was reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Contact {
+    /// It was, or it failed.
+    #[default]
+    Made,
+    /// It will be when it is used.
+    OnUse,
+    /// It is being reached.
+    Begun,
+}
+
 /// A message about other messages: CTS, FIN, CREDIT or SKEW.
 #[derive(Debug)]
 pub(crate) struct Control {
@@ -64,6 +76,7 @@ pub(crate) struct Peer {
     pub(crate) fast: bool,
     pub(crate) alive: bool,
     pub(crate) own: bool,
+    pub(crate) contact: Contact,
     /// Longest body that is sent eagerly now, and the longest of those that is copied.
     pub(crate) eager_now: usize,
     pub(crate) copied_now: usize,

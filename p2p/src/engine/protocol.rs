@@ -24,6 +24,8 @@ use crate::types::{Stats, Status, narrow};
 pub(crate) enum Work {
     /// Advances a transfer.
     Step(u64),
+    /// Begins to reach a peer that is used now.
+    Reach(PeerId),
     /// Ends the requests of a failed peer. With a reason, sends it BYE.
     Failed(PeerId, Option<String>),
 }
@@ -61,6 +63,8 @@ pub(crate) struct Protocol {
     pub(super) dropping: Vec<PeerId>,
     /// Peers with something to send.
     pub(super) active: VecDeque<PeerId>,
+    /// Number of peers that are being reached.
+    pub(super) reaching: usize,
     /// Receives of this length or more may be published.
     pub(super) publish_from: usize,
     /// Number of posted receives that are not published.
@@ -111,6 +115,7 @@ impl Protocol {
             released: Vec::new(),
             dropping: Vec::new(),
             active: VecDeque::with_capacity(size as usize),
+            reaching: 0,
             private: 0,
             skew: Skew::default(),
             held_back: 0,
@@ -133,7 +138,7 @@ impl Protocol {
 
     /// Returns true if there is work that no event will announce, so that threads must not sleep.
     pub(crate) fn must_poll(&self) -> bool {
-        self.has_work() || !self.dropping.is_empty()
+        self.has_work() || !self.dropping.is_empty() || self.reaching != 0
     }
 
     /// Returns true if there is something to send or to advance.

@@ -220,11 +220,14 @@ impl Protocol {
         Ok(Some((entry, status)))
     }
 
-    /// Fails if no live peer could send a matching message.
+    /// Fails if no live peer could send a matching message. A peer that is named is used.
     #[inline]
-    pub(crate) fn check_source(&self, selector: &Selector) -> Result<(), Error> {
+    pub(crate) fn check_source(&mut self, selector: &Selector) -> Result<(), Error> {
         match selector.source {
-            Some(peer) => self.check_alive(peer),
+            Some(peer) => {
+                self.use_peer(peer);
+                self.check_alive(peer)
+            }
             None if self.stats.failed_peers == 0 => Ok(()),
             None => self.check_any_alive(selector.context),
         }

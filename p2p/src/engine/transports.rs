@@ -6,9 +6,11 @@ use std::ops::{Index, IndexMut};
 use btl::{Btl, Capabilities};
 
 use super::incoming::Handler;
+use super::lazy::Lazy;
 use super::peer::Peer;
 use super::protocol::{Protocol, Work};
 use crate::ids::TransportId;
+use crate::types::PathReport;
 
 /// Interval, in polls, at which all transports are polled, whatever the hint.
 const ALL_EVERY: u32 = 8;
@@ -92,6 +94,10 @@ pub(crate) struct Engine {
     pub(crate) protocol: Protocol,
     pub(crate) transports: Transports,
     pub(crate) polls: u32,
+    /// Results of the transports for the peers that were reached.
+    pub(crate) paths: Vec<PathReport>,
+    /// Peers of a large job are reached when they are used.
+    pub(super) lazy: Option<Box<Lazy>>,
 }
 
 impl Engine {
@@ -103,6 +109,8 @@ impl Engine {
             protocol,
             transports,
             polls: 0,
+            paths: Vec::new(),
+            lazy: None,
         }
     }
 
@@ -123,6 +131,9 @@ impl Engine {
         }
         if self.protocol.open.is_some() {
             events += self.admit_strangers();
+        }
+        if self.lazy.is_some() {
+            events += self.reach_used();
         }
         if self.protocol.skew.late && self.polls.is_multiple_of(SKEW_EVERY) {
             self.protocol.check_skew();
@@ -148,6 +159,7 @@ impl Engine {
             done += 1;
             match work {
                 Work::Step(transfer) => self.step(transfer),
+                Work::Reach(peer) => self.begin_reach(peer),
                 Work::Failed(peer, reason) => self.end_requests_of(peer, reason),
             }
         }

@@ -9,6 +9,7 @@ mod distrust;
 mod endpoints;
 mod failures;
 mod hostile;
+mod lazy;
 mod messages;
 mod passed_on;
 mod probes;

@@ -1,0 +1,74 @@
+//! Entries of a job's processes: those of this node are read at the start, in a large job the others
+//! when they are used.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use boot::{BootError, Bootstrap};
+use p2p::{AddressBook, PathReport, Rank, TransportAddress};
+
+use crate::join::ADDRESSES;
+use crate::modex::ModexEntry;
+use crate::report;
+
+/// Entries by rank. An error is the reason why there is none.
+pub(crate) type Entries = BTreeMap<Rank, Result<ModexEntry, String>>;
+
+/// Names of nodes by rank, as far as they were looked up.
+pub(crate) type Nodes = Arc<Mutex<BTreeMap<Rank, String>>>;
+
+/// Reads the entry of a process.
+pub(crate) fn read_entry(
+    boot: &mut Bootstrap,
+    peer: Rank,
+) -> Result<Result<ModexEntry, String>, BootError> {
+    let value = boot.get(peer, ADDRESSES)?;
+    let value = value.ok_or_else(|| "it published no addresses".to_owned());
+    Ok(value.and_then(|bytes| ModexEntry::decode(&bytes)))
+}
+
+/// Addresses of the peers.
+pub(crate) struct Book {
+    pub(crate) boot: Arc<Mutex<Bootstrap>>,
+    pub(crate) own: Rank,
+    /// Addresses of the peers that the start reaches.
+    pub(crate) near: BTreeMap<Rank, Result<Vec<TransportAddress>, String>>,
+    pub(crate) nodes: Nodes,
+    /// The paths to peers are printed.
+    pub(crate) verbose: bool,
+}
+
+impl AddressBook for Book {
+    fn is_near(&self, peer: Rank) -> bool {
+        self.near.contains_key(&peer)
+    }
+
+    fn addresses(&mut self, peer: Rank) -> Result<Vec<TransportAddress>, String> {
+        if let Some(known) = self.near.get_mut(&peer) {
+            return std::mem::replace(known, Ok(Vec::new()));
+        }
+        let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = read_entry(&mut boot, peer).map_err(|error| error.to_string())??;
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        nodes.insert(peer, entry.node);
+        Ok(entry.addresses)
+    }
+
+    fn reached(&mut self, paths: &[PathReport]) {
+        if !self.verbose {
+            return;
+        }
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = |path| report::path(self.own, &nodes, path) + "\n";
+        report::say(&paths.iter().map(line).collect::<String>());
+    }
+}
+
+impl fmt::Debug for Book {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Book")
+            .field("near", &self.near.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,129 @@
+//! Peers of a large job, which are reached when they are used: by a message or a receive of this
+//! process, or by a connection of theirs.
+
+use btl::PeerError;
+
+use super::account::{eager_limit, window};
+use super::peer::Contact;
+use super::protocol::{Protocol, Work};
+use super::transports::Engine;
+use crate::ids::PeerId;
+use crate::start::{self, Probes};
+use crate::types::AddressBook;
+
+/// Addresses of the peers, and those that are being reached.
+#[derive(Debug)]
+pub(super) struct Lazy {
+    book: Box<dyn AddressBook>,
+    /// Probes of one peer each.
+    begun: Vec<(PeerId, Probes)>,
+}
+
+impl Protocol {
+    /// Has a peer reached that was not used before.
+    #[inline]
+    pub(super) fn use_peer(&mut self, peer: PeerId) {
+        if self.peers[peer].contact == Contact::OnUse {
+            self.peers[peer].contact = Contact::Begun;
+            self.work.push_back(Work::Reach(peer));
+        }
+    }
+}
+
+impl Engine {
+    /// Sets where the addresses of peers are looked up that are not reached yet.
+    pub(crate) fn look_up_in(&mut self, book: Box<dyn AddressBook>) {
+        self.lazy = Some(Box::new(Lazy {
+            book,
+            begun: Vec::new(),
+        }));
+    }
+
+    /// Looks up the addresses of a peer, and begins to probe them.
+    pub(super) fn begin_reach(&mut self, peer: PeerId) {
+        let Some(lazy) = &mut self.lazy else { return };
+        match lazy.book.addresses(peer.rank()) {
+            Ok(addresses) => {
+                let peers = vec![(peer.rank(), addresses)];
+                let probes = Probes::new(&self.transports, peers, self.protocol.own.rank());
+                lazy.begun.push((peer, probes));
+                self.protocol.reaching += 1;
+            }
+            Err(reason) => {
+                self.protocol.peers[peer].contact = Contact::Made;
+                let error = PeerError::Lost(format!("its addresses are unknown: {reason}"));
+                self.protocol.fail(peer, error, None);
+            }
+        }
+    }
+
+    /// Advances the probes, and handles peers that have connected. Returns the number of events.
+    pub(super) fn reach_used(&mut self) -> usize {
+        let mut events = self.use_pending();
+        let Some(lazy) = &mut self.lazy else {
+            return events;
+        };
+        let mut at = 0;
+        let mut over = Vec::new();
+        while let Some((_, probes)) = lazy.begun.get_mut(at) {
+            match probes.poll(&mut self.transports) {
+                true => over.push(lazy.begun.swap_remove(at)),
+                false => at += 1,
+            }
+        }
+        for (peer, probes) in over {
+            events += 1;
+            self.protocol.reaching -= 1;
+            self.end_reach(peer, probes);
+        }
+        events
+    }
+
+    /// Has peers reached that have connected. Refuses those that use a transport by which this
+    /// process does not reach them.
+    fn use_pending(&mut self) -> usize {
+        let mut events = 0;
+        for (_, transport) in self.transports.iter_mut() {
+            let Some(rank) = transport.btl.pending_peer() else {
+                continue;
+            };
+            let peer = self.protocol.peers.id(rank);
+            let contact = peer.map(|peer| (peer, self.protocol.peers[peer].contact));
+            match contact {
+                Some((_, Contact::Begun)) => continue,
+                Some((peer, Contact::OnUse)) => self.protocol.use_peer(peer),
+                Some((_, Contact::Made)) | None => {
+                    let reason = "this process does not reach it by this transport";
+                    transport.btl.refuse(rank, reason);
+                }
+            }
+            events += 1;
+        }
+        events
+    }
+
+    /// Adds a peer to the transports that reach it, and sends what waits for it.
+    fn end_reach(&mut self, peer: PeerId, probes: Probes) {
+        self.protocol.peers[peer].contact = Contact::Made;
+        let lower = self.protocol.own < peer;
+        for (rank, addresses) in probes.peers {
+            let mut reached = start::reach(&mut self.transports, rank, &addresses, lower);
+            let rails = start::choose(&self.transports, &mut reached);
+            if let Some(lazy) = &mut self.lazy {
+                lazy.book.reached(&reached.reports);
+            }
+            if rails.is_empty() {
+                let reasons = start::reasons(&reached.reports);
+                let error = PeerError::Lost(format!("it cannot be reached: {reasons}"));
+                self.protocol.fail(peer, error, None);
+            } else {
+                let limit = eager_limit(window(self.protocol.peers.size()));
+                let state = &mut self.protocol.peers[peer];
+                state.set_rails(rails, &self.protocol.config, limit);
+                self.transports.set_held(state);
+                self.protocol.activate(peer);
+            }
+            self.paths.append(&mut reached.reports);
+        }
+    }
+}
