@@ -8,6 +8,7 @@ use esp_client::{EspAddr, Interest};
 use crate::channel::{Channel, Retry, SetupError};
 use crate::peer::{Connection, HelloResponse, PeerState};
 use crate::pending::{NoHello, PendingConnection};
+use crate::probe::NodePath;
 use crate::record::{Hello, Kind};
 use crate::transport::{EthBtl, SlotOwner};
 
@@ -17,6 +18,9 @@ const RETRIES: u32 = 4;
 const MAX_STRANGERS: usize = 256;
 /// Pause after a failed accept, for example because of a limit.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Round trip of a path that was not probed: that of an echo through daemons.
+const UNMEASURED: Duration = Duration::from_micros(40);
 
 /// Returns true if one attempt of a peer was made after another.
 fn is_later(attempt: u16, than: u16) -> bool {
@@ -215,6 +219,30 @@ impl EthBtl {
         {
             self.handle_hello(pending, hello);
         }
+    }
+
+    /// Returns the path to the node of a peer that has connected.
+    pub(crate) fn path_of(&self, pending: &PendingConnection) -> NodePath {
+        let from = &pending.from;
+        let interface = from.interface.clone();
+        let interface = interface.or_else(|| self.interfaces.first().map(|one| one.name.clone()));
+        NodePath {
+            interface: interface.unwrap_or_default(),
+            peer: from.addr,
+            round_trip: UNMEASURED,
+            reason: format!("it connected from {from}"),
+        }
+    }
+
+    /// Returns the path of a peer of the job that has connected before it was added.
+    pub(crate) fn pending_path(&self, rank: Rank, nonce: u64) -> Option<NodePath> {
+        let mut pending = self.open.as_ref()?.pending.iter();
+        let is_it = |hello: Hello| (hello.from, hello.from_nonce) == (rank, nonce);
+        let pending = pending.find(|pending| pending.hello.is_some_and(is_it))?;
+        self.config
+            .identity
+            .is_none()
+            .then(|| self.path_of(pending))
     }
 
     pub(crate) fn handle_hello(&mut self, mut pending: PendingConnection, hello: Hello) {

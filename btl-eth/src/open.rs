@@ -4,14 +4,11 @@
 //! then, has what the acceptor needs to connect by itself later: the port of the connector's
 //! listener and the maximum length of a message.
 
-use std::time::Duration;
-
 use btl::{PeerInfo, Rank, Unreachable};
 
 use crate::address::job_hash;
 use crate::config::MIN_MAX_SEND;
 use crate::peer::{Peer, PeerState};
-use crate::probe::NodePath;
 use crate::record::Hello;
 use crate::transport::EthBtl;
 
@@ -106,14 +103,7 @@ impl EthBtl {
             self.reject(pending, "a HELLO with impossible numbers");
             return Err(unreachable("its HELLO has impossible numbers"));
         }
-        let interface = pending.from.interface.clone();
-        let interface = interface.or_else(|| self.interfaces.first().map(|one| one.name.clone()));
-        let path = NodePath {
-            interface: interface.unwrap_or_default(),
-            peer: pending.from.addr,
-            round_trip: Duration::ZERO,
-            reason: format!("it connected from {}", pending.from),
-        };
+        let path = self.path_of(&pending);
         let info = self.info_of(&path, self.max_send.min(theirs));
         let peer = Peer::new(port, stranger, path, info.clone());
         self.enter(rank, PeerState::Peer(Box::new(peer)));

@@ -293,17 +293,26 @@ impl EthBtl {
                 "its address is damaged: it accepts messages of {theirs} bytes only"
             ));
         }
-        let Some(open) = &mut self.open else {
+        let Some(open) = &self.open else {
             return Err("the transport is closed".into());
         };
         open.client
             .check_waiting()
             .map_err(|error| error.to_string())?;
-        let path = open.prober.path_to(&address, open.client.incarnation())?;
+        // A peer that has connected needs no probe.
+        let path = match self.pending_path(rank, address.nonce) {
+            Some(path) => path,
+            None => self.probed_path(&address)?,
+        };
         let max_send = self.max_send.min(theirs);
         let info = self.info_of(&path, max_send);
         let peer = Peer::new(address.port, address.nonce, path, info.clone());
         Ok((PeerState::Peer(Box::new(peer)), info))
+    }
+
+    fn probed_path(&mut self, address: &EthAddress) -> Result<NodePath, String> {
+        let open = self.open.as_mut().ok_or("the transport is closed")?;
+        open.prober.path_to(address, open.client.incarnation())
     }
 
     /// Returns the figures of a peer.
@@ -436,6 +445,10 @@ impl Btl for EthBtl {
         );
         let address = EthAddress::decode(address).ok();
         let address = address.filter(|address| address.job == self.job);
+        let nonce = address.as_ref().map(|address| address.nonce);
+        if nonce.is_some_and(|nonce| self.pending_path(peer, nonce).is_some()) {
+            return Probe::Reached;
+        }
         match (&mut self.open, address) {
             (Some(open), Some(address)) if !is_known && peer != self.config.rank => {
                 open.prober.poll(&address, open.client.incarnation())

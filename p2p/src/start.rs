@@ -271,6 +271,8 @@ pub(crate) struct Probes {
     /// The peers with their addresses.
     pub(crate) peers: Vec<(Rank, Vec<TransportAddress>)>,
     begin: Instant,
+    /// Longest time that they take.
+    pub(crate) limit: Duration,
     /// Probes without an answer so far, and those that are not tried yet.
     awaited: Vec<Probed>,
     others: Vec<Probed>,
@@ -314,6 +316,7 @@ impl Probes {
         Probes {
             peers,
             begin: Instant::now(),
+            limit: PROBES,
             awaited,
             others,
             reached: HashSet::new(),
@@ -346,7 +349,7 @@ impl Probes {
             self.awaited
                 .extend(others.filter(|probed| silent.contains(&rank(probed))));
         }
-        self.awaited.is_empty() || waited >= PROBES
+        self.awaited.is_empty() || waited >= self.limit
     }
 }
 
@@ -406,7 +409,7 @@ pub(crate) fn reach(
 }
 
 /// Adds a peer to a transport, and checks the figures on which this layer relies.
-fn add_peer(
+pub(crate) fn add_peer(
     transports: &mut Transports,
     id: TransportId,
     peer: Rank,

@@ -1,15 +1,22 @@
 //! Peers of a large job, which are reached when they are used: by a message or a receive of this
 //! process, or by a connection of theirs.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use btl::PeerError;
 
 use super::account::{eager_limit, window};
-use super::peer::Contact;
+use super::peer::{Contact, MAX_RAILS, Rail};
 use super::protocol::{Protocol, Work};
 use super::transports::Engine;
-use crate::ids::PeerId;
+use crate::ids::{PeerId, TransportId};
 use crate::start::{self, Probes};
-use crate::types::AddressBook;
+use crate::types::{AddressBook, TransportAddress};
+
+/// Longest time that the probes of a peer without an answer take. The job runs, so its node may be
+/// busy.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Addresses of the peers, and those that are being reached.
 #[derive(Debug)]
@@ -17,6 +24,8 @@ pub(super) struct Lazy {
     book: Box<dyn AddressBook>,
     /// Probes of one peer each.
     begun: Vec<(PeerId, Probes)>,
+    /// Addresses of the peers that were reached.
+    addresses: HashMap<PeerId, Vec<TransportAddress>>,
 }
 
 impl Protocol {
@@ -36,6 +45,7 @@ impl Engine {
         self.lazy = Some(Box::new(Lazy {
             book,
             begun: Vec::new(),
+            addresses: HashMap::new(),
         }));
     }
 
@@ -45,7 +55,8 @@ impl Engine {
         match lazy.book.addresses(peer.rank()) {
             Ok(addresses) => {
                 let peers = vec![(peer.rank(), addresses)];
-                let probes = Probes::new(&self.transports, peers, self.protocol.own.rank());
+                let mut probes = Probes::new(&self.transports, peers, self.protocol.own.rank());
+                probes.limit = LIMIT;
                 lazy.begun.push((peer, probes));
                 self.protocol.reaching += 1;
             }
@@ -79,27 +90,58 @@ impl Engine {
         events
     }
 
-    /// Has peers reached that have connected. Refuses those that use a transport by which this
-    /// process does not reach them.
+    /// Has peers reached that have connected. One that was reached over other transports than that
+    /// of its connection gets a further rail.
     fn use_pending(&mut self) -> usize {
         let mut events = 0;
-        for (_, transport) in self.transports.iter_mut() {
-            let Some(rank) = transport.btl.pending_peer() else {
+        for id in self.transports.ids() {
+            let Some(rank) = self.transports[id].btl.pending_peer() else {
                 continue;
             };
             let peer = self.protocol.peers.id(rank);
             let contact = peer.map(|peer| (peer, self.protocol.peers[peer].contact));
-            match contact {
+            let refused = match contact {
                 Some((_, Contact::Begun)) => continue,
-                Some((peer, Contact::OnUse)) => self.protocol.use_peer(peer),
-                Some((_, Contact::Made)) | None => {
-                    let reason = "this process does not reach it by this transport";
-                    transport.btl.refuse(rank, reason);
+                Some((peer, Contact::OnUse)) => {
+                    self.protocol.use_peer(peer);
+                    Ok(())
                 }
+                Some((peer, Contact::Made)) => self.add_rail(peer, id),
+                None => Err("there is no such rank".to_owned()),
+            };
+            if let Err(reason) = refused {
+                self.transports[id].btl.refuse(rank, &reason);
             }
             events += 1;
         }
         events
+    }
+
+    /// Adds a transport to the rails of a peer that uses it.
+    fn add_rail(&mut self, peer: PeerId, id: TransportId) -> Result<(), String> {
+        let name = self.transports.name(id);
+        let addresses = self
+            .lazy
+            .as_ref()
+            .and_then(|lazy| lazy.addresses.get(&peer));
+        let state = &self.protocol.peers[peer];
+        let added = addresses.into_iter().flatten();
+        let added = added.filter(|address| state.alive && address.transport == name);
+        let mut failed = "this process does not reach it by this transport".to_owned();
+        for address in added {
+            match start::add_peer(&mut self.transports, id, peer.rank(), address) {
+                Ok(info) => {
+                    let mut rails = std::mem::take(&mut self.protocol.peers[peer].rails);
+                    if rails.len() < MAX_RAILS {
+                        rails.push(Rail::new(id, info));
+                    }
+                    self.set_reached(peer, rails);
+                    return Ok(());
+                }
+                Err(unreachable) => failed = unreachable.reason,
+            }
+        }
+        Err(failed)
     }
 
     /// Adds a peer to the transports that reach it, and sends what waits for it.
@@ -111,19 +153,24 @@ impl Engine {
             let rails = start::choose(&self.transports, &mut reached);
             if let Some(lazy) = &mut self.lazy {
                 lazy.book.reached(&reached.reports);
+                lazy.addresses.insert(peer, addresses);
             }
             if rails.is_empty() {
                 let reasons = start::reasons(&reached.reports);
                 let error = PeerError::Lost(format!("it cannot be reached: {reasons}"));
                 self.protocol.fail(peer, error, None);
             } else {
-                let limit = eager_limit(window(self.protocol.peers.size()));
-                let state = &mut self.protocol.peers[peer];
-                state.set_rails(rails, &self.protocol.config, limit);
-                self.transports.set_held(state);
+                self.set_reached(peer, rails);
                 self.protocol.activate(peer);
             }
             self.paths.append(&mut reached.reports);
         }
+    }
+
+    fn set_reached(&mut self, peer: PeerId, rails: Vec<Rail>) {
+        let limit = eager_limit(window(self.protocol.peers.size()));
+        let state = &mut self.protocol.peers[peer];
+        state.set_rails(rails, &self.protocol.config, limit);
+        self.transports.set_held(state);
     }
 }

@@ -29,6 +29,8 @@ struct Connections {
     refused: BTreeMap<(&'static str, Rank, Rank), String>,
     /// Pairs of a rank and a peer that it does not reach.
     broken: BTreeSet<(&'static str, Rank, Rank)>,
+    /// Pairs of a rank and a peer that it does not reach before that has connected.
+    silent: BTreeSet<(&'static str, Rank, Rank)>,
     /// Pairs of a rank and a peer whose addresses it does not find.
     unpublished: BTreeSet<(Rank, Rank)>,
     /// Polls that the probe of a peer awaits that is not near.
@@ -54,8 +56,16 @@ impl Gate {
         (self.inner.name(), self.own, peer)
     }
 
+    /// Returns a triple for what a peer has done.
     fn by(&self, peer: Rank) -> (&'static str, Rank, Rank) {
         (self.inner.name(), peer, self.own)
+    }
+}
+
+impl Gate {
+    fn is_silent(&self, peer: Rank) -> bool {
+        let shared = self.shared.lock().unwrap();
+        shared.silent.contains(&self.to(peer)) && !shared.waiting.contains(&self.by(peer))
     }
 }
 
@@ -105,7 +115,8 @@ impl Btl for Gate {
         let polls = self.polls.entry(peer).or_default();
         *polls += 1;
         let is_near = peer / NODE == self.own / NODE;
-        match is_near || *polls > self.shared.lock().unwrap().probes {
+        let is_late = is_near || *polls > self.shared.lock().unwrap().probes;
+        match is_late && !self.is_silent(peer) {
             true => Probe::Reached,
             false => Probe::Awaited,
         }
@@ -113,8 +124,9 @@ impl Btl for Gate {
 
     fn add_peer(&mut self, peer: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         let to = self.to(peer);
+        let silent = self.is_silent(peer);
         let mut shared = self.shared.lock().unwrap();
-        if shared.broken.contains(&to) {
+        if silent || shared.broken.contains(&to) {
             return Err(Unreachable {
                 reason: "a broken wire".into(),
             });
@@ -345,6 +357,37 @@ fn a_peer_that_is_reached_in_one_direction_only_gets_the_reason() {
         }
         _ => {}
     });
+}
+
+/// Rank 2 does not answer rank 0 over the first transport, but uses it.
+#[test]
+fn a_peer_that_connects_over_another_transport_gets_a_rail() {
+    let (layers, _) = start(&[FIRST, SECOND], |shared| {
+        shared.silent.insert((FIRST, 0, 2));
+    });
+    let rails = each(layers, "another rail", |layer, world| {
+        let own = world.rank();
+        let message = |rank: Rank| pattern(1 << 20, rank as usize);
+        let mut got = vec![0; 1 << 20];
+        let other = match own {
+            0 => 2,
+            2 => 0,
+            _ => return Vec::new(),
+        };
+        // Rank 0 begins, so that its probes are over when the other one connects.
+        for sender in [0, 2, 0] {
+            if own == sender {
+                world.send(&message(own), other, 0).unwrap();
+            } else {
+                world.recv(&mut got, other, 0).unwrap();
+                assert_eq!(got, message(other));
+            }
+        }
+        let rails = layer.rails().into_iter().filter(|rail| rail.peer == other);
+        rails.map(|rail| rail.transport).collect()
+    });
+    assert_eq!(rails[0], [SECOND, FIRST]);
+    assert_eq!(rails[2], [FIRST, SECOND]);
 }
 
 #[test]
