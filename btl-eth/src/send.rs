@@ -66,15 +66,18 @@ impl HeldSends for EthBtl {}
 impl NoticedPuts for EthBtl {}
 
 impl PendingPeers for EthBtl {
-    fn pending_peer(&self) -> Option<Rank> {
-        if self.config.identity.is_some() {
-            return None;
-        }
-        let open = self.open.as_ref()?;
+    fn pending_peers(&self) -> Vec<Rank> {
+        let Some(open) = self
+            .open
+            .as_ref()
+            .filter(|_| self.config.identity.is_none())
+        else {
+            return Vec::new();
+        };
         let ranks = open.pending.iter().filter_map(|pending| pending.hello);
         let is_unknown =
             |rank: &Rank| matches!(self.peers.get(*rank as usize), Some(PeerState::Unknown));
-        ranks.map(|hello| hello.from).find(is_unknown)
+        ranks.map(|hello| hello.from).filter(is_unknown).collect()
     }
 
     fn refuse(&mut self, rank: Rank, reason: &str) {

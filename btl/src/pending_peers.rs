@@ -13,9 +13,9 @@ use crate::values::{Rank, Unreachable};
 /// Admission of pending peers: ranks whose connection was accepted and that were not added yet.
 /// Their messages wait until they are.
 pub trait PendingPeers {
-    /// Returns a rank that has connected and was not added, if there is one.
-    fn pending_peer(&self) -> Option<Rank> {
-        None
+    /// Returns the ranks that have connected and were not added.
+    fn pending_peers(&self) -> Vec<Rank> {
+        Vec::new()
     }
 
     /// Closes the connection of a pending peer and tells it the `reason`. Other ranks are ignored.

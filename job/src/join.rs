@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use boot::{BootError, Bootstrap, MAX_VALUE};
-use p2p::{P2p, REACH_BYTES, Rank, Setup, mirrored, reach_mark};
+use p2p::{NOT_TRIED, P2p, REACH_BYTES, Rank, Reach, Setup, reach_mark};
 
 use crate::book::{Book, Entries, Nodes, read_entry};
 use crate::error::printable;
@@ -180,7 +180,6 @@ fn start(
         nodes: Arc::clone(nodes),
         verbose: options.verbose,
     };
-    let no_reach = vec![0; size as usize * REACH_BYTES];
     let (mut is_exchanged, mut is_mutual, mut broken) = (false, false, None);
     let started = P2p::start_lazily(setup, Box::new(book), |mine| {
         is_exchanged = true;
@@ -190,11 +189,11 @@ fn start(
             words
         })?;
         is_mutual = theirs.is_none();
-        Ok(theirs.unwrap_or_else(|| mirrored(mine)))
+        Ok(theirs)
     });
     if !is_exchanged {
         // This process has failed already, but the others wait for its part.
-        broken = agree_on_reach(boot, &no_reach).err();
+        broken = agree_on_reach(boot, &Reach::none(size)).err();
     }
     if let Some(error) = broken {
         return Err(StartFailure::Boot(error));
@@ -229,11 +228,11 @@ fn start(
 
 /// Finds out whether each process reaches each other one by the same transports, so that all start
 /// (`None`); else returns what each rank published for this one.
-fn agree_on_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Option<Vec<u8>>, BootError> {
-    let mark = reach_mark(boot.rank(), mine);
+fn agree_on_reach(boot: &mut Bootstrap, mine: &Reach) -> Result<Option<Vec<u8>>, BootError> {
+    let mark = reach_mark(boot.rank(), &mine.best);
     match sum_of_marks(boot, mark)? {
         Some(0) => Ok(None),
-        _ => exchange_reach(boot, mine).map(Some),
+        _ => exchange_reach(boot, &mine.all).map(Some),
     }
 }
 
@@ -270,7 +269,7 @@ fn read_marks(
 }
 
 /// Exchanges the transports by which each process reaches each other one: publishes `mine`,
-/// [`REACH_BYTES`] for each rank, and returns what each rank published for this one.
+/// [`REACH_BYTES`] for each rank, and returns what each rank that was tried published for this one.
 fn exchange_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, BootError> {
     for (part, bytes) in mine.chunks(MAX_VALUE).enumerate() {
         boot.put(&format!("{REACH}{part}"), bytes)?;
@@ -279,7 +278,12 @@ fn exchange_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, BootErro
     let at = boot.rank() as usize * REACH_BYTES;
     let (key, at) = (format!("{REACH}{}", at / MAX_VALUE), at % MAX_VALUE);
     let mut theirs = Vec::new();
-    for peer in 0..boot.size() {
+    let (tried, _) = mine.as_chunks::<REACH_BYTES>();
+    for (peer, tried) in (0..boot.size()).zip(tried) {
+        if *tried == NOT_TRIED {
+            theirs.extend_from_slice(&NOT_TRIED);
+            continue;
+        }
         let note = boot.get(peer, &key)?.unwrap_or_default();
         // A process that failed before reaches no peer.
         let reported = note.get(at..at + REACH_BYTES);

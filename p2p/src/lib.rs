@@ -96,12 +96,12 @@ pub use config::{Config, Tuning};
 pub use endpoint::{Arrived, Completion, Context, Ended, Endpoint, Pattern, Sent, Target};
 pub use error::{Error, NotStarted, StartError};
 pub use memory::Datum;
-pub use mutual::{mirrored, reach_mark};
+pub use mutual::reach_mark;
 pub use owned::OwnedRequest;
 pub use p2p::P2p;
 pub use regions::{Exposure, Refusal, Regions};
 pub use scope::{Pending, Scope};
-pub use start::REACH_BYTES;
+pub use start::{NOT_TRIED, REACH_BYTES, Reach};
 pub use types::{
     AddressBook, PathReport, RailReport, RequestId, Setup, Source, Stats, Status, Tag,
     TransportAddress,

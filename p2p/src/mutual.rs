@@ -8,21 +8,18 @@ use btl::Rank;
 
 use crate::start::{NOT_TRIED, REACH_BYTES};
 
-/// Returns the mark over what the exchange of [`P2p::start_agreed`](crate::P2p::start_agreed) would
-/// report, for the process of this rank; `None` if it does not reach all others that it has tried.
-/// Two processes either try each other or do not. If no process has
-/// `None` and the marks of all have the exclusive or 0, each one reports [`mirrored`] of what it
-/// reaches.
+/// Returns the mark over [`Reach::best`](crate::Reach::best) of the process of this rank; `None` if
+/// it does not reach all others that it has tried. Two processes either try each other or do not.
+/// Reachability is mutual if no process has `None` and the marks of all have the exclusive or 0.
 #[must_use]
 pub fn reach_mark(rank: Rank, mine: &[u8]) -> Option<u64> {
     let (mine, _) = mine.as_chunks::<REACH_BYTES>();
     let mut mark = 0;
-    for (peer, reached) in (0..).zip(mine).filter(|(peer, _)| *peer != rank) {
+    let tried = |(peer, reached): &(Rank, &[u8; _])| *peer != rank && **reached != NOT_TRIED;
+    for (peer, reached) in (0..).zip(mine).filter(tried) {
         let reached = u64::from_le_bytes(*reached);
-        match reached {
-            0 => return None,
-            NOT_TRIED => continue,
-            _ => {}
+        if reached == 0 {
+            return None;
         }
         let of_lower = if rank < peer {
             reached
@@ -35,21 +32,8 @@ pub fn reach_mark(rank: Rank, mine: &[u8]) -> Option<u64> {
     Some(mark)
 }
 
-/// Returns what all others report for a process that reports `mine`, if reachability is mutual.
-#[must_use]
-pub fn mirrored(mine: &[u8]) -> Vec<u8> {
-    let (mine, _) = mine.as_chunks::<REACH_BYTES>();
-    let mirrored = mine
-        .iter()
-        .flat_map(|reached| mirror(u64::from_le_bytes(*reached)).to_le_bytes());
-    mirrored.collect()
-}
-
 /// Swaps the two sides: address `own` reaches address `theirs` becomes the reverse.
 fn mirror(reached: u64) -> u64 {
-    if reached == NOT_TRIED {
-        return NOT_TRIED;
-    }
     let mut mirrored = 0;
     for own in 0..15 {
         if let Some(theirs) = (reached >> (4 * own) & 15).checked_sub(1) {
@@ -104,9 +88,8 @@ mod tests {
     fn marks_cancel_out_where_reachability_is_mutual() {
         let usual = all();
         assert_eq!(marks(&usual), Some(0));
-        for (rank, mine) in usual.iter().enumerate() {
-            let theirs: Vec<u64> = usual.iter().map(|theirs| theirs[rank]).collect();
-            assert_eq!(mirrored(&bytes(mine)), bytes(&theirs));
+        for (rank, peer) in [(0, 1), (0, 2), (4, 3)] {
+            assert_eq!(mirror(usual[rank][peer]), usual[peer][rank]);
         }
     }
 
@@ -127,9 +110,9 @@ mod tests {
     #[test]
     fn peers_that_are_not_tried_leave_no_mark() {
         let mut some = all();
-        (some[0][3], some[3][0]) = (NOT_TRIED, NOT_TRIED);
+        let not_tried = u64::from_le_bytes(NOT_TRIED);
+        (some[0][3], some[3][0]) = (not_tried, not_tried);
         assert_eq!(marks(&some), Some(0));
-        assert_eq!(mirrored(&bytes(&some[0]))[24..32], NOT_TRIED.to_le_bytes());
         // One of them has tried the other one.
         some[3][0] = all()[3][0];
         assert!(marks(&some).is_some_and(|sum| sum != 0));

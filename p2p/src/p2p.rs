@@ -9,7 +9,7 @@ use crate::comm::Comm;
 use crate::engine::Engine;
 use crate::error::{Error, NotStarted, StartError};
 use crate::shared::{self, Shared};
-use crate::start::Agree;
+use crate::start::{Agree, Reach};
 use crate::types::{
     AddressBook, PathReport, RailReport, RequestId, Setup, Stats, Status, TransportAddress,
 };
@@ -56,17 +56,17 @@ impl P2p {
     /// Starts the layer and uses only transports that work in both directions.
     ///
     /// One direction alone may work if one process lacks locked memory, for example, and runs
-    /// without that transport. `agree` exchanges the reachability between processes. It takes
-    /// [`REACH_BYTES`](crate::REACH_BYTES) for each rank and returns the bytes that each rank
-    /// reported for this one. All processes must call it once, unless a peer has no addresses. It
-    /// can save the exchange where reachability is mutual ([`reach_mark`](crate::reach_mark)).
+    /// without that transport. `agree` exchanges the reachability between processes. It returns
+    /// `None` if [`Reach::best`] is mutual for all of them ([`reach_mark`](crate::reach_mark)
+    /// finds that out); else the [`REACH_BYTES`](crate::REACH_BYTES) of [`Reach::all`] that each
+    /// rank reported for this one. All processes must call it once, unless a peer has no addresses.
     ///
     /// # Errors
     /// As [`start`](P2p::start); an error of `agree` is [`StartError::NoAgreement`].
     pub fn start_agreed<'a>(
         setup: Setup,
         addresses: impl FnMut(Rank) -> Result<Vec<TransportAddress>, String>,
-        agree: impl FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a,
+        agree: impl FnOnce(&Reach) -> Result<Option<Vec<u8>>, String> + 'a,
     ) -> Result<P2p, NotStarted> {
         let mut addresses = addresses;
         P2p::start_with(setup, |peer| Some(addresses(peer)), Some(Box::new(agree)))
@@ -86,7 +86,7 @@ impl P2p {
     pub fn start_lazily<'a>(
         setup: Setup,
         mut book: Box<dyn AddressBook>,
-        agree: impl FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a,
+        agree: impl FnOnce(&Reach) -> Result<Option<Vec<u8>>, String> + 'a,
     ) -> Result<P2p, NotStarted> {
         let addresses = |peer| book.is_near(peer).then(|| book.addresses(peer));
         let started = P2p::start_with(setup, addresses, Some(Box::new(agree)))?;

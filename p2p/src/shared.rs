@@ -42,6 +42,8 @@ struct Inner {
     ended_seen: u64,
     /// Number of the engine's polls then.
     polls_seen: u32,
+    /// Number of things then that no event announces.
+    polled_seen: usize,
     /// Copies of the transports' descriptors; `None` until they are needed.
     descriptors: Option<Arc<Vec<OwnedFd>>>,
 }
@@ -82,6 +84,7 @@ impl Shared {
             others: false,
             ended_seen: 0,
             polls_seen: 0,
+            polled_seen: 0,
             descriptors: None,
         };
         Ok(Shared {
@@ -202,7 +205,7 @@ impl Shared {
                         self.yielder.yield_now();
                         lock = self.lock();
                     }
-                    Step::Sleep => lock = self.sleep(lock, deadline),
+                    Step::Sleep => lock = self.sleep(lock, idle.waited(), deadline),
                 }
             }
             // Without an event, another thread may have completed it.
@@ -239,7 +242,7 @@ impl Shared {
 
     /// Sleeps until an event, at most for this time.
     pub(crate) fn sleep_for(&self, limit: Duration) {
-        drop(self.sleep(self.lock(), Some(Instant::now() + limit)));
+        drop(self.sleep(self.lock(), Duration::ZERO, Some(Instant::now() + limit)));
     }
 
     /// Wakes the waiting threads, so that they check their requests.

@@ -35,11 +35,33 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_
 pub const REACH_BYTES: usize = 8;
 /// Maximum number of addresses of a process in that exchange.
 const MAX_REACH: u8 = 15;
-/// Bits of a peer that is not tried at the start, in that exchange. They are no valid indices.
-pub(crate) const NOT_TRIED: u64 = u64::MAX;
+/// Bytes of a peer that is not tried at the start, in that exchange. They are no valid indices.
+pub const NOT_TRIED: [u8; REACH_BYTES] = [0xff; REACH_BYTES];
+
+/// Reachability of all ranks from a process, for [`P2p::start_agreed`](crate::P2p::start_agreed).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// [`REACH_BYTES`] for each rank.
+    pub all: Vec<u8>,
+    /// The same without transports that are not used if the others work in both directions: those
+    /// of a lower class, such as Ethernet below shared memory.
+    pub best: Vec<u8>,
+}
+
+impl Reach {
+    /// Returns the reachability of a process that reaches no rank of a job of `size`.
+    #[must_use]
+    pub fn none(size: u32) -> Reach {
+        let none = vec![0; size as usize * REACH_BYTES];
+        Reach {
+            all: none.clone(),
+            best: none,
+        }
+    }
+}
 
 /// Exchange of reachability: see [`crate::P2p::start_agreed`].
-pub(crate) type Agree<'a> = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, String> + 'a>;
+pub(crate) type Agree<'a> = Box<dyn FnOnce(&Reach) -> Result<Option<Vec<u8>>, String> + 'a>;
 
 /// A transport that reaches a peer.
 struct Offer {
@@ -61,12 +83,17 @@ pub(crate) struct Reached {
 }
 
 impl Reached {
-    /// Encodes the addresses that this process reaches, see [`REACH_BYTES`].
-    fn encode(&self) -> [u8; REACH_BYTES] {
+    /// Encodes the addresses that this process reaches, see [`REACH_BYTES`]; without those of
+    /// transports of a lower class if `best`.
+    fn encode(&self, best: bool) -> [u8; REACH_BYTES] {
         if self.on_use {
-            return NOT_TRIED.to_le_bytes();
+            return NOT_TRIED;
         }
-        let fits = |offer: &&Offer| offer.own_address.max(offer.peer_address) < MAX_REACH;
+        let limit = self.class_limit().filter(|_| best);
+        let fits = |offer: &&Offer| {
+            offer.own_address.max(offer.peer_address) < MAX_REACH
+                && limit.is_none_or(|limit| offer.info.exclusivity >= limit)
+        };
         let bits = |offer: &Offer| u64::from(offer.peer_address + 1) << (4 * offer.own_address);
         self.offers
             .iter()
@@ -76,10 +103,34 @@ impl Reached {
             .to_le_bytes()
     }
 
+    /// Returns the least exclusivity of the best class of transports that reach the peer.
+    fn class_limit(&self) -> Option<u32> {
+        let exclusivity = self.offers.iter().map(|offer| offer.info.exclusivity);
+        exclusivity.max().map(|best| best.div_ceil(2))
+    }
+
+    /// Drops the peer at transports of a lower class: neither side uses them, but they would check
+    /// that it lives.
+    fn drop_lower(&mut self, transports: &mut Transports, peer: Rank) {
+        let Some(limit) = self.class_limit() else {
+            return;
+        };
+        let reports = &mut self.reports;
+        self.offers.retain(|offer| {
+            let is_lower = offer.info.exclusivity < limit;
+            if is_lower {
+                transports[offer.transport].btl.drop_peer(peer);
+                let report = &mut reports[offer.transport.place()];
+                report.reason = "another transport reaches it with much higher exclusivity".into();
+            }
+            !is_lower
+        });
+    }
+
     /// Removes the offers for which the peer did not report this pair of transports.
     fn keep_agreed(&mut self, theirs: Option<&[u8; REACH_BYTES]>) {
-        let theirs = u64::from_le_bytes(theirs.copied().unwrap_or_default());
-        let theirs = if theirs == NOT_TRIED { 0 } else { theirs };
+        let theirs = theirs.copied().filter(|theirs| *theirs != NOT_TRIED);
+        let theirs = u64::from_le_bytes(theirs.unwrap_or_default());
         let reports = &mut self.reports;
         self.offers.retain(|offer| {
             let shifted = theirs.checked_shr(4 * u32::from(offer.peer_address));
@@ -192,11 +243,19 @@ fn connect(
         reached[peer as usize] = reach(transports, peer, &theirs, own.rank() < peer);
     }
     if let Some(agree) = agree {
-        let mine: Vec<u8> = reached.iter().flat_map(Reached::encode).collect();
-        let theirs = agree(&mine).map_err(StartError::NoAgreement)?;
-        let (theirs, _) = theirs.as_chunks::<REACH_BYTES>();
-        for (peer, reached) in reached.iter_mut().enumerate() {
-            reached.keep_agreed(theirs.get(peer));
+        let encode = |best| reached.iter().flat_map(|one| one.encode(best)).collect();
+        let mine = Reach {
+            all: encode(false),
+            best: encode(true),
+        };
+        if let Some(theirs) = agree(&mine).map_err(StartError::NoAgreement)? {
+            let (theirs, _) = theirs.as_chunks::<REACH_BYTES>();
+            for (peer, reached) in reached.iter_mut().enumerate() {
+                reached.keep_agreed(theirs.get(peer));
+            }
+        }
+        for (peer, reached) in (0..).zip(&mut reached) {
+            reached.drop_lower(transports, peer);
         }
     }
     let window = window(size);

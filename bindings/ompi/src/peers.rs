@@ -248,7 +248,7 @@ impl Runtime {
     /// Adds or refuses a peer that has connected before this process added it, or to another
     /// interface than this process chose. For the owner of the rail's transport.
     pub(crate) fn admit_pending(&self, rail: &Rail, transport: &mut EthBtl) {
-        let Some(remote) = transport.pending_peer().map(RemoteRail) else {
+        let Some(remote) = transport.pending_peers().first().copied().map(RemoteRail) else {
             return;
         };
         let endpoint = rail.endpoint(remote);

@@ -162,7 +162,7 @@ impl HeldSends for Faulty {
 impl NoticedPuts for Faulty {}
 
 impl PendingPeers for Faulty {
-    forward!(inner => pending_peer refuse);
+    forward!(inner => pending_peers refuse);
 }
 
 impl Btl for Faulty {

@@ -106,9 +106,9 @@ macro_rules! forward_one {
             unsafe { self.$($to)*.send_to_posted(peer, envelope, local, length) }
         }
     };
-    ([$($to:tt)*] pending_peer) => {
-        fn pending_peer(&self) -> Option<$crate::btl::Rank> {
-            self.$($to)*.pending_peer()
+    ([$($to:tt)*] pending_peers) => {
+        fn pending_peers(&self) -> Vec<$crate::btl::Rank> {
+            self.$($to)*.pending_peers()
         }
     };
     ([$($to:tt)*] refuse) => {

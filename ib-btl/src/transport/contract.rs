@@ -106,8 +106,8 @@ impl NoticedPuts for IbBtl {
 }
 
 impl PendingPeers for IbBtl {
-    fn pending_peer(&self) -> Option<Rank> {
-        self.early.keys().next().copied()
+    fn pending_peers(&self) -> Vec<Rank> {
+        self.early.keys().copied().collect()
     }
 
     /// The peer repeats its requests until it gives up.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use btl::PeerError;
+use btl::{PeerError, Rank};
 
 use super::account::{eager_limit, window};
 use super::peer::{Contact, MAX_RAILS, Rail};
@@ -95,26 +95,30 @@ impl Engine {
     fn use_pending(&mut self) -> usize {
         let mut events = 0;
         for id in self.transports.ids() {
-            let Some(rank) = self.transports[id].btl.pending_peer() else {
-                continue;
-            };
-            let peer = self.protocol.peers.id(rank);
-            let contact = peer.map(|peer| (peer, self.protocol.peers[peer].contact));
-            let refused = match contact {
-                Some((_, Contact::Begun)) => continue,
-                Some((peer, Contact::OnUse)) => {
-                    self.protocol.use_peer(peer);
-                    Ok(())
-                }
-                Some((peer, Contact::Made)) => self.add_rail(peer, id),
-                None => Err("there is no such rank".to_owned()),
-            };
-            if let Err(reason) = refused {
-                self.transports[id].btl.refuse(rank, &reason);
+            for rank in self.transports[id].btl.pending_peers() {
+                events += usize::from(self.use_pending_peer(id, rank));
             }
-            events += 1;
         }
         events
+    }
+
+    /// Handles one of them. Returns false if it is being reached.
+    fn use_pending_peer(&mut self, id: TransportId, rank: Rank) -> bool {
+        let peer = self.protocol.peers.id(rank);
+        let contact = peer.map(|peer| (peer, self.protocol.peers[peer].contact));
+        let refused = match contact {
+            Some((_, Contact::Begun)) => return false,
+            Some((peer, Contact::OnUse)) => {
+                self.protocol.use_peer(peer);
+                Ok(())
+            }
+            Some((peer, Contact::Made)) => self.add_rail(peer, id),
+            None => Err("there is no such rank".to_owned()),
+        };
+        if let Err(reason) = refused {
+            self.transports[id].btl.refuse(rank, &reason);
+        }
+        true
     }
 
     /// Adds a transport to the rails of a peer that uses it.

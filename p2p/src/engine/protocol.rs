@@ -136,9 +136,15 @@ impl Protocol {
         self.requests.len() != 0 || self.direct.is_some()
     }
 
-    /// Returns true if there is work that no event will announce, so that threads must not sleep.
+    /// Returns the number of things that no event announces, so that threads must not sleep for
+    /// long.
+    pub(crate) fn polled(&self) -> usize {
+        self.active.len() + self.work.len() + self.again.len() + self.dropping.len() + self.reaching
+    }
+
+    /// Returns true if there are such things.
     pub(crate) fn must_poll(&self) -> bool {
-        self.has_work() || !self.dropping.is_empty() || self.reaching != 0
+        self.polled() != 0
     }
 
     /// Returns true if there is something to send or to advance.

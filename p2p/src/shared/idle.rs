@@ -72,6 +72,14 @@ impl Idle<'_> {
         self.step
     }
 
+    /// Returns the time from the first reading of the clock to the last.
+    pub(super) fn waited(&self) -> Duration {
+        let times = self.since.zip(self.last);
+        times.map_or(Duration::ZERO, |(since, last)| {
+            last.saturating_duration_since(since)
+        })
+    }
+
     #[cold]
     fn read_clock(&mut self) {
         let now = Instant::now();

@@ -99,7 +99,9 @@ impl<'a> Lock<'a> {
         inner.ended_seen = protocol.ended;
         // A poll cancels the wake-ups that the sleeper has armed.
         let touched = inner.engine.polls != inner.polls_seen;
-        if inner.sleeper && (ended || touched || protocol.must_poll()) {
+        // A new one may find room at once.
+        let added = protocol.polled() > inner.polled_seen;
+        if inner.sleeper && (ended || touched || added) {
             // If the counter is full, the descriptor is readable as well.
             let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
             inner.polls_seen = inner.engine.polls;

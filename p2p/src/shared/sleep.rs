@@ -9,8 +9,12 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::{Inner, Lock, Shared};
 use crate::engine::Engine;
 
-/// Time of one sleep if a transport cannot wake this thread.
-const NAP: Duration = Duration::from_micros(50);
+/// Shortest and longest time of a sleep while messages wait for room, which is no event, or if a
+/// transport cannot wake this thread.
+const NAPS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(100));
+/// Between these, its part of the time without an event: the longer a peer takes no messages, the
+/// less a look each moment helps.
+const NAP_PART: u32 = 8;
 
 /// Maximum time of one sleep, in case a transport does not wake this thread.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -19,29 +23,39 @@ const LONGEST: Duration = Duration::from_secs(1);
 const FOLLOW: Duration = Duration::from_millis(10);
 
 impl Shared {
-    /// Sleeps until an event or the deadline; briefly if a transport cannot wake this thread.
+    /// Sleeps until an event or the deadline, but briefly if there is something that no event
+    /// announces. `waited` is the time without an event so far.
     #[cold]
-    pub(super) fn sleep<'a>(&'a self, mut lock: Lock<'a>, deadline: Option<Instant>) -> Lock<'a> {
+    pub(super) fn sleep<'a>(
+        &'a self,
+        mut lock: Lock<'a>,
+        waited: Duration,
+        deadline: Option<Instant>,
+    ) -> Lock<'a> {
+        let nap = (waited / NAP_PART).clamp(NAPS.0, NAPS.1);
         let inner = &mut *lock.inner;
         inner.engine.protocol.stats.slept += 1;
         if inner.sleeper {
             return self.follow(lock);
         }
-        let busy = inner.engine.protocol.must_poll();
-        let Some(descriptors) = descriptors(inner).filter(|_| !busy) else {
+        let Some(descriptors) = descriptors(inner) else {
             drop(lock);
-            std::thread::sleep(NAP);
+            std::thread::sleep(nap);
             return self.lock();
         };
         let Some(mut limit) = arm(&mut inner.engine) else {
             return lock;
         };
+        if inner.engine.protocol.must_poll() {
+            limit = limit.min(nap);
+        }
         if let Some(deadline) = deadline {
             limit = limit.min(deadline.saturating_duration_since(Instant::now()));
         }
         (inner.sleeper, inner.others) = (true, true);
         inner.polls_seen = inner.engine.polls;
         inner.ended_seen = inner.engine.protocol.ended;
+        inner.polled_seen = inner.engine.protocol.polled();
         drop(lock);
         poll(&descriptors, &self.bell, limit);
         let mut lock = self.lock();

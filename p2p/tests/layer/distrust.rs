@@ -428,15 +428,12 @@ fn one_way(agreed: bool) -> [P2p; 2] {
                         return P2p::start(setup, cards).unwrap();
                     }
                     P2p::start_agreed(setup, cards, |mine| {
-                        said.lock().unwrap()[rank] = mine.to_vec();
+                        said.lock().unwrap()[rank].clone_from(&mine.all);
                         meeting.wait();
                         let part = rank * REACH_BYTES..(rank + 1) * REACH_BYTES;
-                        Ok(said
-                            .lock()
-                            .unwrap()
-                            .iter()
-                            .flat_map(|said| said[part.clone()].to_vec())
-                            .collect())
+                        let said = said.lock().unwrap();
+                        let parts = said.iter().map(|said| said[part.clone()].to_vec());
+                        Ok(Some(parts.flatten().collect()))
                     })
                     .unwrap()
                 })

@@ -89,16 +89,17 @@ impl HeldSends for Gate {}
 impl NoticedPuts for Gate {}
 
 impl PendingPeers for Gate {
-    fn pending_peer(&self) -> Option<Rank> {
+    fn pending_peers(&self) -> Vec<Rank> {
         let shared = self.shared.lock().unwrap();
-        let mut waiting = shared
-            .waiting
-            .iter()
-            .filter(|(name, _, to)| (*name, *to) == (self.inner.name(), self.own));
-        waiting.find_map(|(_, from, _)| {
-            let added = shared.added.contains(&self.to(*from));
-            (!added && !shared.refused.contains_key(&self.by(*from))).then_some(*from)
-        })
+        let mine =
+            |(name, _, to): &&(&str, Rank, Rank)| (*name, *to) == (self.inner.name(), self.own);
+        let waiting = shared.waiting.iter().filter(mine).map(|(_, from, _)| *from);
+        waiting
+            .filter(|from| {
+                let added = shared.added.contains(&self.to(*from));
+                !added && !shared.refused.contains_key(&self.by(*from))
+            })
+            .collect()
     }
 
     fn refuse(&mut self, rank: Rank, reason: &str) {
@@ -210,7 +211,7 @@ fn start(names: &[&'static str], change: impl FnOnce(&mut Connections)) -> (Vec<
             all: Arc::clone(&all),
             shared: Arc::clone(&shared),
         };
-        let started = P2p::start_lazily(setup, Box::new(book), |mine| Ok(p2p::mirrored(mine)));
+        let started = P2p::start_lazily(setup, Box::new(book), |_| Ok(None));
         started.expect("the ranks of a node are reached")
     };
     (setups.into_iter().map(start).collect(), shared)
