@@ -21,13 +21,16 @@ use crate::address::{AddressInterface, EthAddress};
 use crate::keys;
 
 /// Time that each round waits for the first answer. Later rounds are for nodes that are slow to
-/// wake and for lost frames; further rounds of short echoes wait as long as the last one.
+/// wake and for lost frames; each further round of short echoes waits twice as long as the one
+/// before it, so that many processes do not flood a node that is overloaded.
 const ROUNDS: [Duration; 4] = [
     Duration::from_millis(40),
     Duration::from_millis(60),
     Duration::from_millis(100),
     Duration::from_millis(150),
 ];
+/// Longest time of a further round.
+const LONGEST_ROUND: Duration = Duration::from_secs(2);
 /// Number of rounds after which one pair that has answered is sufficient.
 const ENOUGH: usize = 2;
 /// Time that a round waits for further answers after the first.
@@ -300,6 +303,14 @@ impl Prober {
     }
 }
 
+/// Returns the time of a round of short echoes, from 0 on.
+fn round(number: usize) -> Duration {
+    let last = ROUNDS.len() - 1;
+    let doublings = u32::try_from(number.saturating_sub(last)).unwrap_or(u32::MAX);
+    let doubled = ROUNDS[number.min(last)].saturating_mul(1 << doublings.min(8));
+    doubled.min(LONGEST_ROUND)
+}
+
 impl Probing {
     /// Takes an answer, if it is one to an echo of the present length. Other nodes may write to the
     /// socket.
@@ -338,8 +349,7 @@ impl Probing {
             (self.echo, self.rounds) = (LONG_ECHO, 0);
             self.pairs.iter_mut().for_each(|pair| pair.sent.clear());
         }
-        let last = ROUNDS[ROUNDS.len() - 1];
-        self.deadline = now + ROUNDS.get(self.rounds).copied().unwrap_or(last);
+        self.deadline = now + round(self.rounds);
         self.rounds += 1;
         true
     }
@@ -461,5 +471,13 @@ mod tests {
     fn a_probe_without_answers_is_bounded() {
         let long = ROUNDS.iter().sum::<Duration>();
         assert!(2 * long <= Duration::from_millis(700));
+    }
+
+    #[test]
+    fn further_rounds_are_longer() {
+        let millis = |number| round(number).as_millis();
+        let all: Vec<u128> = (0..10).map(millis).collect();
+        assert_eq!(all, [40, 60, 100, 150, 300, 600, 1200, 2000, 2000, 2000]);
+        assert_eq!(round(usize::MAX), LONGEST_ROUND);
     }
 }

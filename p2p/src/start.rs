@@ -240,7 +240,7 @@ fn connect(
     }
     // All peers first, so that the results can be exchanged.
     for (peer, theirs) in probes.peers {
-        reached[peer as usize] = reach(transports, peer, &theirs, own.rank() < peer);
+        reached[peer as usize] = reach(transports, peer, (&theirs, own.rank() < peer), |_, _| true);
     }
     if let Some(agree) = agree {
         let encode = |best| reached.iter().flat_map(|one| one.encode(best)).collect();
@@ -335,6 +335,8 @@ pub(crate) struct Probes {
     /// Probes without an answer so far, and those that are not tried yet.
     awaited: Vec<Probed>,
     others: Vec<Probed>,
+    /// Probes that are over.
+    over: Vec<Probed>,
     reached: HashSet<Rank>,
 }
 
@@ -378,6 +380,7 @@ impl Probes {
             limit: PROBES,
             awaited,
             others,
+            over: Vec::new(),
             reached: HashSet::new(),
         }
     }
@@ -385,7 +388,12 @@ impl Probes {
     /// Advances the probes without waiting. Returns true if all have answered, or the rest is not
     /// worth a wait.
     pub(crate) fn poll(&mut self, transports: &mut Transports) -> bool {
-        let Probes { peers, reached, .. } = self;
+        let Probes {
+            peers,
+            over,
+            reached,
+            ..
+        } = self;
         self.awaited.retain(|probed| {
             let (peer, addresses) = &peers[probed.peer];
             let address = &addresses[usize::from(probed.address)].address;
@@ -395,6 +403,9 @@ impl Probes {
             let found = transports[probed.transport].btl.probe(*peer, address);
             if found == Probe::Reached {
                 reached.insert(*peer);
+            }
+            if found != Probe::Awaited {
+                over.push(*probed);
             }
             found == Probe::Awaited
         });
@@ -410,17 +421,25 @@ impl Probes {
         }
         self.awaited.is_empty() || waited >= self.limit
     }
+
+    /// Returns whether a pair of the first peer need not be waited for: its probe is over, or no
+    /// probe has reached the peer.
+    pub(crate) fn is_over(&self, transport: TransportId, address: u8) -> bool {
+        let is_it = |probed: &Probed| (probed.transport, probed.address) == (transport, address);
+        self.reached.is_empty() || self.over.iter().any(is_it)
+    }
 }
 
 /// Tries each transport with the peer's addresses of its kind until it reaches one.
 ///
 /// Both sides try the pairs in one order, that of the lower rank's transports first, and so find
-/// equal pairs, provided that reachability is mutual.
+/// equal pairs, provided that reachability is mutual. Pairs for which `answered` returns false are
+/// not tried.
 pub(crate) fn reach(
     transports: &mut Transports,
     peer: Rank,
-    addresses: &[TransportAddress],
-    lower: bool,
+    (addresses, lower): (&[TransportAddress], bool),
+    answered: impl Fn(TransportId, u8) -> bool,
 ) -> Reached {
     let mut reached = Reached::default();
     let mut taken = Vec::new();
@@ -428,6 +447,10 @@ pub(crate) fn reach(
     for (id, place, address) in pairs(transports, addresses, lower) {
         let reached_already = |offer: &Offer| offer.transport == id;
         if taken.contains(&place) || reached.offers.iter().any(reached_already) {
+            continue;
+        }
+        if !answered(id, place) {
+            refusals[id.place()] = Some("the peer has not answered yet".into());
             continue;
         }
         match add_peer(transports, id, peer, address) {

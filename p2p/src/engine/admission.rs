@@ -239,7 +239,8 @@ impl Engine {
         };
         let lower = open.identity < open.identity_of(peer.rank()).unwrap_or_default();
         let transports = &mut self.transports;
-        let mut reached = crate::start::reach(transports, peer.rank(), &addresses, lower);
+        let mut reached =
+            crate::start::reach(transports, peer.rank(), (&addresses, lower), |_, _| true);
         let rails = crate::start::choose(transports, &mut reached);
         if rails.is_empty() {
             let reasons = crate::start::reasons(&reached.reports);

@@ -149,11 +149,13 @@ impl Engine {
     }
 
     /// Adds a peer to the transports that reach it, and sends what waits for it.
-    fn end_reach(&mut self, peer: PeerId, probes: Probes) {
+    fn end_reach(&mut self, peer: PeerId, mut probes: Probes) {
         self.protocol.peers[peer].contact = Contact::Made;
         let lower = self.protocol.own < peer;
-        for (rank, addresses) in probes.peers {
-            let mut reached = start::reach(&mut self.transports, rank, &addresses, lower);
+        for (rank, addresses) in std::mem::take(&mut probes.peers) {
+            let is_over = |id, address| probes.is_over(id, address);
+            let peer_addresses = (&addresses[..], lower);
+            let mut reached = start::reach(&mut self.transports, rank, peer_addresses, is_over);
             let rails = start::choose(&self.transports, &mut reached);
             if let Some(lazy) = &mut self.lazy {
                 lazy.book.reached(&reached.reports);
