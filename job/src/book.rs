@@ -1,5 +1,5 @@
-//! Entries of a job's processes: those of this node are read at the start, in a large job the others
-//! when they are used.
+//! Entries of a job's processes: those of this node are read at the start, in a large job the
+//! others when they are used.
 
 use std::collections::BTreeMap;
 use std::fmt;

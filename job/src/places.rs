@@ -1,7 +1,7 @@
 //! Places of the processes of a job: which share a machine, and which a node.
 //!
-//! Small jobs read a value of each process. In a large one, the first process of each group collects
-//! the places of its group, and each process reads those of the groups: some 2√n values.
+//! Small jobs read a value of each process. In a large one, the first process of each group
+//! collects the places of its group, and each process reads those of the groups: some 2√n values.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,8 @@
 //! Caches and sockets that CPUs share, from sysfs; the relation of two processes by the CPUs they
 //! may run on; and the sizes from which one copy is faster than two (hybrid paper, section 4.1).
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,13 +73,15 @@ impl Thresholds {
 /// CPUs a process may run on.
 pub type CpuSet = BTreeSet<u32>;
 
-/// Reads the topology from sysfs, or from another folder in tests.
+/// Reads the topology from sysfs, or from another folder in tests. Each CPU is read once.
 #[derive(Clone, Debug)]
 pub struct Topology {
     root: PathBuf,
+    known: RefCell<BTreeMap<u32, Cpu>>,
 }
 
 /// One CPU: the CPUs that share its largest shared cache, and its socket.
+#[derive(Clone, Debug)]
 struct Cpu {
     cache: Option<CpuSet>,
     package: Option<i64>,
@@ -86,9 +89,7 @@ struct Cpu {
 
 impl Default for Topology {
     fn default() -> Self {
-        Topology {
-            root: "/sys/devices/system/cpu".into(),
-        }
+        Topology::at("/sys/devices/system/cpu".into())
     }
 }
 
@@ -96,6 +97,13 @@ impl Default for Topology {
 const MAX_CPU: u32 = 65_535;
 
 impl Topology {
+    fn at(root: PathBuf) -> Topology {
+        Topology {
+            root,
+            known: RefCell::default(),
+        }
+    }
+
     /// Returns the worst relation between any CPU of one set and any of the other.
     #[must_use]
     pub fn relation(&self, one: &CpuSet, other: &CpuSet) -> Relation {
@@ -103,7 +111,11 @@ impl Topology {
             return Relation::Unknown;
         }
         let both: CpuSet = one.union(other).copied().collect();
-        let all: Vec<Cpu> = both.iter().map(|cpu| self.cpu(*cpu)).collect();
+        let mut known = self.known.borrow_mut();
+        for cpu in &both {
+            known.entry(*cpu).or_insert_with(|| self.read(*cpu));
+        }
+        let all: Vec<&Cpu> = both.iter().filter_map(|cpu| known.get(cpu)).collect();
         let (cache, package) = (&all[0].cache, all[0].package);
         // A CPU shares everything with itself, whatever the files contain.
         if both.len() == 1 || cache.as_ref().is_some_and(|cache| both.is_subset(cache)) {
@@ -135,7 +147,7 @@ impl Topology {
         found
     }
 
-    fn cpu(&self, cpu: u32) -> Cpu {
+    fn read(&self, cpu: u32) -> Cpu {
         let dir = self.root.join(format!("cpu{cpu}"));
         let package = read(&dir.join("topology/physical_package_id"));
         Cpu {
@@ -258,9 +270,7 @@ mod tests {
         }
 
         fn topology(&self) -> Topology {
-            Topology {
-                root: self.0.clone(),
-            }
+            Topology::at(self.0.clone())
         }
 
         fn relation(&self, one: &[u32], other: &[u32]) -> Relation {
@@ -308,6 +318,17 @@ mod tests {
                 (Relation::OtherSocket, (0, 4)),
             ]
         );
+    }
+
+    #[test]
+    fn a_cpu_is_read_once() {
+        let fake = clovertown("once");
+        let topology = fake.topology();
+        let pair = CpuSet::from([0, 1]);
+        assert_eq!(topology.relation(&pair, &pair), Relation::SharedCache);
+        fs::remove_dir_all(fake.0.join("cpu0")).expect("it was there");
+        assert_eq!(topology.relation(&pair, &pair), Relation::SharedCache);
+        assert_eq!(fake.relation(&[0, 1], &[0, 1]), Relation::Unknown);
     }
 
     #[test]

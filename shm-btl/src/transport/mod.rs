@@ -32,6 +32,7 @@ use crate::layout::{About, CHUNK_STRIDE, Common, Layout, POST_PLACES, PairHead, 
 use crate::pool::Pool;
 use crate::posted::PostedQueue;
 use crate::process::{NodeView, start_time};
+use crate::topology::Topology;
 use shmem::sync::Ordering;
 use shmem::{Access, Bytes, LINE, Mapping, Shared, SharedFile, SharedSlice, SleepEpoch};
 
@@ -49,6 +50,7 @@ pub struct ShmBtl {
     config: ShmConfig,
     job: u64,
     node: NodeView,
+    topology: Topology,
     layout: Layout,
     address: Vec<u8>,
     /// `None` after `close`.
@@ -193,6 +195,7 @@ impl ShmBtl {
         Ok(ShmBtl {
             job,
             node,
+            topology: Topology::default(),
             layout,
             open: config.identity.map(|identity| Open::new(identity, &claims)),
             address: encoded,

@@ -13,7 +13,7 @@ use crate::cma::CmaError;
 use crate::fifo::{Consumer, Producer};
 use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, LONGEST, Layout, PairHead};
 use crate::posted::is_revoked;
-use crate::topology::{CpuSet, Relation, Topology, allowed};
+use crate::topology::{CpuSet, Relation, allowed};
 use shmem::sync::{AtomicU64, Ordering};
 use shmem::{Fence, PeerSleep, Shared, SharedSlice};
 
@@ -187,7 +187,7 @@ impl ShmBtl {
 
     pub(super) fn path(&self, address: &ShmAddress, one_copy: &Result<(), String>) -> PeerInfo {
         let (mine, theirs) = (allowed(None), allowed(Some(address.pid)));
-        let relation = Topology::default().relation(&mine, &theirs);
+        let relation = self.topology.relation(&mine, &theirs);
         let max_send = LONGEST;
         let from = self.config.thresholds.of(relation);
         let (copies, eager, one_sided_from, bandwidth) = match one_copy {
