@@ -35,6 +35,8 @@ pub(crate) struct Book {
     /// Addresses of the peers that the start reaches.
     pub(crate) near: BTreeMap<Rank, Result<Vec<TransportAddress>, String>>,
     pub(crate) nodes: Nodes,
+    /// Transports that could not be created, and why.
+    pub(crate) without: Vec<(&'static str, String)>,
     /// The paths to peers are printed.
     pub(crate) verbose: bool,
 }
@@ -53,6 +55,10 @@ impl AddressBook for Book {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         nodes.insert(peer, entry.node);
         Ok(entry.addresses)
+    }
+
+    fn explain(&self, reasons: String) -> String {
+        reasons + &report::missing(&self.without)
     }
 
     fn reached(&mut self, paths: &[PathReport]) {

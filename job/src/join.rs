@@ -178,6 +178,7 @@ fn start(
         own: rank,
         near: near.collect(),
         nodes: Arc::clone(nodes),
+        without: without.clone(),
         verbose: options.verbose,
     };
     let (mut is_exchanged, mut is_mutual, mut broken) = (false, false, None);
@@ -334,9 +335,7 @@ fn explain(
         }
         other => other.to_string(),
     };
-    for (transport, why) in without {
-        text.push_str(&format!("\n{transport}: not available: {why}"));
-    }
+    text.push_str(&report::missing(without));
     text
 }
 

@@ -74,6 +74,12 @@ pub(crate) fn path(own: u32, nodes: &BTreeMap<u32, String>, path: &PathReport) -
     format!("esp: rank {own}: {} has {path}", name(nodes, path.peer))
 }
 
+/// Returns the transports that could not be created and the reasons, a line each.
+pub(crate) fn missing(without: &[(&'static str, String)]) -> String {
+    let line = |(transport, why): &(_, _)| format!("\n{transport}: not available: {why}");
+    without.iter().map(line).collect()
+}
+
 /// Writes to standard error by one call, so that lines of several processes do not mix. Errors are
 /// ignored.
 pub(crate) fn say(text: &str) {

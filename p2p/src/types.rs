@@ -41,6 +41,12 @@ pub trait AddressBook: fmt::Debug + Send {
     /// The reason why there are none, which fails the peer.
     fn addresses(&mut self, peer: Rank) -> Result<Vec<TransportAddress>, String>;
 
+    /// Returns the reasons why a peer cannot be reached, to which it may add further ones, such as
+    /// those of transports that this process lacks.
+    fn explain(&self, reasons: String) -> String {
+        reasons
+    }
+
     /// Takes the results of all transports for a peer that is not near.
     fn reached(&mut self, paths: &[PathReport]) {
         let _ = paths;

@@ -420,6 +420,31 @@ fn a_node_without_a_daemon_is_named_by_all() {
     }
 }
 
+/// A rank that cannot be reached when it is used ends the job with the reason, after a wait for its
+/// node.
+#[test]
+fn a_node_without_a_daemon_is_named_when_it_is_used() {
+    let test = "a_node_without_a_daemon_is_named_when_it_is_used";
+    for launcher in [Mpirun, Mpiexec] {
+        if !launcher.is_here(test) {
+            continue;
+        }
+        let Some(lab) = bare_lab(test, 2) else { return };
+        let _daemon = Daemon::start(&lab, 0, "");
+        let variables = [("ESP_BTL", "self,shm,eth"), ("ESP_LAZY_FROM", "2")];
+        let finished = launcher.run(&lab, 2, &[&example("job", "p2p-check")], &variables);
+        assert!(!matches!(finished.code, Some(0 | 124)), "{finished:?}");
+        assert!(!finished.out.contains("PASS"), "{finished:?}");
+        let said = |words: &str| finished.err.contains(words);
+        assert!(
+            said("it cannot be reached: ")
+                && (said("eth: the peer has no such transport") || said("eth: not available: "))
+                && said("esp-daemon"),
+            "{finished:?}"
+        );
+    }
+}
+
 /// One process gives up: the launcher ends the others and passes its exit code on.
 #[test]
 fn an_abort_ends_the_job() {

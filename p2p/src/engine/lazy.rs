@@ -162,7 +162,10 @@ impl Engine {
                 lazy.addresses.insert(peer, addresses);
             }
             if rails.is_empty() {
-                let reasons = start::reasons(&reached.reports);
+                let mut reasons = start::reasons(&reached.reports);
+                if let Some(lazy) = &self.lazy {
+                    reasons = lazy.book.explain(reasons);
+                }
                 let error = PeerError::Lost(format!("it cannot be reached: {reasons}"));
                 self.protocol.fail(peer, error, None);
             } else {

@@ -46,6 +46,11 @@ fn a_pending_peer_is_named_and_waits_until_it_is_added() {
     });
     let address = pair[0].btl.address();
     let info = pair[1].btl.add_peer(0, &address).expect("reachable");
+    assert!(
+        info.reason.starts_with("it connected from "),
+        "not probed: {}",
+        info.reason
+    );
     assert_eq!(pair[1].btl.pending_peers().len(), 0);
     let parts: Vec<&[u8]> = vec![b"a", b"", b"bcd", b"ef"];
     for count in 0..=parts.len() {
