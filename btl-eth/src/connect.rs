@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use btl::{PeerError, Rank};
 use esp_client::{EspAddr, Interest};
 
+use crate::address::EthAddress;
 use crate::channel::{Channel, Retry, SetupError};
 use crate::peer::{Connection, HelloResponse, PeerState};
 use crate::pending::{NoHello, PendingConnection};
@@ -234,15 +235,22 @@ impl EthBtl {
         }
     }
 
-    /// Returns the path of a peer of the job that has connected before it was added.
-    pub(crate) fn pending_path(&self, rank: Rank, nonce: u64) -> Option<NodePath> {
-        let mut pending = self.open.as_ref()?.pending.iter();
-        let is_it = |hello: Hello| (hello.from, hello.from_nonce) == (rank, nonce);
-        let pending = pending.find(|pending| pending.hello.is_some_and(is_it))?;
-        self.config
-            .identity
-            .is_none()
-            .then(|| self.path_of(pending))
+    /// Returns the path of a peer of the job that has connected before it was added, from an
+    /// interface of its address.
+    pub(crate) fn pending_path(&self, rank: Rank, address: &EthAddress) -> Option<NodePath> {
+        let open = self.open.as_ref()?;
+        if self.config.identity.is_some() || address.job != self.job {
+            return None;
+        }
+        let is_it = |pending: &&PendingConnection| {
+            let by = |hello: Hello| (hello.from, hello.from_nonce) == (rank, address.nonce);
+            let mut interfaces = address.interfaces.iter();
+            pending.hello.is_some_and(by) && interfaces.any(|one| one.addr == pending.from.addr)
+        };
+        open.pending
+            .iter()
+            .find(is_it)
+            .map(|pending| self.path_of(pending))
     }
 
     pub(crate) fn handle_hello(&mut self, mut pending: PendingConnection, hello: Hello) {

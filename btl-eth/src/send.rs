@@ -7,6 +7,7 @@ use btl::{
     Tx, Unreachable, gathered_len,
 };
 
+use crate::address::EthAddress;
 use crate::peer::{Connection, PeerState};
 use crate::record::Hello;
 use crate::transport::EthBtl;
@@ -78,6 +79,11 @@ impl PendingPeers for EthBtl {
         let is_unknown =
             |rank: &Rank| matches!(self.peers.get(*rank as usize), Some(PeerState::Unknown));
         ranks.map(|hello| hello.from).filter(is_unknown).collect()
+    }
+
+    fn is_pending_from(&self, rank: Rank, address: &[u8]) -> bool {
+        let address = EthAddress::decode(address);
+        address.is_ok_and(|address| self.pending_path(rank, &address).is_some())
     }
 
     fn refuse(&mut self, rank: Rank, reason: &str) {

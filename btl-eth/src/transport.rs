@@ -300,7 +300,7 @@ impl EthBtl {
             .check_waiting()
             .map_err(|error| error.to_string())?;
         // A peer that has connected needs no probe.
-        let path = match self.pending_path(rank, address.nonce) {
+        let path = match self.pending_path(rank, &address) {
             Some(path) => path,
             None => self.probed_path(&address)?,
         };
@@ -445,8 +445,8 @@ impl Btl for EthBtl {
         );
         let address = EthAddress::decode(address).ok();
         let address = address.filter(|address| address.job == self.job);
-        let nonce = address.as_ref().map(|address| address.nonce);
-        if nonce.is_some_and(|nonce| self.pending_path(peer, nonce).is_some()) {
+        let pending = |address| self.pending_path(peer, address).is_some();
+        if address.as_ref().is_some_and(pending) {
             return Probe::Reached;
         }
         match (&mut self.open, address) {

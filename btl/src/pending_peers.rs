@@ -18,6 +18,12 @@ pub trait PendingPeers {
         Vec::new()
     }
 
+    /// Returns whether a pending peer has connected from this address, which is untrusted.
+    fn is_pending_from(&self, rank: Rank, address: &[u8]) -> bool {
+        let _ = (rank, address);
+        false
+    }
+
     /// Closes the connection of a pending peer and tells it the `reason`. Other ranks are ignored.
     ///
     /// A peer that is neither added nor refused occupies its place until the transport is closed.

@@ -51,7 +51,9 @@ impl AddressBook for Book {
             return std::mem::replace(known, Ok(Vec::new()));
         }
         let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = read_entry(&mut boot, peer).map_err(|error| error.to_string())??;
+        let mut entry = read_entry(&mut boot, peer).map_err(|error| error.to_string())??;
+        // Shared memory knows nothing of a process that was not added, and that one is not near.
+        entry.addresses.retain(|address| address.transport != "shm");
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         nodes.insert(peer, entry.node);
         Ok(entry.addresses)

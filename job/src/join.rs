@@ -102,6 +102,7 @@ fn start(
         key: &name,
         protection: secret.protection(&options),
         only_protected: secret.excludes(&options),
+        lazy: secret.is_lazy(),
         options: &options,
     };
     let Made {
@@ -269,25 +270,30 @@ fn read_marks(
     Ok(sum)
 }
 
-/// Exchanges the transports by which each process reaches each other one: publishes `mine`,
-/// [`REACH_BYTES`] for each rank, and returns what each rank that was tried published for this one.
+/// Exchanges the transports by which each process reaches those that it has tried, the own one
+/// included: publishes the parts of `mine` that concern these, and returns what each of them
+/// published for this one. Two processes that try each other try the same ones.
 fn exchange_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, BootError> {
-    for (part, bytes) in mine.chunks(MAX_VALUE).enumerate() {
-        boot.put(&format!("{REACH}{part}"), bytes)?;
+    let (all, _) = mine.as_chunks::<REACH_BYTES>();
+    let tried: Vec<_> = all.iter().filter(|reach| **reach != NOT_TRIED).collect();
+    for (part, bytes) in tried.chunks(MAX_VALUE / REACH_BYTES).enumerate() {
+        let bytes: Vec<u8> = bytes.iter().flat_map(|reach| **reach).collect();
+        boot.put(&format!("{REACH}{part}"), &bytes)?;
     }
     boot.fence()?;
-    let at = boot.rank() as usize * REACH_BYTES;
+    let before = all.iter().take(boot.rank() as usize);
+    let at = REACH_BYTES * before.filter(|reach| **reach != NOT_TRIED).count();
     let (key, at) = (format!("{REACH}{}", at / MAX_VALUE), at % MAX_VALUE);
     let mut theirs = Vec::new();
-    let (tried, _) = mine.as_chunks::<REACH_BYTES>();
-    for (peer, tried) in (0..boot.size()).zip(tried) {
-        if *tried == NOT_TRIED {
-            theirs.extend_from_slice(&NOT_TRIED);
-            continue;
-        }
-        let note = boot.get(peer, &key)?.unwrap_or_default();
+    for (peer, reach) in (0..boot.size()).zip(all) {
+        let note = match *reach == NOT_TRIED {
+            true => None,
+            false => boot.get(peer, &key)?,
+        };
         // A process that failed before reaches no peer.
-        let reported = note.get(at..at + REACH_BYTES);
+        let reported = note
+            .as_deref()
+            .and_then(|note| note.get(at..at + REACH_BYTES));
         theirs.extend_from_slice(reported.unwrap_or(&[0; REACH_BYTES]));
     }
     Ok(theirs)

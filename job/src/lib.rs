@@ -172,8 +172,8 @@ impl Job {
             "esp: rank {} ends the job (code {code}): {why}\n",
             self.rank()
         ));
-        // Another thread that holds the launcher's connection for long can only be in `abort` as
-        // well.
+        // Another thread that holds the launcher's connection for long is in `abort` as well, or
+        // looks up a peer, for which there is a time limit.
         let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = boot.abort(code, &why);
         if !matches!(answer, boot::BootError::Aborted { .. }) {

@@ -12,7 +12,7 @@ use boot::{BootError, Bootstrap};
 use esp_client::control::CounterStatus;
 use esp_client::{Auth, Client, KEY_VARIABLE, PacketKey, Protection};
 
-use crate::Options;
+use crate::{Options, Transport};
 
 /// Key of the bootstrap under which rank 0 publishes the secrets.
 const SECRET: &str = "secret";
@@ -66,7 +66,7 @@ impl Secret {
             name,
             plan,
             demanded: options.demands_keys().is_some(),
-            lazy: size >= options.lazy_from,
+            lazy: size >= options.lazy_from && !has_rdma(options),
             key,
         })
     }
@@ -185,6 +185,13 @@ impl Secret {
             Protection::Keys { .. } => Some(format!("are authenticated by {by}, and readable")),
         }
     }
+}
+
+/// Returns whether this process has RDMA. Jobs that use it reach all ranks at the start, where both
+/// sides set up each connection.
+fn has_rdma(options: &Options) -> bool {
+    let wanted = options.transports.contains(&Transport::Ib);
+    wanted && ib_btl::ports().is_ok_and(|ports| !ports.is_empty())
 }
 
 fn not_for_all(variable: &str) -> String {

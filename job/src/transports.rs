@@ -20,6 +20,8 @@ pub(crate) struct TransportSetup<'a> {
     pub(crate) protection: Result<Protection, String>,
     /// Why transports to other nodes are excluded that this does not protect. `None`: they are not.
     pub(crate) only_protected: Option<String>,
+    /// Ranks of other nodes are reached on use.
+    pub(crate) lazy: bool,
     pub(crate) options: &'a Options,
 }
 
@@ -32,6 +34,10 @@ pub(crate) struct Made {
     pub(crate) by_daemon: bool,
 }
 
+/// Reason for leaving out RDMA in a job whose ranks are reached on use.
+const NOT_LAZY: &str = "rank 0 has no RDMA port, and in a large job (ESP_LAZY_FROM) only those \
+    transports are used that reach ranks on use";
+
 /// Creates the configured transports. A missing one is an error only if a peer needs it.
 pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
     let mut made = Made::default();
@@ -41,6 +47,7 @@ pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {
     for &transport in &setup.options.transports {
         let result = match (transport, &setup.only_protected) {
             (Transport::Ib | Transport::Eth, Some(why)) => Err(why.clone()),
+            (Transport::Ib, None) if setup.lazy => Err(NOT_LAZY.into()),
             (other, _) => make_one(setup, other, &mut made.by_daemon),
         };
         match result {
@@ -204,6 +211,7 @@ mod tests {
                 key: "key",
                 protection: Ok(Protection::None),
                 only_protected: None,
+                lazy: false,
                 options: &options,
             })
         };

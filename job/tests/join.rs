@@ -220,18 +220,21 @@ fn alone_it_is_a_job_of_one() {
 /// Each process reports which peers cannot be reached and why, without waiting.
 #[test]
 fn every_process_reports_an_unreachable_peer() {
-    let ended = job(3, |rank, variables| {
-        if rank == 1 {
-            variables.insert("ESP_BTL", "eth".into());
+    for lazy_from in ["2", "100"] {
+        let ended = job(3, |rank, variables| {
+            variables.insert("ESP_LAZY_FROM", lazy_from.into());
+            if rank == 1 {
+                variables.insert("ESP_BTL", "eth".into());
+            }
+        });
+        for (rank, (code, out, err)) in ended.iter().enumerate() {
+            assert_eq!((*code, out.as_str()), (Some(2), ""), "rank {rank}: {err}");
+            assert!(err.contains("cannot be reached"), "rank {rank}: {err}");
+            assert!(
+                err.contains("/nonexistent/esp.sock") && err.contains("esp-daemon"),
+                "rank {rank}: {err}"
+            );
         }
-    });
-    for (rank, (code, out, err)) in ended.iter().enumerate() {
-        assert_eq!((*code, out.as_str()), (Some(2), ""), "rank {rank}: {err}");
-        assert!(err.contains("cannot be reached"), "rank {rank}: {err}");
-        assert!(
-            err.contains("/nonexistent/esp.sock") && err.contains("esp-daemon"),
-            "rank {rank}: {err}"
-        );
     }
 }
 

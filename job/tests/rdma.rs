@@ -8,14 +8,13 @@
 mod common;
 
 use btl_conformance as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use btl::Btl;
 use common::{Random, config, each, pattern, start};
 use fake_verbs::Fabric;
 use ib_btl::{IbBtl, IbConfig};
-use p2p::{AddressBook, Error, P2p, Rank, Source, Tag, TransportAddress};
+use p2p::{Error, Source, Tag};
 use shm_btl::{ShmBtl, ShmConfig};
 
 const TAG: i32 = 5;
@@ -216,75 +215,35 @@ fn memory_is_used_in_both_directions() {
     }
 }
 
-/// Addresses of the ranks, none of which is near.
-#[derive(Debug)]
-struct Book(Arc<Vec<Vec<TransportAddress>>>);
-
-impl AddressBook for Book {
-    fn is_near(&self, _: Rank) -> bool {
-        false
-    }
-
-    fn addresses(&mut self, peer: Rank) -> Result<Vec<TransportAddress>, String> {
-        Ok(self.0[peer as usize].clone())
-    }
-}
-
-#[test]
-fn ranks_that_are_reached_on_use_exchange_with_every_rank() {
-    let setup = WAYS[0];
-    let all = transports(4, setup, devices().as_deref()).0;
-    let setups = (0..).zip(all).map(|(rank, transports)| p2p::Setup {
-        rank,
-        size: 4,
-        transports,
-        config: config(4),
-    });
-    let setups: Vec<p2p::Setup> = setups.collect();
-    let all = Arc::new(setups.iter().map(P2p::addresses).collect::<Vec<_>>());
-    let start = |setup| {
-        let book = Box::new(Book(Arc::clone(&all)));
-        let layer = P2p::start_lazily(setup, book, |_| Ok(None)).unwrap();
-        assert_eq!(layer.paths().len(), 1, "the own rank");
-        layer
-    };
-    let layers = setups.into_iter().map(start).collect();
-    exchange(layers, "on use");
-}
-
 #[test]
 fn every_rank_exchanges_with_every_rank() {
     for setup in WAYS.iter().chain([&NODES]) {
-        exchange(started(4, *setup), setup.0);
-    }
-}
-
-/// Every rank of four sends messages to every rank.
-fn exchange(layers: Vec<P2p>, name: &'static str) {
-    each(layers, name, move |_, comm| {
-        let mine = comm.rank() as usize;
-        for length in [0usize, 40, 5000, 20_000, 400_000] {
-            let out: Vec<Vec<u8>> = (0..4).map(|to| pattern(length, mine * 10 + to)).collect();
-            let mut into = vec![vec![0; length]; 4];
-            comm.scope(|s| {
-                for (from, buffer) in into.iter_mut().enumerate() {
-                    s.irecv(buffer, from as u32, 1)?;
+        each(started(4, *setup), setup.0, move |_, comm| {
+            let mine = comm.rank() as usize;
+            for length in [0usize, 40, 5000, 20_000, 400_000] {
+                let out: Vec<Vec<u8>> = (0..4).map(|to| pattern(length, mine * 10 + to)).collect();
+                let mut into = vec![vec![0; length]; 4];
+                comm.scope(|s| {
+                    for (from, buffer) in into.iter_mut().enumerate() {
+                        s.irecv(buffer, from as u32, 1)?;
+                    }
+                    for (to, message) in out.iter().enumerate() {
+                        s.isend(message, to as u32, 1)?;
+                    }
+                    s.waitall()
+                })
+                .unwrap();
+                for (from, buffer) in into.iter().enumerate() {
+                    assert!(
+                        *buffer == pattern(length, from * 10 + mine),
+                        "{}: {length}",
+                        setup.0
+                    );
                 }
-                for (to, message) in out.iter().enumerate() {
-                    s.isend(message, to as u32, 1)?;
-                }
-                s.waitall()
-            })
-            .unwrap();
-            for (from, buffer) in into.iter().enumerate() {
-                assert!(
-                    *buffer == pattern(length, from * 10 + mine),
-                    "{name}: {length}"
-                );
+                comm.barrier().unwrap();
             }
-            comm.barrier().unwrap();
-        }
-    });
+        });
+    }
 }
 
 /// Many messages of random lengths in flight in each direction arrive complete, and in order for

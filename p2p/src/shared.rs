@@ -3,7 +3,7 @@
 //! Waiting threads poll the engine in turn while they spin or yield. Of the threads that sleep, one
 //! sleeps in `poll` on the descriptors of the transports (the *sleeper*), the others on a condition
 //! variable (*followers*). A thread that releases the lock wakes them if a request ended, if it
-//! disarmed the transports (every poll does), or if there is work that no event will announce.
+//! disarmed the transports (every poll does), or if it adds work that no event will announce.
 
 mod idle;
 mod lock;

@@ -25,6 +25,9 @@ const PROBES: Duration = Duration::from_secs(2);
 /// Time that it waits for other transports to a peer that one transport reaches. Over a router,
 /// for example, raw Ethernet never answers.
 const OTHERS: Duration = Duration::from_millis(350);
+/// Longest time between two polls that counts: a process that computes meanwhile does not see the
+/// answers.
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// First and longest pause between two polls for answers.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
@@ -329,7 +332,9 @@ fn pairs<'a>(
 pub(crate) struct Probes {
     /// The peers with their addresses.
     pub(crate) peers: Vec<(Rank, Vec<TransportAddress>)>,
-    begin: Instant,
+    /// Time that they have taken, without pauses between polls.
+    waited: Duration,
+    last_poll: Option<Instant>,
     /// Longest time that they take.
     pub(crate) limit: Duration,
     /// Probes without an answer so far, and those that are not tried yet.
@@ -338,6 +343,7 @@ pub(crate) struct Probes {
     /// Probes that are over.
     over: Vec<Probed>,
     reached: HashSet<Rank>,
+    is_again: bool,
 }
 
 /// A pair of addresses that is probed.
@@ -376,12 +382,14 @@ impl Probes {
         }
         Probes {
             peers,
-            begin: Instant::now(),
+            waited: Duration::ZERO,
+            last_poll: None,
             limit: PROBES,
             awaited,
             others,
             over: Vec::new(),
             reached: HashSet::new(),
+            is_again: false,
         }
     }
 
@@ -409,7 +417,11 @@ impl Probes {
             }
             found == Probe::Awaited
         });
-        let waited = self.begin.elapsed();
+        let now = Instant::now();
+        if let Some(last) = self.last_poll.replace(now) {
+            self.waited += now.saturating_duration_since(last).min(LONGEST_PAUSE);
+        }
+        let waited = self.waited;
         if waited >= OTHERS {
             let rank = |probed: &Probed| peers[probed.peer].0;
             self.awaited
@@ -420,6 +432,17 @@ impl Probes {
                 .extend(others.filter(|probed| silent.contains(&rank(probed))));
         }
         self.awaited.is_empty() || waited >= self.limit
+    }
+
+    /// Begins again, once, if a transport had reached a peer: it does not any more.
+    pub(crate) fn again(self, transports: &Transports, own: Rank) -> Option<Probes> {
+        let is_first = !self.is_again && !self.reached.is_empty();
+        is_first.then(|| Probes {
+            is_again: true,
+            waited: self.waited,
+            limit: self.limit,
+            ..Probes::new(transports, self.peers, own)
+        })
     }
 
     /// Returns whether a pair of the first peer need not be waited for: its probe is over, or no

@@ -105,16 +105,7 @@ impl NoticedPuts for IbBtl {
     }
 }
 
-impl PendingPeers for IbBtl {
-    fn pending_peers(&self) -> Vec<Rank> {
-        self.early.keys().copied().collect()
-    }
-
-    /// The peer repeats its requests until it gives up.
-    fn refuse(&mut self, rank: Rank, _: &str) {
-        self.early.remove(&rank);
-    }
-}
+impl PendingPeers for IbBtl {}
 
 impl IbBtl {
     /// Registers memory with the notice of this number; 0 for none.

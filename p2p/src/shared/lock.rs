@@ -105,6 +105,7 @@ impl<'a> Lock<'a> {
             // If the counter is full, the descriptor is readable as well.
             let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
             inner.polls_seen = inner.engine.polls;
+            inner.polled_seen = inner.engine.protocol.polled();
         }
         if ended && inner.followers != 0 {
             self.shared.call_followers();

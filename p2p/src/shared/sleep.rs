@@ -9,11 +9,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::{Inner, Lock, Shared};
 use crate::engine::Engine;
 
-/// Shortest and longest time of a sleep while messages wait for room, which is no event, or if a
-/// transport cannot wake this thread.
+/// Shortest and longest time of a sleep while messages wait for room, which is no event. If a
+/// transport cannot wake this thread, all sleeps are the shortest.
 const NAPS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(100));
-/// Between these, its part of the time without an event: the longer a peer takes no messages, the
-/// less a look each moment helps.
+/// Such a sleep takes this fraction of the time without an event so far.
 const NAP_PART: u32 = 8;
 
 /// Maximum time of one sleep, in case a transport does not wake this thread.
@@ -40,7 +39,7 @@ impl Shared {
         }
         let Some(descriptors) = descriptors(inner) else {
             drop(lock);
-            std::thread::sleep(nap);
+            std::thread::sleep(NAPS.0);
             return self.lock();
         };
         let Some(mut limit) = arm(&mut inner.engine) else {

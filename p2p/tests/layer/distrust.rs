@@ -442,6 +442,71 @@ fn one_way(agreed: bool) -> [P2p; 2] {
     })
 }
 
+/// Rank 0 reaches the other one over a lower transport, too, which does not matter.
+#[test]
+fn transports_of_a_lower_class_are_not_compared() {
+    let loopbacks = |name, exclusivity| {
+        let limits = Limits {
+            name,
+            exclusivity,
+            ..Limits::default().plain()
+        };
+        loopbacks(2, limits).0
+    };
+    let (upper, lower) = (loopbacks("upper", 1000), loopbacks("lower", 499));
+    let setups = upper.into_iter().zip(lower).zip(0..);
+    let setups: Vec<Setup> = setups
+        .map(|((mut upper, mut lower), rank)| {
+            let lower = Odd {
+                unreachable: rank == 1,
+                ..odd(lower.remove(0))
+            };
+            Setup {
+                rank,
+                size: 2,
+                transports: vec![upper.remove(0), Box::new(lower)],
+                config: config(2),
+            }
+        })
+        .collect();
+    let all: Vec<_> = setups.iter().map(P2p::addresses).collect();
+    let meeting = std::sync::Barrier::new(2);
+    let marks = std::sync::Mutex::new([None; 2]);
+    let start = |setup: Setup| {
+        let rank = setup.rank;
+        let addresses = |peer: Rank| Ok(all[peer as usize].clone());
+        let started = P2p::start_agreed(setup, addresses, |mine| {
+            marks.lock().unwrap()[rank as usize] = p2p::reach_mark(rank, &mine.best);
+            assert_eq!(mine.all == mine.best, rank == 1);
+            meeting.wait();
+            let [one, other] = *marks.lock().unwrap();
+            assert!(one.is_some() && one == other, "mutual");
+            Ok(None)
+        });
+        started.unwrap()
+    };
+    let layers: Vec<P2p> = std::thread::scope(|threads| {
+        let started: Vec<_> = setups
+            .into_iter()
+            .map(|setup| threads.spawn(|| start(setup)))
+            .collect();
+        let all = started.into_iter().map(|thread| thread.join().unwrap());
+        all.collect()
+    });
+    let path = layers[0]
+        .paths()
+        .into_iter()
+        .find(|path| path.transport == "lower");
+    let path = path.unwrap();
+    assert!(
+        !path.used && path.reason.contains("much higher exclusivity"),
+        "{path:?}"
+    );
+    let send = layers[0].world().isend_owned(vec![7; 10], 1, 1).unwrap();
+    layers[1].world().recv(&mut [0; 10], 0, 1).unwrap();
+    send.wait().0.unwrap();
+}
+
 #[test]
 fn a_transport_that_works_in_one_direction_is_not_used() {
     let layers = one_way(true);

@@ -102,6 +102,10 @@ impl PendingPeers for Gate {
             .collect()
     }
 
+    fn is_pending_from(&self, rank: Rank, _: &[u8]) -> bool {
+        self.pending_peers().contains(&rank)
+    }
+
     fn refuse(&mut self, rank: Rank, reason: &str) {
         let by = self.by(rank);
         let mut shared = self.shared.lock().unwrap();
