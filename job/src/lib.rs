@@ -61,6 +61,7 @@ mod transports;
 mod tune;
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use book::Nodes;
 use boot::Bootstrap;
@@ -71,6 +72,9 @@ pub use join::{join, join_by, join_with};
 pub use options::{Options, Transport};
 pub use report::Report;
 pub use tune::Rdma;
+
+/// Time between the reason of an abort on standard error and the request to end the job.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// A process's membership in a running job.
 ///
@@ -172,6 +176,8 @@ impl Job {
             "esp: rank {} ends the job (code {code}): {why}\n",
             self.rank()
         ));
+        // A launcher that ends the job drops what it has not read of this process's output.
+        std::thread::sleep(LAST_WORDS);
         // Another thread that holds the launcher's connection for long is in `abort` as well, or
         // looks up a peer, for which there is a time limit.
         let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
