@@ -27,7 +27,7 @@ const PROBES: Duration = Duration::from_secs(2);
 const OTHERS: Duration = Duration::from_millis(350);
 /// Longest time between two polls that counts: a process that computes meanwhile does not see the
 /// answers.
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// First and longest pause between two polls for answers.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
