@@ -1,8 +1,9 @@
 //! Whether reachability is mutual, as it nearly always is: then processes need not exchange it.
 //!
 //! Each process computes a mark over what it reaches, in which each pair of processes has a share
-//! that both compute alike. So the marks of all processes cancel out if and (almost) only if each
-//! two processes reach each other by the same addresses. This finds errors, not lies.
+//! that both compute alike. So the marks of all processes cancel out if and (almost) only if any
+//! two processes that try each other reach each other by the same addresses of the best class of
+//! transports. This finds errors, not lies.
 
 use btl::Rank;
 

@@ -25,8 +25,8 @@ const PROBES: Duration = Duration::from_secs(2);
 /// Time that it waits for other transports to a peer that one transport reaches. Over a router,
 /// for example, raw Ethernet never answers.
 const OTHERS: Duration = Duration::from_millis(350);
-/// Longest time between two polls that counts: a process that computes meanwhile does not see the
-/// answers.
+/// Maximum time between two polls that counts as a wait for answers: a process that computes
+/// meanwhile does not see them.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// First and longest pause between two polls for answers.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
@@ -46,8 +46,8 @@ pub const NOT_TRIED: [u8; REACH_BYTES] = [0xff; REACH_BYTES];
 pub struct Reach {
     /// [`REACH_BYTES`] for each rank.
     pub all: Vec<u8>,
-    /// The same without transports that are not used if the others work in both directions: those
-    /// of a lower class, such as Ethernet below shared memory.
+    /// [`REACH_BYTES`] for each rank, without transports that are not used if the others work in
+    /// both directions: those of a lower class, such as Ethernet below shared memory.
     pub best: Vec<u8>,
 }
 

@@ -31,6 +31,7 @@ pub(super) struct Lazy {
     book: Box<dyn AddressBook>,
     /// Peers to be looked up.
     used: VecDeque<PeerId>,
+    /// Time of the last poll of the probes.
     polled: Option<Instant>,
     /// Probes of one peer each.
     begun: Vec<(PeerId, Probes)>,

@@ -25,7 +25,7 @@ struct Connections {
     added: BTreeSet<(&'static str, Rank, Rank)>,
     /// Pairs of a rank and a peer to which it has connected.
     waiting: BTreeSet<(&'static str, Rank, Rank)>,
-    /// The same, once they were refused.
+    /// Such pairs, once the peer has refused the connection, with the reason.
     refused: BTreeMap<(&'static str, Rank, Rank), String>,
     /// Pairs of a rank and a peer that it does not reach.
     broken: BTreeSet<(&'static str, Rank, Rank)>,
