@@ -77,6 +77,7 @@ mod memory;
 mod mutual;
 mod owned;
 mod p2p;
+mod probes;
 mod regions;
 mod scope;
 mod shared;

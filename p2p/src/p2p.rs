@@ -72,10 +72,10 @@ impl P2p {
         P2p::start_with(setup, |peer| Some(addresses(peer)), Some(Box::new(agree)))
     }
 
-    /// Starts the layer as [`start_agreed`](P2p::start_agreed) does, but reaches only the peers that
-    /// are near. Another one is reached when this process sends it a message, posts a receive that
-    /// names it, or has a connection of it; meanwhile these wait. One that no transport reaches
-    /// fails.
+    /// Starts the layer as [`start_agreed`](P2p::start_agreed) does, but reaches only the peers
+    /// that are near. Another one is reached when this process sends it a message, posts a receive
+    /// that names it, or has a connection of it; meanwhile these wait. One that no transport
+    /// reaches fails.
     ///
     /// All transports but those within the node must report peers that have connected
     /// ([`btl::PendingPeers`]). Between peers that are not near there is no agreement: one that

@@ -11,7 +11,8 @@ use super::peer::{Contact, MAX_RAILS, Rail};
 use super::protocol::{Protocol, Work};
 use super::transports::Engine;
 use crate::ids::{PeerId, TransportId};
-use crate::start::{self, Probes, Reached};
+use crate::probes::Probes;
+use crate::start::{self, Reached};
 use crate::types::{AddressBook, PathReport, TransportAddress};
 
 /// Longest time that the probes of a peer without an answer take. The job runs, so its node may be

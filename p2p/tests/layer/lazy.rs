@@ -18,7 +18,7 @@ const NODE: u32 = 2;
 const FIRST: &str = "first";
 const SECOND: &str = "second";
 
-/// What the processes of a job share.
+/// Shared state of the processes of a job.
 #[derive(Debug, Default)]
 struct Connections {
     /// Pairs of a rank and a peer that it has added, by transport.
