@@ -9,6 +9,7 @@ use p2p::{NOT_TRIED, P2p, REACH_BYTES, Rank, Reach, Setup, reach_mark};
 
 use crate::book::{Book, Entries, Nodes, read_entry};
 use crate::error::printable;
+use crate::groups::Groups;
 use crate::modex::{BOOT, MAX_REASON, ModexEntry};
 use crate::places::{self, Place};
 use crate::protection::Secret;
@@ -242,17 +243,15 @@ fn agree_on_reach(boot: &mut Bootstrap, mine: &Reach) -> Result<Option<Vec<u8>>,
 /// each group reads the marks of its group, and all read those of the groups: some 2√n values.
 fn sum_of_marks(boot: &mut Bootstrap, mark: Option<u64>) -> Result<Option<u64>, BootError> {
     let encode = |mark: Option<u64>| mark.map_or(Vec::new(), |mark| mark.to_le_bytes().to_vec());
-    let (rank, size) = (boot.rank(), boot.size());
-    let group = size.isqrt().max(1);
+    let groups = Groups::of(boot);
     boot.put(MARK, &encode(mark))?;
     boot.fence()?;
-    if rank.is_multiple_of(group) {
-        let of_group = rank..size.min(rank.saturating_add(group));
-        let sum = read_marks(boot, MARK, of_group)?;
+    if let Some(group) = groups.led_by(boot.rank()) {
+        let sum = read_marks(boot, MARK, group)?;
         boot.put(MARKS, &encode(sum))?;
     }
     boot.fence()?;
-    read_marks(boot, MARKS, (0..size).step_by(group as usize))
+    read_marks(boot, MARKS, groups.leaders())
 }
 
 /// Returns the exclusive or of the marks that these ranks published; `None` if one has none.

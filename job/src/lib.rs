@@ -51,6 +51,7 @@ mod book;
 mod cpus;
 pub mod endpoint;
 mod error;
+mod groups;
 mod join;
 mod modex;
 mod options;

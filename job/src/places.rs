@@ -1,7 +1,7 @@
 //! Places of the processes of a job: which share a machine, and which a node.
 //!
-//! Small jobs read a value of each process. In a large one, the first process of each group
-//! collects the places of its group, and each process reads those of the groups: some 2√n values.
+//! Small jobs find out by the addresses of all processes. Large ones collect the places by groups
+//! ([`crate::groups`]).
 
 use std::collections::HashMap;
 
@@ -9,6 +9,7 @@ use boot::{BootError, Bootstrap, MAX_VALUE};
 use btl_eth::address::job_hash;
 use p2p::Rank;
 
+use crate::groups::Groups;
 use crate::modex::ModexEntry;
 
 // Keys of the bootstrap: the place of a process, and those of a group of processes.
@@ -61,11 +62,10 @@ pub(crate) fn publish(boot: &mut Bootstrap, own: Place) -> Result<(), BootError>
 /// Returns the places of all processes by rank, after that fence. All processes call it. `None`: a
 /// process has published none.
 pub(crate) fn collect(boot: &mut Bootstrap) -> Result<Vec<Option<Place>>, BootError> {
-    let (rank, size) = (boot.rank(), boot.size());
-    let group = size.isqrt().max(1);
-    if rank.is_multiple_of(group) {
+    let groups = Groups::of(boot);
+    if let Some(group) = groups.led_by(boot.rank()) {
         let mut all = Vec::new();
-        for peer in rank..size.min(rank.saturating_add(group)) {
+        for peer in group {
             let place = boot.get(peer, PLACE)?.unwrap_or_default();
             // A missing one is empty, which is no place of a process.
             all.extend(<[u8; BYTES]>::try_from(place).unwrap_or([0; BYTES]));
@@ -75,9 +75,9 @@ pub(crate) fn collect(boot: &mut Bootstrap) -> Result<Vec<Option<Place>>, BootEr
         }
     }
     boot.fence()?;
-    let mut places = Vec::with_capacity(size as usize);
-    for first in (0..size).step_by(group as usize) {
-        let ranks = group.min(size - first) as usize;
+    let mut places = Vec::with_capacity(boot.size() as usize);
+    for first in groups.leaders() {
+        let ranks = groups.led_by(first).map_or(0, |group| group.len());
         let mut bytes = Vec::with_capacity(ranks * BYTES);
         for part in 0..(ranks * BYTES).div_ceil(MAX_VALUE) {
             let value = boot.get(first, &format!("{PLACES}{part}"))?;
