@@ -24,8 +24,7 @@ use crate::{Interface, OpenError, PacketSocket, SocketOptions};
 /// Maximum number of members of a group (kernels before 5.11 accept no more).
 pub const MAX_MEMBERS: usize = 256;
 
-/// A fan-out group and its first member, a socket that accepts no frame: frames without a route end
-/// there.
+/// A fan-out group and its first member, which gets the frames without a route.
 #[derive(Debug)]
 pub struct FanoutGroup {
     first: PacketSocket,
@@ -77,7 +76,8 @@ fn disjoint(routes: impl IntoIterator<Item = (RangeInclusive<u16>, u16)>) -> Vec
 }
 
 impl FanoutGroup {
-    /// Creates a group for sockets of this EtherType on this interface.
+    /// Creates a group for sockets of this EtherType on this interface, whose first member accepts
+    /// no frame.
     ///
     /// # Errors
     /// See [`OpenError`]. The interface must be up, and the kernel 4.12 or later.
@@ -88,6 +88,14 @@ impl FanoutGroup {
             send_buffer: 0,
         };
         let first = PacketSocket::open(interface, ethertype, &options)?;
+        FanoutGroup::of(first, interface)
+    }
+
+    /// Creates a group whose first member is this socket, bound to this interface.
+    ///
+    /// # Errors
+    /// As for [`FanoutGroup::open`].
+    pub fn of(first: PacketSocket, interface: &Interface) -> Result<FanoutGroup, OpenError> {
         let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_UNIQUEID;
         let id = set_fanout(&first, kind << 16).and_then(|()| first.fanout());
         match id.and_then(|id| id.ok_or_else(|| io::ErrorKind::InvalidInput.into())) {
