@@ -8,6 +8,8 @@ use std::time::Duration;
 use esp_proto::secure::SecureConfig;
 use esp_proto::{EndpointConfig, Port};
 
+use crate::engine_set::Member;
+
 /// Configuration of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
@@ -30,6 +32,9 @@ pub struct EngineConfig {
     /// Time after the start during which programs may bring connections of an earlier engine
     /// ([`crate::Command::Resume`]), and frames of unknown connections are not answered.
     pub adoption: Duration,
+    /// Place in a set of engines. If there are several, the links are raw Ethernet, without
+    /// protection and pcap file. `None`: the only engine.
+    pub member: Option<Member>,
 }
 
 /// A link of an engine.

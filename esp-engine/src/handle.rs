@@ -63,9 +63,14 @@ impl EngineHandle {
     /// The engine has ended.
     pub fn send(&self, command: Command) -> Result<(), EngineGone> {
         self.queue.send(command).map_err(|_| EngineGone)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Wakes the engine, if it sleeps.
+    pub(crate) fn wake(&self) {
         // A full counter (EAGAIN) wakes as well.
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
-        Ok(())
     }
 
     /// Returns the page in which programs see whether the engine sleeps. They can map it read-only.

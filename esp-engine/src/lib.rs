@@ -43,6 +43,8 @@ mod crypto;
 #[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]
+mod engine_set;
+#[cfg(not(loom))]
 mod exit;
 #[cfg(not(loom))]
 mod handle;
@@ -61,6 +63,7 @@ pub use {
     config::{CONTENDED_TIME, EngineConfig, EngineError, IdleConfig, LinkConfig, YIELD_HOGGED},
     crypto::{Aead, AeadKey, hardware_suite, key_id},
     engine::{ConnPath, Engine, LINGER, LeasedLink, LeasedSocket, frame_mtu, random},
+    engine_set::{AssignError, EngineSet, MAX_ENGINES, Member},
     exit::at_exit,
     handle::{EngineGone, EngineHandle},
     key_file::{KeyFileError, read_key},

@@ -17,7 +17,7 @@ use super::link::Link;
 use super::posted::{Posted, posted_of};
 use super::protect::OVERHEAD;
 use super::streams::joined_mut;
-use super::{EMBEDDED_SIDE_INTERVAL, Engine, LINK_POLL_INTERVAL, RX_BATCH};
+use super::{EMBEDDED_SIDE_INTERVAL, Engine, LINK_POLL_INTERVAL, RX_BATCH, random};
 use crate::command::{ConnHandle, LinkId, Slot};
 use crate::config::{EngineError, IdleConfig};
 use crate::handle::EngineHandle;
@@ -80,7 +80,7 @@ impl Engine {
         idle: IdleConfig,
         events: super::EventSink,
     ) -> Result<(Engine, EngineHandle), EngineError> {
-        let (mut engine, handle) = Engine::empty(idle, events)?;
+        let (mut engine, handle) = Engine::empty(random()?, idle, events)?;
         engine.side_interval = EMBEDDED_SIDE_INTERVAL;
         Ok((engine, handle))
     }

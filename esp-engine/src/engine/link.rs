@@ -8,14 +8,15 @@ use esp_proto::{ConnId, Endpoint, EndpointConfig, Instant, MacAddr, NodeAddr, Po
 use netif::{Interface, PacketSocket, SendBatch, UdpSocket};
 
 use super::capture::Capture;
-use super::carrier::Carrier;
+use super::carrier::{Carrier, Sockets};
 use super::datagrams::Datagrams;
 use super::protect::{Secure, frame_mtu};
 use super::stats::LinkStats;
 use super::streams::Stream;
 use super::{LOOP_QUEUE, TX_BATCH, UDP_TX_BATCH, entropy};
-use crate::command::{LinkCondition, ListenerId};
+use crate::command::{LinkCondition, LinkId, ListenerId};
 use crate::config::{EngineError, LinkConfig};
+use crate::engine_set::Member;
 use crate::shm::Region;
 
 /// Rounds of transmission before a changed address is adopted, enough for the resets of a full
@@ -56,6 +57,8 @@ pub(super) struct Link {
     pub(super) retired_regions: Vec<Arc<Region>>,
     /// Protection of the packets, if configured.
     pub(super) secure: Option<Secure>,
+    /// Place in a set of engines, if there are several, and number of this link.
+    pub(super) member: Option<(Member, LinkId)>,
     /// Frames sent to the own address, at most [`LOOP_QUEUE`].
     pub(super) looped: VecDeque<Vec<u8>>,
     pub(super) pcap: Option<Capture>,
@@ -76,13 +79,19 @@ impl Link {
         link: LinkConfig,
         (config, incarnation): (EndpointConfig, u64),
         socket: &netif::SocketOptions,
-        pcap: Option<Capture>,
+        (member, pcap): (Option<(Member, LinkId)>, Option<Capture>),
     ) -> Result<Link, EngineError> {
+        let mut attached = true;
         let (interface, carrier, addr) = match link {
             LinkConfig::Ethernet(interface) => {
-                let esp = PacketSocket::open(&interface, config.esp_ethertype, socket)?;
-                let edp = PacketSocket::open(&interface, config.edp_ethertype, socket)?;
-                let carrier = Carrier::ethernet((esp.into(), edp.into()), interface.mtu);
+                let sockets = sockets(&interface, &config, socket, member.as_ref())?;
+                // Until it is up, the link is one whose interface was removed.
+                attached = sockets.is_some();
+                let sockets = match sockets {
+                    Some(sockets) => sockets,
+                    None => deaf_sockets(&interface, &config)?,
+                };
+                let carrier = Carrier::ethernet(sockets, interface.mtu);
                 let addr = NodeAddr::Mac(MacAddr(interface.mac.octets()));
                 (interface, carrier, addr)
             }
@@ -101,7 +110,8 @@ impl Link {
             }
         };
         let mut link = Link::new((interface, addr), (config, incarnation), carrier)?;
-        link.pcap = pcap;
+        (link.member, link.pcap) = (member, pcap);
+        link.gone = !attached;
         Ok(link)
     }
 
@@ -140,6 +150,7 @@ impl Link {
             spare_buffers: Vec::new(),
             retired_regions: Vec::new(),
             secure: None,
+            member: None,
             looped: VecDeque::new(),
             pcap: None,
             ports: 0..=Port::MAX,
@@ -197,15 +208,19 @@ impl Link {
         !self.unfinished.is_empty() && self.tx.capacity() - self.tx.len() <= DATAGRAM_PLACES
     }
 
-    /// Queues a frame to the own address, given as parts from the destination address on. The
-    /// caller has checked [`Link::is_full`].
+    /// Queues a frame to the own address, given as parts from the destination address on, for this
+    /// engine or the one that owns its port. The caller has checked [`Link::is_full`].
     pub(super) fn loop_back(&mut self, parts: [&[u8]; 3]) {
         let mut frame = self.spare_buffers.pop().unwrap_or_default();
         frame.clear();
         for part in parts {
             frame.extend_from_slice(part);
         }
-        self.looped.push_back(frame);
+        let own = match &self.member {
+            None => Some(frame),
+            Some((member, link)) => member.pass_on(*link, frame, &mut self.stats.looped_dropped),
+        };
+        self.looped.extend(own);
     }
 
     /// Returns the earliest deadline of the endpoint and of protection.
@@ -304,9 +319,11 @@ impl Link {
         };
         if self.carrier.packet_sockets().is_some() {
             let config = self.endpoint.config();
-            let esp = PacketSocket::open(&interface, config.esp_ethertype, options)?;
-            let edp = PacketSocket::open(&interface, config.edp_ethertype, options)?;
-            self.carrier.replace_sockets((esp.into(), edp.into()));
+            let sockets = sockets(&interface, config, options, self.member.as_ref())?;
+            let Some(sockets) = sockets else {
+                return Ok(false);
+            };
+            self.carrier.replace_sockets(sockets);
             self.filter_held();
         }
         self.gone = false;
@@ -316,4 +333,40 @@ impl Link {
         self.set_mac(now, MacAddr(interface.mac.octets()));
         Ok(true)
     }
+}
+
+/// Opens the sockets of an interface. `None`: it is down, and its engines have to share it.
+fn sockets(
+    interface: &Interface,
+    config: &EndpointConfig,
+    options: &netif::SocketOptions,
+    member: Option<&(Member, LinkId)>,
+) -> Result<Option<Sockets>, EngineError> {
+    let Some((Member { set, engine }, _)) = member else {
+        return Ok(Some(own_sockets(interface, config, options)?));
+    };
+    let ethertypes = [config.esp_ethertype, config.edp_ethertype];
+    let sockets = set.sockets(*engine, interface, ethertypes, options)?;
+    Ok(sockets.map(|[esp, edp]| (esp.into(), edp.into())))
+}
+
+/// Opens sockets that receive all frames of an interface.
+fn own_sockets(
+    interface: &Interface,
+    config: &EndpointConfig,
+    options: &netif::SocketOptions,
+) -> Result<Sockets, EngineError> {
+    let esp = PacketSocket::open(interface, config.esp_ethertype, options)?;
+    let edp = PacketSocket::open(interface, config.edp_ethertype, options)?;
+    Ok((esp.into(), edp.into()))
+}
+
+/// Opens sockets that receive nothing.
+fn deaf_sockets(interface: &Interface, config: &EndpointConfig) -> Result<Sockets, EngineError> {
+    let options = netif::SocketOptions {
+        filter: Some(netif::Filter::nothing()),
+        receive_buffer: 0,
+        send_buffer: 0,
+    };
+    own_sockets(interface, config, &options)
 }

@@ -31,6 +31,7 @@ use esp_proto::Instant;
 use crate::clock::Clock;
 use crate::command::{EngineEvent, LinkId, ListenerId, Slot};
 use crate::config::{EngineConfig, EngineError};
+use crate::engine_set::{ADDRESSES, Member};
 use crate::handle::{self, EngineHandle, Inbox};
 use crate::shm::EnginePage;
 use capture::Capture;
@@ -108,6 +109,8 @@ pub struct Engine {
     socket: netif::SocketOptions,
     monitor: Option<netif::LinkMonitor>,
     capture: Option<Capture>,
+    /// Place in a set of engines, if there are several.
+    member: Option<Member>,
     snapshots: Snapshots,
     stats: EngineStats,
     iteration: u32,
@@ -150,22 +153,29 @@ impl Engine {
             secure,
             pcap,
             adoption,
+            member,
         } = config;
         if secure.is_some() {
             endpoint.overhead = protect::OVERHEAD;
         }
-        let (mut engine, handle) = Engine::empty(idle, events)?;
+        let incarnation = match &member {
+            Some(member) => member.set.incarnation(),
+            None => random()?,
+        };
+        let member = member.filter(|member| member.set.engines() > 1);
+        let (mut engine, handle) = Engine::empty(incarnation, idle, events)?;
         engine.capture = pcap.as_deref().map(Capture::create).transpose()?;
-        for link in links {
+        for (id, link) in (0..).map(LinkId).zip(links) {
             let endpoint = (endpoint.clone(), handle.incarnation());
+            let member = member.clone().map(|member| (member, id));
             let capture = engine.capture.clone();
-            let mut link = Link::open(link, endpoint, &socket, capture)?;
+            let mut link = Link::open(link, endpoint, &socket, (member, capture))?;
             if let Some(secure) = &secure {
                 link.protect(secure.clone())?;
             }
             engine.add_link(link)?;
         }
-        engine.socket = socket;
+        (engine.socket, engine.member) = (socket, member);
         for (link, ports) in held {
             if let Some(link) = engine.links.get_mut(link) {
                 let _ = link.hold(ports);
@@ -197,10 +207,10 @@ impl Engine {
 
     /// Creates an engine without links.
     fn empty(
+        incarnation: u64,
         idle: crate::config::IdleConfig,
         events: EventSink,
     ) -> Result<(Engine, EngineHandle), EngineError> {
-        let incarnation = random()?;
         let (page, page_fd) =
             EnginePage::create().map_err(EngineError::system("create the engine's page"))?;
         let (handle, inbox) = handle::channel(page_fd, incarnation)
@@ -222,6 +232,7 @@ impl Engine {
             socket: netif::SocketOptions::default(),
             monitor: None,
             capture: None,
+            member: None,
             snapshots: Snapshots::default(),
             stats: EngineStats::default(),
             iteration: 0,
@@ -265,7 +276,7 @@ impl Engine {
         self.stats.polls += 1;
         let mut side = std::mem::take(&mut self.waiter.side)
             || self.iteration.is_multiple_of(self.side_interval);
-        let mut work = self.take_commands(now);
+        let mut work = self.take_commands(now) | self.take_looped(now);
         if std::mem::take(&mut self.waiter.socket_error) {
             self.links.iter_mut().for_each(|link| link.take_errors(now));
             // The interface may have gone down.
@@ -306,6 +317,28 @@ impl Engine {
         // Last, so that it shows the effect of the commands before it.
         work |= self.continue_snapshot();
         work
+    }
+
+    /// Receives frames to the own node that other engines have sent. Returns true if there were
+    /// any.
+    fn take_looped(&mut self, now: Instant) -> bool {
+        let Some(member) = &self.member else {
+            return false;
+        };
+        let frames = member.take_looped(LOOP_QUEUE);
+        let any = !frames.is_empty();
+        for (link, frame) in frames {
+            let Some(link) = self.links.get_mut(link) else {
+                continue;
+            };
+            if member.owns(frame.get(ADDRESSES..).unwrap_or_default()) {
+                link.receive_looped(now, frame);
+            } else {
+                // The port was assigned to another engine meanwhile.
+                link.stats.rx_other_engine += 1;
+            }
+        }
+        any
     }
 
     /// Runs the timers of the endpoints, and those of streams without a program. Returns true if

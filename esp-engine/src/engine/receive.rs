@@ -11,6 +11,7 @@ use super::link::Link;
 use super::posted::Posted;
 use super::protect::Secure;
 use super::streams::LinkSink;
+use crate::engine_set::Member;
 
 /// The parts of a link that handle a received frame: all but sockets and batches, which own the
 /// frame.
@@ -20,6 +21,8 @@ struct Intake<'a, 'b> {
     sink: LinkSink<'a, 'b>,
     pcap: Option<&'a Capture>,
     secure: Option<&'a mut Secure>,
+    /// Place in a set of engines, if there are several.
+    member: Option<&'a Member>,
 }
 
 impl Intake<'_, '_> {
@@ -70,6 +73,10 @@ impl Intake<'_, '_> {
     /// Passes a frame from the wire to the endpoint, without its protection.
     fn handle(&mut self, frame: RxFrame<'_>) {
         let mut frame = frame;
+        if self.member.is_some_and(|member| !member.owns(frame.body)) {
+            self.sink.stats.rx_other_engine += 1;
+            return;
+        }
         if let Some(secure) = &mut self.secure {
             match secure.open(self.now, frame.src, frame.dst, frame.body) {
                 Opened::Packet(body) => frame.body = body,
@@ -109,6 +116,7 @@ impl Link {
             sink,
             pcap: self.pcap.as_ref(),
             secure: self.secure.as_mut(),
+            member: self.member.as_ref().map(|(member, _)| member),
         };
         Parts {
             carrier: &mut self.carrier,
@@ -136,23 +144,29 @@ impl Link {
     /// Passes the frames that were sent to the own address to the endpoint. Returns true if there
     /// were any.
     pub(super) fn receive_loopback(&mut self, now: Instant) -> bool {
-        let own = self.endpoint.addr();
         let mut any = false;
         // None is added meanwhile.
         while let Some(frame) = self.looped.pop_front() {
             any = true;
-            let looped = RxFrame {
-                src: own,
-                dst: own,
-                body: frame.get(12..).unwrap_or_default(),
-                looped: true,
-                ce: false,
-            };
-            let Intake { endpoint, sink, .. } = &mut self.parts(now, None).intake;
-            endpoint.handle_frame(now, looped, sink);
-            self.recycle(frame);
+            self.receive_looped(now, frame);
         }
         any
+    }
+
+    /// Passes a frame that was sent to the own address, by this engine or another one, to the
+    /// endpoint.
+    pub(super) fn receive_looped(&mut self, now: Instant, frame: Vec<u8>) {
+        let own = self.endpoint.addr();
+        let looped = RxFrame {
+            src: own,
+            dst: own,
+            body: frame.get(12..).unwrap_or_default(),
+            looped: true,
+            ce: false,
+        };
+        let Intake { endpoint, sink, .. } = &mut self.parts(now, None).intake;
+        endpoint.handle_frame(now, looped, sink);
+        self.recycle(frame);
     }
 
     /// Clears and counts the sockets' pending errors.

@@ -38,6 +38,7 @@ counters! {
     rx_unparsable: "frames without a whole Ethernet header",
     rx_truncated: "frames longer than the MTU",
     rx_vlan: "frames of a VLAN",
+    rx_other_engine: "frames for ports of another engine of the daemon",
     rx_source: "packets of UDP from networks that are not served",
     rx_errors: "receive calls that failed",
     tx_errors: "send calls that failed",
@@ -47,5 +48,6 @@ counters! {
     rx_batches: "receive batches",
     tx_batches: "send batches",
     datagram_overflow: "datagrams dropped, the program's ring being full",
+    looped_dropped: "frames to the own node dropped, too many waiting for another engine",
     datagram_refused: "datagrams of programs that could not be sent",
 }
