@@ -220,6 +220,7 @@ impl Client {
             up: true,
         };
         let welcome = Welcome {
+            engine: 0,
             incarnation: esp_engine::random()
                 .map_err(EspError::resource("read a random number"))?,
             interfaces: links.iter().map(interface).collect(),

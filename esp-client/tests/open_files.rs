@@ -46,6 +46,7 @@ fn lost_descriptor_fails_one_call_only() {
                             daemon,
                             client,
                             incarnation,
+                            engine: 0,
                             interfaces,
                             leases: false,
                         };

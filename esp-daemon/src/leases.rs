@@ -31,7 +31,7 @@ use crate::accounts::Charge;
 use crate::config::{LeaseAllow, LeaseOptions};
 use crate::links::{self, Link};
 use crate::peer::Credentials;
-use crate::ports::{PortClaim, Purpose};
+use crate::ports::{Claimant, PortClaim, Purpose};
 use crate::refusal::Refusal;
 use crate::stats::Seldom;
 use demux::Demux;
@@ -189,7 +189,12 @@ impl Leases {
             return;
         };
         let purpose = Purpose::Leased(UNCLAIMED);
-        let take = |port| at.esp.take_vacant(port, entry.uid, purpose);
+        // Leases use no engine.
+        let claimant = Claimant {
+            uid: entry.uid,
+            engine: 0,
+        };
+        let take = |port| at.esp.take_vacant(port, claimant, purpose);
         if let Some(ports) = entry.ports.clone().map(take).collect() {
             let lease = Lease::new(UNCLAIMED, link, entry.clone(), false, Vec::new());
             lease.hold(ports);
@@ -524,10 +529,11 @@ mod tests {
             &links,
         );
         assert_eq!(leases.reserved().len(), 2);
-        let esp = &links[0].esp;
+        let (esp, user) = (&links[0].esp, Claimant { uid: 1, engine: 0 });
         assert!(
-            esp.take(7000, 1, Purpose::Listener(ClientId(9))).is_none()
-                && esp.take_vacant(32780, 1, Purpose::Sole).is_none()
+            esp.take(7000, user, Purpose::Listener(ClientId(9)))
+                .is_none()
+                && esp.take_vacant(32780, user, Purpose::Sole).is_none()
         );
         let adopt = |uid, ports| leases.adopt(&lease(uid, ports));
         assert!(adopt(2, 7000..=7000).is_none(), "of another user");

@@ -30,6 +30,7 @@ pub mod args;
 mod auth;
 mod claim;
 pub mod config;
+pub mod engines;
 pub mod error;
 mod exporter;
 mod leases;

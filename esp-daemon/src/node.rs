@@ -1,28 +1,28 @@
-//! State shared by all sessions: the engine, the links, the tables of programs and users.
+//! State shared by all sessions: the engines, the links, the tables of programs and users.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use esp_client::control::{InterfaceInfo, Rings};
+use esp_client::control::{ErrorKind, InterfaceInfo, Rings};
 use esp_engine::shm::{MIN_RING, RingSizes};
 use esp_engine::{
-    Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkCondition, LinkId,
-    ListenerId, Reply, Snapshot,
+    Arrival, ClientId, Command, ConnHandle, EngineEvent, LinkCondition, LinkId, ListenerId,
+    Snapshot,
 };
-use esp_proto::EndpointConfig;
-use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
+use esp_proto::{EndpointConfig, Port};
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tracing::{debug, error, info, warn};
 
 use crate::accounts::Accounts;
 use crate::claim::InterfaceClaim;
 use crate::config::{Limits, RingOptions};
+use crate::engines::{Engines, Seat};
 use crate::leases::{LeaseSetup, Leases};
 use crate::links::Link;
 use crate::peer::Credentials;
-use crate::ports::PortClaim;
+use crate::ports::{Claimant, PortClaim};
 use crate::refusal::Refusal;
 use crate::slots::Slots;
 use crate::stats::{ControlStats, Seldom};
@@ -31,13 +31,12 @@ use crate::stats::{ControlStats, Seldom};
 /// one. A query copies up to 65 536 connections of each link, in steps of the engine.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Interval at which a port of another engine's program that may have ended is tried again.
+const ENDING_CHECK: Duration = Duration::from_millis(50);
+
 /// The control plane of one node.
 pub struct Node {
-    engine: SendCommand,
-    /// Page in which programs see whether the engine sleeps.
-    pub(crate) page: OwnedFd,
-    /// Random number that identifies this run of the engine.
-    pub(crate) incarnation: u64,
+    pub(crate) engines: Engines,
     /// In the order of [`esp_engine::LinkId`].
     pub(crate) links: Vec<Link>,
     pub(crate) leases: Leases,
@@ -59,18 +58,12 @@ pub struct Node {
     claims: Mutex<Vec<InterfaceClaim>>,
 }
 
-/// Queues a command for the engine; waits while the queue is full, which the engine empties in
-/// every poll. Fails when the engine's thread has ended.
-pub type SendCommand = Box<dyn Fn(Command) -> Result<(), EngineGone> + Send + Sync>;
-
 /// Parameters of a [`Node`].
 #[derive(Debug)]
 pub struct NodeOptions {
-    /// Page in which programs see whether the engine sleeps.
-    pub page: OwnedFd,
-    /// Random number that identifies this run of the engine.
-    pub incarnation: u64,
-    /// The links, in the engine's order.
+    /// The engines.
+    pub engines: Engines,
+    /// The links, in the engines' order.
     pub links: Vec<InterfaceInfo>,
     /// Limits.
     pub limits: Limits,
@@ -87,6 +80,10 @@ pub struct NodeOptions {
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: ClientId,
+    /// The engine that serves it.
+    engine: u8,
+    /// Its place there, until it disconnects.
+    seat: Mutex<Option<Seat>>,
     pub(crate) credentials: Credentials,
     pub(crate) program: String,
     slots: Mutex<Slots>,
@@ -94,6 +91,19 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// Returns the program as one that claims ports.
+    pub(crate) fn claimant(&self) -> Claimant {
+        Claimant {
+            uid: self.credentials.uid,
+            engine: self.engine(),
+        }
+    }
+
+    /// Returns the engine that serves it.
+    pub(crate) fn engine(&self) -> u8 {
+        self.engine
+    }
+
     pub(crate) fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,12 +127,10 @@ pub(crate) enum SessionEvent {
 
 impl Node {
     /// Creates a node without programs.
-    pub fn new(engine: SendCommand, options: NodeOptions) -> Arc<Node> {
+    pub fn new(options: NodeOptions) -> Arc<Node> {
         let links: Vec<Link> = options.links.into_iter().map(Link::new).collect();
         Arc::new(Node {
-            engine,
-            page: options.page,
-            incarnation: options.incarnation,
+            engines: options.engines,
             leases: Leases::new(options.lease, &links),
             links,
             clients: DashMap::new(),
@@ -140,33 +148,19 @@ impl Node {
         })
     }
 
-    /// Sends a command that has no answer.
-    pub(crate) fn send(&self, command: Command) -> Result<(), Refusal> {
-        (self.engine)(command).map_err(|_| Refusal::unavailable())
-    }
-
-    /// Sends a command and waits for its answer, for one poll of the engine.
-    pub(crate) async fn request<T: Send + 'static>(
-        &self,
-        command: impl FnOnce(Reply<T>) -> Command,
-    ) -> Result<T, Refusal> {
-        let (answer, answered) = oneshot::channel();
-        self.send(command(Box::new(move |value| {
-            let _ = answer.send(value); // the requester may have ended
-        })))?;
-        answered.await.map_err(|_| Refusal::unavailable())
-    }
-
     /// Adds a program.
     pub(crate) fn add_client(
         &self,
         credentials: Credentials,
         program: String,
+        seat: Seat,
         session: mpsc::UnboundedSender<SessionEvent>,
     ) -> Arc<Client> {
         let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
         let client = Arc::new(Client {
             id,
+            engine: seat.engine(),
+            seat: Mutex::new(Some(seat)),
             credentials,
             program,
             slots: Mutex::default(),
@@ -179,10 +173,11 @@ impl Node {
     /// Removes a program. Slots that the engine still uses are freed as `Closed` events arrive.
     pub(crate) fn remove_client(&self, client: &Client) {
         client.slots().disconnect();
+        let seat = client.seat.lock();
+        drop(seat.unwrap_or_else(PoisonError::into_inner).take());
         // A stopped engine uses no slots.
-        let engine_gone = self
-            .send(Command::RemoveClient { client: client.id })
-            .is_err();
+        let command = Command::RemoveClient { client: client.id };
+        let engine_gone = self.engines.send(client.engine(), command).is_err();
         if engine_gone || client.slots().is_empty() {
             self.clients.remove(&client.id);
         }
@@ -208,20 +203,20 @@ impl Node {
         self.listeners.get(&id).map(|client| Arc::clone(&client))
     }
 
-    /// Processes the engine's events until the engine ends. Work per event is constant.
-    pub async fn dispatch(self: Arc<Self>, mut events: mpsc::UnboundedReceiver<EngineEvent>) {
-        while let Some(event) = events.recv().await {
-            self.event(&event);
+    /// Processes the engines' events until the engines end. Work per event is constant.
+    pub async fn dispatch(self: Arc<Self>, mut events: mpsc::UnboundedReceiver<(u8, EngineEvent)>) {
+        while let Some((engine, event)) = events.recv().await {
+            self.event(engine, &event);
         }
     }
 
-    fn event(&self, event: &EngineEvent) {
+    fn event(&self, engine: u8, event: &EngineEvent) {
         match *event {
             EngineEvent::Incoming { listener, arrival } => {
                 let event = SessionEvent::Incoming { listener, arrival };
                 let owner = self.listener_owner(listener);
                 if owner.is_none_or(|client| client.session.send(event).is_err()) {
-                    self.refuse(arrival.handle);
+                    self.refuse(engine, arrival.handle);
                 }
             }
             EngineEvent::IncomingGone { listener, handle } => {
@@ -258,6 +253,8 @@ impl Node {
                     client.slots().moved(slot, take);
                 }
             }
+            // Every engine reports the changes of a link.
+            EngineEvent::Link { .. } if engine != 0 => {}
             EngineEvent::Link { link, condition } => self.link_changed(link, condition),
             EngineEvent::NotAttached { link, ref why } => {
                 let interface = self.links.get(usize::from(link.0)).map(Link::name);
@@ -337,12 +334,19 @@ impl Node {
     /// Ends a lease. Its ports are freed (drop) after the command.
     pub(crate) fn end_lease(&self, id: u64) {
         if let Some(lease) = self.leases.remove(id) {
-            // A stopped engine has no sockets.
-            let _ = self.send(Command::Unhold {
-                link: lease.link,
-                ports: lease.ports(),
-                orphans: lease.orphans(),
-            });
+            for engine in self.engines.numbers() {
+                // One engine resets the peers. A stopped engine has no sockets.
+                let orphans = match engine {
+                    0 => lease.orphans(),
+                    _ => Vec::new(),
+                };
+                let command = Command::Unhold {
+                    link: lease.link,
+                    ports: lease.ports(),
+                    orphans,
+                };
+                let _ = self.engines.send(engine, command);
+            }
         }
     }
 
@@ -354,13 +358,36 @@ impl Node {
         !dead.is_empty()
     }
 
-    /// Refuses an incoming connection.
-    pub(crate) fn refuse(&self, handle: ConnHandle) {
+    /// Refuses an incoming connection of an engine.
+    pub(crate) fn refuse(&self, engine: u8, handle: ConnHandle) {
         self.stats.refused_incoming.add();
-        let _ = self.send(Command::Refuse { handle });
+        let _ = self.engines.send(engine, Command::Refuse { handle });
     }
 
-    /// Returns the engine's state, fetched after this call began.
+    /// Waits until the frames of a port, which the program has claimed, reach its engine; also for
+    /// programs of other engines that have ended, and whose streams are not closed yet.
+    pub(crate) async fn assign_port(&self, program: Claimant, port: Port) -> Result<(), Refusal> {
+        if self.engines.count() == 1 {
+            return Ok(());
+        }
+        let used_by_others = |port, engine| {
+            let mut ports = self.links.iter().flat_map(|link| [&link.esp, &link.edp]);
+            ports.any(|ports| ports.used_by_others(port, engine))
+        };
+        let end = Instant::now() + esp_engine::LINGER + ENDING_CHECK;
+        loop {
+            let assigned = self.engines.assign(port, program, used_by_others).await;
+            let in_use = assigned
+                .as_ref()
+                .is_err_and(|refusal| refusal.kind == ErrorKind::InUse);
+            if !in_use || Instant::now() >= end {
+                return assigned;
+            }
+            tokio::time::sleep(ENDING_CHECK).await;
+        }
+    }
+
+    /// Returns the engines' state, fetched after this call began.
     pub(crate) async fn snapshot(&self) -> Result<Arc<Snapshot>, Refusal> {
         let asked = Instant::now();
         let mut last = self.last_snapshot.lock().await;
@@ -371,7 +398,7 @@ impl Node {
             tokio::time::sleep_until((*taken + SNAPSHOT_PAUSE).into()).await;
         }
         let taken = Instant::now();
-        let snapshot = Arc::new(self.request(|reply| Command::Snapshot { reply }).await?);
+        let snapshot = Arc::new(self.engines.snapshot().await?);
         *last = Some((taken, Arc::clone(&snapshot)));
         Ok(snapshot)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use esp_engine::ClientId;
+use esp_engine::{ClientId, MAX_ENGINES};
 use esp_proto::{FIRST_EPHEMERAL_PORT, Port};
 
 /// Number of ports from [`FIRST_EPHEMERAL_PORT`] on.
@@ -22,6 +22,8 @@ struct Use {
     listener: bool,
     /// The program that has leased the port.
     leased: Option<ClientId>,
+    /// Number of claims for the programs of each engine. Leases use none.
+    engines: [u32; MAX_ENGINES as usize],
 }
 
 impl Use {
@@ -56,12 +58,28 @@ pub(crate) enum Purpose {
     Sole,
 }
 
+impl Purpose {
+    fn uses_engine(self) -> bool {
+        !matches!(self, Purpose::Leased(_))
+    }
+}
+
+/// A program that claims a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claimant {
+    /// Its user.
+    pub(crate) uid: u32,
+    /// Its engine.
+    pub(crate) engine: u8,
+}
+
 /// Right to use a port, released on drop.
 #[derive(Debug)]
 pub(crate) struct PortClaim {
     ports: Arc<Ports>,
     port: Port,
     purpose: Purpose,
+    engine: u8,
 }
 
 impl PortClaim {
@@ -80,7 +98,8 @@ impl PortClaim {
 
     /// Takes this port on another link, for this purpose.
     pub(crate) fn take_on(&self, ports: &Arc<Ports>, uid: u32) -> Option<PortClaim> {
-        ports.take(self.port, uid, self.purpose)
+        let engine = self.engine;
+        ports.take(self.port, Claimant { uid, engine }, self.purpose)
     }
 }
 
@@ -89,6 +108,11 @@ impl Drop for PortClaim {
         if let Entry::Occupied(mut held) = self.ports.table.entry(self.port) {
             let entry = held.get_mut();
             entry.claims = entry.claims.saturating_sub(1);
+            if let Some(count) = entry.engines.get_mut(usize::from(self.engine))
+                && self.purpose.uses_engine()
+            {
+                *count = count.saturating_sub(1);
+            }
             match self.purpose {
                 Purpose::Listener(_) => entry.listener = false,
                 Purpose::Leased(_) => entry.leased = None,
@@ -106,10 +130,10 @@ impl Ports {
     pub(crate) fn take(
         self: &Arc<Self>,
         port: Port,
-        uid: u32,
+        claimant: Claimant,
         purpose: Purpose,
     ) -> Option<PortClaim> {
-        self.claim(port, uid, purpose, |held| {
+        self.claim(port, claimant, purpose, |held| {
             let fits = match purpose {
                 Purpose::Sole => false,
                 Purpose::Listener(client) => {
@@ -119,7 +143,7 @@ impl Ports {
                 Purpose::Accepted => true,
                 Purpose::Leased(_) => held.listener && held.claims == 1,
             };
-            held.uid == uid && fits
+            held.uid == claimant.uid && fits
         })
     }
 
@@ -127,28 +151,26 @@ impl Ports {
     pub(crate) fn take_vacant(
         self: &Arc<Self>,
         port: Port,
-        uid: u32,
+        claimant: Claimant,
         purpose: Purpose,
     ) -> Option<PortClaim> {
-        self.claim(port, uid, purpose, |_| false)
+        self.claim(port, claimant, purpose, |_| false)
     }
 
-    /// Takes an unused ephemeral port, searched from `start` on (any number); `None` if all are in
-    /// use.
-    pub(crate) fn take_free(
-        self: &Arc<Self>,
-        start: u32,
-        uid: u32,
-        purpose: Purpose,
-    ) -> Option<PortClaim> {
-        ephemeral(start).find_map(|port| self.take_vacant(port, uid, purpose))
+    /// Returns true if programs of other engines than this one use a port.
+    pub(crate) fn used_by_others(&self, port: Port, engine: u8) -> bool {
+        let held = self.table.get(&port);
+        held.is_some_and(|held| {
+            let mut counts = (0..).zip(held.engines);
+            counts.any(|(other, count)| other != engine && count > 0)
+        })
     }
 
     /// Takes a port that is unused, or whose present use fits.
     fn claim(
         self: &Arc<Self>,
         port: Port,
-        uid: u32,
+        Claimant { uid, engine }: Claimant,
         purpose: Purpose,
         fits: impl FnOnce(&Use) -> bool,
     ) -> Option<PortClaim> {
@@ -157,17 +179,24 @@ impl Ports {
             claims: 0,
             listener: false,
             leased: None,
+            engines: [0; _],
         });
         if held.claims > 0 && !fits(&held) {
             return None;
         }
         held.claims = held.claims.checked_add(1)?;
+        if let Some(count) = held.engines.get_mut(usize::from(engine))
+            && purpose.uses_engine()
+        {
+            *count = count.saturating_add(1);
+        }
         held.mark(purpose);
         let ports = Arc::clone(self);
         Some(PortClaim {
             ports,
             port,
             purpose,
+            engine,
         })
     }
 
@@ -197,33 +226,63 @@ pub(crate) fn random_start() -> u32 {
 mod tests {
     use super::*;
 
+    fn user(uid: u32) -> Claimant {
+        Claimant { uid, engine: 0 }
+    }
+
+    /// Those of leases belong to no engine: the frames reach their programs.
+    #[test]
+    fn programs_of_other_engines_are_found() {
+        let ports = Arc::new(Ports::default());
+        let program = |engine| Claimant { uid: 1, engine };
+        let take = |engine, purpose| ports.take(7000, program(engine), purpose).unwrap();
+        let listener = take(2, Purpose::Listener(ClientId(9)));
+        let _lease = take(0, Purpose::Leased(ClientId(9)));
+        assert!(!ports.used_by_others(7000, 2) && ports.used_by_others(7000, 0));
+        let accepted = [take(2, Purpose::Accepted), take(2, Purpose::Accepted)];
+        drop(listener);
+        assert!(ports.used_by_others(7000, 1) && ports.used_by_others(7000, MAX_ENGINES));
+        drop(accepted);
+        assert!(!ports.used_by_others(7000, 1) && !ports.used_by_others(7000, MAX_ENGINES));
+    }
+
     const ANY: Purpose = Purpose::Listener(ClientId(9));
 
     #[test]
     fn only_the_program_with_a_lease_listens_on_its_port() {
         let ports = Arc::new(Ports::default());
         let (holder, other) = (ClientId(1), ClientId(2));
-        let listener = ports.take(7000, 1, Purpose::Listener(holder)).unwrap();
-        let lease = ports.take(7000, 1, Purpose::Leased(holder)).unwrap();
+        let listener = ports
+            .take(7000, user(1), Purpose::Listener(holder))
+            .unwrap();
+        let lease = ports.take(7000, user(1), Purpose::Leased(holder)).unwrap();
         assert!(
-            ports.take(7000, 1, Purpose::Listener(holder)).is_none(),
+            ports
+                .take(7000, user(1), Purpose::Listener(holder))
+                .is_none(),
             "one at a time"
         );
         drop(listener);
         assert!(
-            ports.take(7000, 1, Purpose::Listener(other)).is_none(),
+            ports
+                .take(7000, user(1), Purpose::Listener(other))
+                .is_none(),
             "its connections would bypass the daemon"
         );
         assert!(
-            ports.take(7000, 2, Purpose::Listener(holder)).is_none(),
+            ports
+                .take(7000, user(2), Purpose::Listener(holder))
+                .is_none(),
             "another user"
         );
         assert!(
-            ports.take(7000, 1, Purpose::Leased(holder)).is_none(),
+            ports.take(7000, user(1), Purpose::Leased(holder)).is_none(),
             "the program has a listener already"
         );
-        let again = ports.take(7000, 1, Purpose::Listener(holder)).unwrap();
-        assert!(ports.take(7000, 1, Purpose::Connection).is_none());
+        let again = ports
+            .take(7000, user(1), Purpose::Listener(holder))
+            .unwrap();
+        assert!(ports.take(7000, user(1), Purpose::Connection).is_none());
         drop((lease, again));
         assert!(ports.is_empty());
     }
@@ -231,55 +290,49 @@ mod tests {
     #[test]
     fn one_listener_and_many_connections_of_one_user() {
         let ports = Arc::new(Ports::default());
-        let listener = ports.take(7000, 1, ANY).unwrap();
-        assert!(ports.take(7000, 1, ANY).is_none());
-        assert!(ports.take(7000, 2, Purpose::Connection).is_none());
-        let first = ports.take(7000, 1, Purpose::Connection).unwrap();
-        let second = ports.take(7000, 1, Purpose::Connection).unwrap();
+        let listener = ports.take(7000, user(1), ANY).unwrap();
+        assert!(ports.take(7000, user(1), ANY).is_none());
+        assert!(ports.take(7000, user(2), Purpose::Connection).is_none());
+        let first = ports.take(7000, user(1), Purpose::Connection).unwrap();
+        let second = ports.take(7000, user(1), Purpose::Connection).unwrap();
         drop(listener);
         assert!(
-            ports.take(7000, 2, ANY).is_none(),
+            ports.take(7000, user(2), ANY).is_none(),
             "connections of user 1 live there"
         );
-        let again = ports.take(7000, 1, ANY).unwrap();
+        let again = ports.take(7000, user(1), ANY).unwrap();
         drop((first, second, again));
         assert!(ports.is_empty());
-        assert!(ports.take(7000, 2, ANY).is_some());
+        assert!(ports.take(7000, user(2), ANY).is_some());
     }
 
     #[test]
     fn sole_port_is_not_shared() {
         let ports = Arc::new(Ports::default());
-        let held = ports.take(9, 1, Purpose::Sole).unwrap();
-        assert!(ports.take(9, 1, Purpose::Sole).is_none());
+        let held = ports.take(9, user(1), Purpose::Sole).unwrap();
+        assert!(ports.take(9, user(1), Purpose::Sole).is_none());
         drop(held);
-        assert!(ports.take(9, 1, Purpose::Sole).is_some());
+        assert!(ports.take(9, user(1), Purpose::Sole).is_some());
     }
 
     #[test]
     fn every_ephemeral_port_is_found_and_no_other() {
         let ports = Arc::new(Ports::default());
+        let take_free = |start| {
+            let take = |port| ports.take_vacant(port, user(1), Purpose::Connection);
+            ephemeral(start).find_map(take)
+        };
         let mut claims: Vec<_> = (0..EPHEMERAL)
-            .map(|n| {
-                ports
-                    .take_free(n.wrapping_mul(7919), 1, Purpose::Connection)
-                    .unwrap()
-            })
+            .map(|n| take_free(n.wrapping_mul(7919)).unwrap())
             .collect();
         assert!(
             claims
                 .iter()
                 .all(|claim| claim.port() >= FIRST_EPHEMERAL_PORT)
         );
-        assert!(ports.take_free(3, 1, Purpose::Connection).is_none());
+        assert!(take_free(3).is_none());
         let freed = claims.swap_remove(100).port();
-        assert_eq!(
-            ports
-                .take_free(u32::MAX, 1, Purpose::Connection)
-                .unwrap()
-                .port(),
-            freed
-        );
+        assert_eq!(take_free(u32::MAX).unwrap().port(), freed);
         drop(claims);
         assert!(ports.is_empty());
     }

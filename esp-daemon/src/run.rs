@@ -4,7 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esp_engine::{Command, Engine, EngineConfig, EngineEvent, EngineHandle, LinkConfig, LinkId};
+use esp_engine::{
+    Command, Engine, EngineConfig, EngineEvent, EngineHandle, EngineSet, LinkConfig, LinkId, Member,
+};
 use esp_proto::secure::SecureConfig;
 use rustix::process::Gid;
 use sd_notify::NotifyState;
@@ -16,6 +18,7 @@ use tracing::{error, info, warn};
 use crate::auth;
 use crate::claim::{self, InterfaceClaim, SocketClaim, beside};
 use crate::config::{Checksum, Config, LeaseAllow, LeaseOptions, Listen};
+use crate::engines::{Engines, SendCommand};
 use crate::error::{Failure, StartError};
 use crate::exporter::{self, Listener, Token};
 use crate::leases::{LeaseSetup, record};
@@ -111,32 +114,26 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     } else {
         Duration::ZERO
     };
-    let mut engine = start_engine(settings, all, &lease, secure, adoption)?;
+    let mut running = start_engines(settings, all, &lease, secure, adoption)?;
     warn_of_small_buffers();
-    let page = engine.handle.page_fd().try_clone_to_owned();
-    let page = page.map_err(StartError::system("pass the engine's page"))?;
+    let engines = running.table()?;
     // Last of the steps that can fail: from now on programs find the daemon.
     let path = &config.socket.path;
     let (mut claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
     let listener = UnixListener::from_std(socket.into())
         .map_err(StartError::system("watch the control socket"))?;
 
-    let to_engine = engine.handle.clone();
-    let node = Node::new(
-        Box::new(move |command| to_engine.send(command)),
-        NodeOptions {
-            page,
-            incarnation: engine.handle.incarnation(),
-            links,
-            limits: config.limits.clone(),
-            rings: config.rings.clone(),
-            patience: PATIENCE,
-            lease,
-        },
-    );
+    let node = Node::new(NodeOptions {
+        engines,
+        links,
+        limits: config.limits.clone(),
+        rings: config.rings.clone(),
+        patience: PATIENCE,
+        lease,
+    });
     let metrics = start_metrics(config, group, &node).await?;
     tokio::spawn(expire_reservations(Arc::clone(&node), config.lease.grace.0));
-    tokio::spawn(Arc::clone(&node).dispatch(engine.events));
+    tokio::spawn(Arc::clone(&node).dispatch(running.events));
     let (stop, stopped) = watch::channel(false);
     let serving = tokio::spawn(server::serve(
         Arc::clone(&node),
@@ -156,11 +153,11 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     let ended = loop {
         tokio::select! {
             biased;
-            _ = &mut engine.ended => break Err(ENGINE_STOPPED),
+            _ = running.ended.recv() => break Err(ENGINE_STOPPED),
             _ = terminate.recv() => break Ok(End::Leave),
             _ = interrupt.recv() => break Ok(End::ForGood),
             _ = hangup.recv() => {
-                reload(&node, &engine.handle, settings);
+                reload(&node, &running.handles, settings);
             }
         }
     };
@@ -171,8 +168,12 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
     }
     let leaves = matches!(ended, Ok(End::Leave));
     let result = match ended {
-        Ok(end) => stop_engine(&engine.handle, end).await,
-        Err(failed) => Err(failed),
+        Ok(end) => stop_engines(&running.handles, end).await,
+        Err(failed) => {
+            // The other engines, if there are several.
+            let _ = stop_engines(&running.handles, End::ForGood).await;
+            Err(failed)
+        }
     };
     node.leases.stop();
     if leaves {
@@ -180,7 +181,7 @@ async fn serve(settings: &Settings) -> Result<(), Failure> {
         claim.leave();
         return result;
     }
-    // The engine has ended every stream; the sessions follow.
+    // The engines have ended every stream; the sessions follow.
     let _ = stop.send(true);
     if tokio::time::timeout(SHUTDOWN, serving).await.is_err() {
         warn!("some sessions did not end in time");
@@ -199,10 +200,26 @@ enum End {
 }
 
 struct Running {
-    handle: EngineHandle,
-    events: mpsc::UnboundedReceiver<EngineEvent>,
-    /// Resolves when the engine's thread has ended.
-    ended: oneshot::Receiver<()>,
+    set: Arc<EngineSet>,
+    handles: Vec<EngineHandle>,
+    events: mpsc::UnboundedReceiver<(u8, EngineEvent)>,
+    /// Receives when an engine's thread has ended.
+    ended: mpsc::Receiver<()>,
+}
+
+impl Running {
+    /// Returns the engines for the sessions.
+    fn table(&self) -> Result<Engines, StartError> {
+        let entry = |handle: &EngineHandle| {
+            let page = handle.page_fd().try_clone_to_owned();
+            let page = page.map_err(StartError::system("pass the engine's page"))?;
+            let handle = handle.clone();
+            let send: SendCommand = Box::new(move |command| handle.send(command));
+            Ok((send, page))
+        };
+        let entries: Result<_, StartError> = self.handles.iter().map(entry).collect();
+        Ok(Engines::new(Arc::clone(&self.set), entries?))
+    }
 }
 
 /// Frees the ports of earlier leases that were not adopted within the grace period.
@@ -244,7 +261,7 @@ fn lease_options(config: &Config) -> LeaseOptions {
     options
 }
 
-fn start_engine(
+fn start_engines(
     settings: &Settings,
     links: Vec<LinkConfig>,
     lease: &LeaseSetup,
@@ -256,34 +273,66 @@ fn start_engine(
         let link = interfaces.position(|interface| interface.name == entry.interface)?;
         Some((LinkId(u16::try_from(link).ok()?), entry.ports.clone()))
     });
+    let set = EngineSet::new(settings.config.engines.0).map_err(StartError::new)?;
     let config = EngineConfig {
         endpoint: settings.endpoint(),
         links,
         held: held.collect(),
-        idle: settings.idle(),
         secure,
         pcap: settings.config.pcap.clone(),
         adoption,
         ..EngineConfig::default()
     };
     let (to_control, events) = mpsc::unbounded_channel();
-    let send = move |event| {
-        let _ = to_control.send(event); // no receiver during the shutdown
-    };
-    let (engine, handle) = Engine::new(config, Box::new(send)).map_err(StartError::new)?;
-    let (end, ended) = oneshot::channel();
-    std::thread::Builder::new()
-        .name("esp-engine".into())
-        .spawn(move || {
-            engine.run();
-            let _ = end.send(());
-        })
-        .map_err(StartError::system("start the engine's thread"))?;
+    let (mut engines, mut handles) = (Vec::new(), Vec::new());
+    for engine in 0..set.engines() {
+        let to_control = to_control.clone();
+        let send = move |event| {
+            let _ = to_control.send((engine, event)); // no receiver during the shutdown
+        };
+        let config = EngineConfig {
+            idle: settings.idle(engine),
+            member: Some(Member {
+                set: Arc::clone(&set),
+                engine,
+            }),
+            ..config.clone()
+        };
+        let (engine, handle) = Engine::new(config, Box::new(send)).map_err(StartError::new)?;
+        engines.push(engine);
+        handles.push(handle);
+    }
+    set.connect(handles.clone());
+    let (end, ended) = mpsc::channel(1);
+    for (number, engine) in engines.into_iter().enumerate() {
+        let name = match number {
+            0 => "esp-engine".into(),
+            _ => format!("esp-engine-{number}"),
+        };
+        let end = Ended(end.clone());
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || {
+                let _end = end;
+                engine.run();
+            })
+            .map_err(StartError::system("start the engine's thread"))?;
+    }
     Ok(Running {
-        handle,
+        set,
+        handles,
         events,
         ended,
     })
+}
+
+/// Reports the end of an engine's thread on drop.
+struct Ended(mpsc::Sender<()>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.try_send(()); // the first end suffices
+    }
 }
 
 /// Warns if the kernel grants smaller socket buffers than the engine asks for.
@@ -343,21 +392,29 @@ async fn start_metrics(
     Ok(claim)
 }
 
-/// Stops the engine. For good: resets every connection with `Shutdown`, and waits until the resets
+/// Stops the engines. For good: resets every connection with `Shutdown`, and waits until the resets
 /// are sent.
-async fn stop_engine(engine: &EngineHandle, end: End) -> Result<(), Failure> {
+async fn stop_engines(engines: &[EngineHandle], end: End) -> Result<(), Failure> {
     let keep = end == End::Leave;
-    let (done, is_done) = oneshot::channel();
-    let reply = Box::new(move |()| {
-        let _ = done.send(());
-    });
-    // A stuck engine does not even accept commands.
-    let engine = engine.clone();
-    let sent = tokio::task::spawn_blocking(move || engine.send(Command::Shutdown { keep, reply }));
+    let stop = |engine: &EngineHandle| {
+        let (done, is_done) = oneshot::channel();
+        let reply = Box::new(move |()| {
+            let _ = done.send(());
+        });
+        // A stuck engine does not even accept commands.
+        let engine = engine.clone();
+        let sent =
+            tokio::task::spawn_blocking(move || engine.send(Command::Shutdown { keep, reply }));
+        (sent, is_done)
+    };
+    let stopping: Vec<_> = engines.iter().map(stop).collect();
     let stopped = async {
-        let sent = sent.await.is_ok_and(|sent| sent.is_ok());
-        let stopped = sent && is_done.await.is_ok();
-        stopped.then_some(()).ok_or(ENGINE_STOPPED)
+        let mut all = true;
+        for (sent, is_done) in stopping {
+            let sent = sent.await.is_ok_and(|sent| sent.is_ok());
+            all &= sent && is_done.await.is_ok();
+        }
+        all.then_some(()).ok_or(ENGINE_STOPPED)
     };
     let stuck = "the engine did not stop in time; the peers of its connections are not notified";
     let stopped = tokio::time::timeout(SHUTDOWN, stopped).await;
@@ -384,7 +441,7 @@ async fn notify_watchdog(node: Arc<Node>, pause: Duration) {
 
 /// Reloads limits, and the keys of a daemon that was started with keys; all other options need a
 /// restart.
-fn reload(node: &Node, engine: &EngineHandle, settings: &Settings) {
+fn reload(node: &Node, engines: &[EngineHandle], settings: &Settings) {
     let Some(file) = &settings.config_file else {
         warn!("SIGHUP: no config file to reload");
         return;
@@ -416,7 +473,9 @@ fn reload(node: &Node, engine: &EngineHandle, settings: &Settings) {
         return;
     }
     if has {
-        let _ = engine.send(Command::SetKeys(keys)); // fails during the shutdown only
+        for engine in engines {
+            let _ = engine.send(Command::SetKeys(keys.clone())); // fails during the shutdown only
+        }
     }
     info!(file = %file.display(), "reloaded limits and keys; other options need a restart");
 }

@@ -50,6 +50,8 @@ impl Settings {
         if let Some(socket) = args.socket.clone().or(environment) {
             config.socket.path = socket;
         }
+        let engines = config.check_engines();
+        engines.map_err(|what| StartError::new(format_args!("engines: {what}")))?;
         Ok(Settings {
             config_file,
             config,
@@ -134,12 +136,13 @@ impl Settings {
         }
     }
 
-    /// Returns the behaviour of the idle engine.
-    pub fn idle(&self) -> IdleConfig {
+    /// Returns the behaviour of an engine when it is idle.
+    pub fn idle(&self, engine: u8) -> IdleConfig {
         let idle = &self.config.idle;
+        let core = idle.core.and_then(|core| usize::try_from(core).ok());
         IdleConfig {
             spin: idle.spin.0,
-            core: idle.core.and_then(|core| usize::try_from(core).ok()),
+            core: core.and_then(|core| core.checked_add(engine.into())),
             ..IdleConfig::default()
         }
     }

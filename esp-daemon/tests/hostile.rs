@@ -299,6 +299,7 @@ fn random_input_leaves_nothing() {
         Request::Hello {
             version: esp_client::control::VERSION,
             program: "x".into(),
+            engine: None,
         },
         Request::Status,
         listen(0),

@@ -120,7 +120,7 @@ impl Daemon {
         wrapper: &[&str],
         interfaces: &[&str],
     ) -> Daemon {
-        let config = TempFile::new(&without_leases(config));
+        let config = TempFile::new(&lab::with_engines(&without_leases(config)));
         let socket = lab.socket(node);
         let (first, rest) = wrapper.split_first().expect("a command");
         let mut command = lab.command(node, first).expect("a command of the node");

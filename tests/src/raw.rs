@@ -75,6 +75,7 @@ impl RawProgram {
         let hello = Request::Hello {
             version: VERSION,
             program: "hand-made".into(),
+            engine: None,
         };
         let (Reply::Hello { .. }, descriptors) = program.ask(hello) else {
             panic!("no welcome")

@@ -270,6 +270,7 @@ fn names_that_programs_choose_cannot_disturb_a_terminal() {
     program.ask(Request::Hello {
         version: esp_client::control::VERSION,
         program: name,
+        engine: None,
     });
     program.listen(7000, 1);
     for args in [&["-p"][..], &["--json"]] {

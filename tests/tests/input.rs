@@ -333,6 +333,7 @@ fn a_daemon_of_another_version_is_named_with_its_version() {
             daemon: "9.9.9".into(),
             client: 1,
             incarnation: 1,
+            engine: 0,
             interfaces: Vec::new(),
             leases: false,
         };

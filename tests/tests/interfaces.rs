@@ -8,8 +8,11 @@ use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr, NodeAddr};
 use esp_tests::process::{
     Daemon, Finished, TempFile, bare_lab, ip, ip_in_switch, output, programs,
 };
+use esp_tests::program::Program;
 use esp_tests::{PATIENCE, check_pattern, client, lab_or_skip, pair, send_pattern, wait_until};
 use lab::{Lab, LabOptions, Node};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_esp-test-program");
 
 fn run(lab: &Lab, node: usize, program: &str, args: &[&str]) -> Finished {
     let mut command = lab
@@ -45,10 +48,20 @@ fn works(left: &EspStream, right: &EspStream) {
 
 #[test]
 fn an_interface_that_is_removed_and_made_again_is_used_again() {
-    let Some(lab) = bare_lab("made_again", 2) else {
+    removed_and_made_again("made_again", 1);
+}
+
+#[test]
+fn an_interface_that_is_made_again_is_used_by_all_engines() {
+    removed_and_made_again("made_again_for_all", 2);
+}
+
+fn removed_and_made_again(test: &str, engines: u8) {
+    let Some(lab) = bare_lab(test, 2) else {
         return;
     };
-    let (daemon, _other) = (Daemon::start(&lab, 0, ""), Daemon::start(&lab, 1, ""));
+    let config = format!("engines = {engines}\n");
+    let (daemon, _other) = (Daemon::start(&lab, 0, &config), Daemon::start(&lab, 1, ""));
     let here = daemon.client();
     let listener = EspListener::builder().bind_at(&here, 7001).unwrap();
     // The second time with another address, as another adapter in the slot would have.
@@ -70,6 +83,24 @@ fn an_interface_that_is_removed_and_made_again_is_used_again() {
             .connect_at(&client(&lab, 1), EspAddr::new(mac, 7001))
             .unwrap();
         works(&back, &listener.accept_timeout(PATIENCE).unwrap().0);
+        // Each program gets the engine with the fewest.
+        let ports = [7003, 7004].map(|port| (port, format!("listen:{port}")));
+        let servers = ports.each_ref().map(|(_, listen)| {
+            let server = Program::start_in(&lab, 0, PROGRAM, &[listen, "accept", "echo"]);
+            server.says(&format!("ok {listen}"));
+            server
+        });
+        for (port, _) in ports {
+            wait_until("the engine serves it", || {
+                let to = EspAddr::new(mac, port);
+                let stream = EspStream::builder().connect_at(&client(&lab, 1), to);
+                stream.is_ok_and(|stream| {
+                    works(&stream, &stream);
+                    true
+                })
+            });
+        }
+        drop(servers);
         // Datagrams, from a new program.
         let echo = run(&lab, 0, "esping", &["-c", "2", "-i", "0.01", "node1"]);
         assert_eq!(echo.code, Some(0), "{echo:?}");

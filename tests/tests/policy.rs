@@ -401,6 +401,7 @@ fn the_daemon_checks_what_the_library_would_not_ask() {
             Request::Hello {
                 version: esp_client::control::VERSION,
                 program: "again".into(),
+                engine: None,
             },
             BadRequest,
         ),

@@ -420,6 +420,7 @@ fn a_daemon_short_of_descriptors_refuses_some_and_serves_the_others() {
                 let hello = esp_client::control::Request::Hello {
                     version: esp_client::control::VERSION,
                     program: "crowd".into(),
+                    engine: None,
                 };
                 program.post(hello);
             }

@@ -38,6 +38,18 @@ pub(crate) fn socket(lab: &Path, node: usize) -> PathBuf {
     node_dir(lab, node).join(SOCKET)
 }
 
+/// Returns a daemon's config with the number of engines that `ESP_LAB_ENGINES` asks for, if its
+/// options allow several: all tests can run over such daemons.
+pub fn with_engines(config: &str) -> String {
+    const EXCLUDED: [&str; 5] = ["engines", "udp", "[auth]", "checksum", "pcap"];
+    match std::env::var("ESP_LAB_ENGINES") {
+        Ok(number) if !EXCLUDED.iter().any(|option| config.contains(option)) => {
+            format!("engines = {number}\n{config}")
+        }
+        _ => config.into(),
+    }
+}
+
 impl Daemon {
     /// Starts the daemon by `enter`, a command that enters the node and runs its arguments.
     pub(crate) fn start(
@@ -51,7 +63,10 @@ impl Daemon {
         let doing = || format!("starting {} of node {node}", program.display());
         // A separate file, so that the machine's is not read.
         let file = dir.join("esp-daemon.toml");
-        let config = &options.daemon_config;
+        let config = match options.carriers {
+            Carriers::Raw => with_engines(&options.daemon_config),
+            _ => options.daemon_config.clone(),
+        };
         fs::write(&file, format!("node_name = \"{}\"\n{config}", Node(node))).at(doing)?;
         let mut arguments = Vec::new();
         let mut add = |name: &str, value: &str| arguments.extend([name.into(), value.into()]);

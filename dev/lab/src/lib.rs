@@ -36,6 +36,7 @@ use std::time::Duration;
 use rustix::process::geteuid;
 
 use daemon::Daemon;
+pub use daemon::with_engines;
 use error::At;
 use holder::Holder;
 use inhabitants::Namespace;
@@ -50,7 +51,7 @@ pub use offload::set_segmentation_offload;
 pub use options::{
     Carriers, LabOptions, MAX_MTU, MAX_NODES, MAX_RAILS, MIN_MTU, Node, QUEUE_FRAMES, WireOptions,
 };
-pub use process::{ProcessRef, adopt_descendants, cpu_time, end_descendants, wait_any};
+pub use process::{ProcessRef, adopt_descendants, cpu_time, cpu_times, end_descendants, wait_any};
 pub use service::{DaemonAction, daemon as act_on_daemon};
 pub use state::{NodeState, State};
 

@@ -1,5 +1,6 @@
 //! Processes identified by id and start time.
 
+use std::collections::BTreeMap;
 use std::collections::HashSet;
 use std::fmt;
 use std::io;
@@ -168,13 +169,22 @@ fn descendants(of: i32) -> Vec<ProcessRef> {
 /// Returns the CPU time of all threads of a process in nanoseconds; `None` if it has ended or the
 /// kernel does not report it.
 pub fn cpu_time(process: ProcessRef) -> Option<u64> {
+    Some(cpu_times(process)?.values().sum())
+}
+
+/// Returns the CPU time of each thread of a process in nanoseconds, by the thread's id; `None` if
+/// the process has ended or the kernel does not report it.
+pub fn cpu_times(process: ProcessRef) -> Option<BTreeMap<String, u64>> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.pid)).ok()?;
-    let times = tasks.map(|task| {
-        let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-        text.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    // A thread may end meanwhile.
+    let times = tasks.filter_map(|task| {
+        let task = task.ok()?;
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        let time = text.split_ascii_whitespace().next()?.parse().ok()?;
+        Some((task.file_name().to_string_lossy().into_owned(), time))
     });
-    let sum = times.sum();
-    if process.is_alive() { sum } else { None }
+    let times: BTreeMap<_, _> = times.collect();
+    (process.is_alive() && !times.is_empty()).then_some(times)
 }
 
 /// Stops the processes, so that none reacts to the end of another, until [`end_all`].

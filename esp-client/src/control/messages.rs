@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::status::Status;
 
 /// Version of these messages; [`Request::Hello`] with another one is refused.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Maximum length of a message's JSON text, in bytes. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// Maximum length of a request's JSON text, in bytes.
@@ -49,6 +49,10 @@ pub enum Request {
         version: u16,
         /// Name of the program, for `espstat`; cut at 64 bytes.
         program: String,
+        /// Engine of the last daemon that served the program ([`Reply::Hello`]), whose ports belong
+        /// to that of the same number again; `None`: the daemon chooses one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        engine: Option<u8>,
     },
     /// Listens on a port. Reply: [`Reply::Listening`].
     Listen {
@@ -199,6 +203,9 @@ pub enum Reply {
         client: u64,
         /// Random number that the daemon chose at its start.
         incarnation: u64,
+        /// The daemon's engine that serves the program.
+        #[serde(default)]
+        engine: u8,
         interfaces: Vec<InterfaceInfo>,
         /// True if the node's policy allows this program leases ([`Request::Lease`]).
         #[serde(default)]

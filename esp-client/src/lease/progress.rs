@@ -425,6 +425,7 @@ mod tests {
     fn started(polled: bool) -> Arc<Leases> {
         let welcome = Welcome {
             incarnation: 1,
+            engine: 0,
             interfaces: Vec::new(),
             leases: true,
         };

@@ -239,7 +239,7 @@ impl Session {
             kind: error.kind(),
         })?;
         let mut decoder = Decoder::new();
-        let (welcome, descriptors) = say_hello(path, &socket, &mut decoder)?;
+        let (welcome, descriptors) = say_hello(path, &socket, &mut decoder, None)?;
         let (daemon, events) = Daemon::new(socket, descriptors)?;
         let session = Self::new(path, Some(daemon), welcome, (polled, lasting))?;
         let of_thread = session.pass_events(events, Vec::new())?;

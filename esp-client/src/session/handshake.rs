@@ -21,6 +21,7 @@ const MAX_PROGRAM_NAME: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Welcome {
     pub(crate) incarnation: u64,
+    pub(crate) engine: u8,
     pub(crate) interfaces: Vec<InterfaceInfo>,
     pub(crate) leases: bool,
 }
@@ -57,11 +58,13 @@ fn program_name() -> String {
     name
 }
 
-/// Introduces the program, and returns the daemon's welcome with its four descriptors.
+/// Introduces the program, which `engine` of the last daemon has served, and returns the daemon's
+/// welcome with its four descriptors.
 pub(super) fn say_hello(
     path: &Path,
     socket: &OwnedFd,
     decoder: &mut Decoder<Reply>,
+    engine: Option<u8>,
 ) -> Result<(Welcome, [OwnedFd; 4]), EspError> {
     let silent = || EspError::silent(path, "no reply to the first message");
     let bad = |source| EspError::bad_control(path, source);
@@ -70,6 +73,7 @@ pub(super) fn say_hello(
         body: Request::Hello {
             version: VERSION,
             program: program_name(),
+            engine,
         },
     };
     let bytes = encode(&hello)
@@ -127,12 +131,14 @@ fn welcome(
         ))),
         Reply::Hello {
             incarnation,
+            engine,
             interfaces,
             leases,
             ..
         } => {
             let welcome = Welcome {
                 incarnation,
+                engine,
                 interfaces,
                 leases,
             };

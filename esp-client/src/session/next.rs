@@ -151,7 +151,8 @@ impl Session {
         let unreachable = |error: std::io::Error| EspError::gone(path, error.to_string());
         let socket = connect_socket(path).map_err(unreachable)?;
         let mut decoder = Decoder::new();
-        let (welcome, descriptors) = say_hello(path, &socket, &mut decoder)?;
+        let engine = Some(self.welcome().engine);
+        let (welcome, descriptors) = say_hello(path, &socket, &mut decoder, engine)?;
         let (daemon, events) = Daemon::new(socket, descriptors)?;
         let mut opening = Opening {
             session: self,

@@ -223,8 +223,13 @@ fn requests() -> impl Strategy<Value = Request> {
     let rings = (any::<u32>(), any::<u32>()).prop_map(|(tx, rx)| Rings { tx, rx });
     let key = vec(any::<u8>(), 0..33);
     prop_oneof![
-        (any::<u16>(), ".{0,40}")
-            .prop_map(|(version, program)| Request::Hello { version, program }),
+        (any::<u16>(), ".{0,40}", any::<Option<u8>>()).prop_map(|(version, program, engine)| {
+            Request::Hello {
+                version,
+                program,
+                engine,
+            }
+        }),
         (
             proptest::option::of(".{0,16}"),
             any::<u16>(),

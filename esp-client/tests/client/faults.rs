@@ -52,6 +52,7 @@ fn welcome(version: u16) -> (Reply, Vec<OwnedFd>) {
         daemon: "test".into(),
         client: 1,
         incarnation: 1,
+        engine: 0,
         interfaces: vec![interface],
         leases: false,
     };

@@ -18,6 +18,7 @@ fn hello(number: u8) -> Reply {
         daemon: "test".into(),
         client: 1,
         incarnation: number.into(),
+        engine: 0,
         interfaces: vec![InterfaceInfo {
             name: "eth0".into(),
             addr: MacAddr([2, 0, 0, 0, 0, number]).into(),

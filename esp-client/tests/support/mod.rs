@@ -313,6 +313,7 @@ impl Program {
                     daemon: "test".into(),
                     client: 1,
                     incarnation: 9,
+                    engine: 0,
                     interfaces,
                     leases: false,
                 };

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use toml::de::DeTable;
 
 pub use limits::{Limits, NodeLimits, Resource};
-pub use values::{Listen, Memory, Mode, Network, RingSize, Span, Uid};
+pub use values::{Engines, Listen, Memory, Mode, Network, RingSize, Span, Uid};
 
 /// Config file used when the command line names none.
 pub const DEFAULT_FILE: &str = "/etc/esp/esp-daemon.toml";
@@ -57,6 +57,8 @@ tables! {
         checksum: Checksum = Checksum::Off,
         /// Pcap file for every frame sent and received. Default: off.
         pcap: Option<PathBuf> = None,
+        /// Number of engines, each with a thread, among which the programs are divided.
+        engines: Engines = Engines(1),
         /// The Unix socket of the control protocol.
         socket: SocketOptions = SocketOptions::default(),
         /// EtherTypes.
@@ -121,7 +123,8 @@ tables! {
     Idle {
         /// Time to spin after the last work. Pays only with a dedicated core.
         spin: Span = Span::millis(0),
-        /// CPU to which the engine's thread is pinned. Default: none.
+        /// CPU to which the engine's thread is pinned, those of further engines to the next ones.
+        /// Default: none.
         core: Option<u32> = None,
     }
 
@@ -290,6 +293,26 @@ impl Config {
         Ok(config)
     }
 
+    /// Checks that the other options allow several engines, if there are.
+    ///
+    /// # Errors
+    /// Description of the option that does not.
+    pub fn check_engines(&self) -> Result<(), String> {
+        let conflicts = [
+            (!self.udp.is_empty(), "ESP in UDP (`udp`)"),
+            (!self.auth.key_files.is_empty(), "keys (`auth.key_files`)"),
+            (self.checksum != Checksum::Off, "checksums (`checksum`)"),
+            (self.pcap.is_some(), "a pcap file (`pcap`)"),
+        ];
+        match conflicts.iter().find(|(is_set, _)| *is_set) {
+            Some((_, what)) if self.engines.0 > 1 => Err(format!(
+                "several engines serve raw Ethernet without protection and pcap file only, not with \
+                 {what}: expected 1"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the conditions that the types do not express. An error is (key, description).
     fn check(&self) -> Result<(), (String, String)> {
         /// IPv4, ARP, VLAN tags, IPv6, LLDP: using them would cut the node off.
@@ -312,6 +335,8 @@ impl Config {
                 "duplicate interface `{name}`"
             );
         }
+        self.check_engines()
+            .map_err(|what| ("engines".into(), what))?;
         let node_name = self.node_name.as_deref().unwrap_or_default();
         ensure!(
             node_name.len() <= 64,

@@ -25,7 +25,7 @@ fn example_shows_the_defaults() {
 
 /// Tables of the file, with the number of keys and tables of each.
 const TABLES: [(&str, usize); 12] = [
-    ("", 15),
+    ("", 16),
     ("socket", 3),
     ("ethertypes", 2),
     ("limits", 9),
@@ -140,6 +140,20 @@ fn errors_name_line_and_key() {
             3,
             "interfaces",
             "string",
+        ),
+        ("engines = 0\n", 1, "engines", "1 to 16"),
+        ("engines = 17\n", 1, "engines", "1 to 16"),
+        (
+            "pcap = \"/x\"\nengines = 2\n",
+            2,
+            "engines",
+            "not with a pcap file (`pcap`)",
+        ),
+        (
+            "engines = 2\nudp = [\"on-link\"]\n",
+            1,
+            "engines",
+            "not with ESP in UDP (`udp`)",
         ),
         (
             "interfaces = [\"a\", \"a\"]\n",

@@ -49,6 +49,12 @@ values! {
                 _ => None,
             },
         };
+    /// Number of engines.
+    Engines(u8), "number of engines", "1 to 16",
+        |value| match value.as_integer().and_then(|number| u8::try_from(number).ok())? {
+            number @ 1..=esp_engine::MAX_ENGINES => Some(number),
+            _ => None,
+        };
     /// Permission bits, written as an octal string, such as `"0660"`.
     Mode(u32), "permission bits", "an octal number in quotes, such as \"0660\"",
         |value| {

@@ -62,7 +62,7 @@ impl Session {
                     self.match_arrivals(listener).await;
                 }
                 // Closed meanwhile; the engine has reset it, or does so now.
-                None => self.node.refuse(arrival.handle),
+                None => self.refuse(arrival),
             },
             SessionEvent::IncomingGone { listener, handle } => {
                 if let Some(listening) = self.listeners.get_mut(&listener) {
@@ -141,7 +141,18 @@ impl Session {
             );
         }
         // The ports are freed (drop) after the command. The engine resets waiting connections.
-        self.node.send(Command::CloseListener { listener: id })
+        let command = Command::CloseListener { listener: id };
+        match &self.client {
+            Some(client) => self.node.engines.send(client.engine(), command),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a connection to one of the program's listeners.
+    fn refuse(&self, arrival: Arrival) {
+        if let Some(client) = &self.client {
+            self.node.refuse(client.engine(), arrival.handle);
+        }
     }
 
     /// Matches waiting connections with waiting accepts.
@@ -162,7 +173,7 @@ impl Session {
             };
             let attached = self.attach(&client, arrival, rings).await;
             if attached.is_err() {
-                self.node.refuse(arrival.handle);
+                self.node.refuse(client.engine(), arrival.handle);
             }
             let Some(answer) = attached.transpose() else {
                 continue;
@@ -193,7 +204,7 @@ impl Session {
             return Ok(None);
         };
         // Succeeds, because the listener holds the port.
-        let claim = link.esp.take(port, self.credentials.uid, Purpose::Accepted);
+        let claim = link.esp.take(port, client.claimant(), Purpose::Accepted);
         // The connection has agreed on a payload size, which needs a ring of this size.
         let least = esp_proto::least_listener_capacity(link.info().mtu);
         let prepared = self.prepare(client, SlotUse::Stream, (rings, least), claim)?;
@@ -204,14 +215,15 @@ impl Session {
             region: Arc::clone(&prepared.region),
             reply,
         };
-        let attached = self.node.request(command).await;
+        let attached = self.node.engines.request(client.engine(), command).await;
         if let Ok(true) = attached {
             return Ok(Some(prepared.stream_reply(link, port, (peer, peer_port))));
         }
         client.slots().withdraw(prepared.slot);
         attached?;
         // The connection has probably ended; otherwise it must not wait for ever.
-        let _ = self.node.send(Command::Refuse { handle });
+        let command = Command::Refuse { handle };
+        let _ = self.node.engines.send(client.engine(), command);
         Ok(None)
     }
 }

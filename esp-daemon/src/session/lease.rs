@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use esp_client::control::{ErrorKind, LeaseProtocol, LeaseRing, Reply};
-use esp_engine::{ClientId, Command, LinkId, ListenerId};
+use esp_engine::{Command, LinkId, ListenerId};
 use esp_proto::Port;
 use netif::RingShape;
 
@@ -54,19 +54,22 @@ impl Session {
         let node = &self.node;
         let (id, link) = links::choose(&node.links, interface)?;
         let charges = self.charge_lease(id)?;
-        let uid = self.credentials.uid;
         let ports = match listener {
             Some(listener) => {
                 let listening = self.listeners.get(&ListenerId(listener));
                 let port = listening.ok_or_else(no_lease)?.port();
-                let taken = link.esp.take(port, uid, Purpose::Leased(client.id));
+                let taken = link
+                    .esp
+                    .take(port, client.claimant(), Purpose::Leased(client.id));
                 vec![taken.ok_or_else(|| {
                     let message = format!("port {port} has connections through the daemon");
                     Refusal::new(ErrorKind::InUse, message)
                 })?]
             }
             None if (1..=MOST_PORTS).contains(&count) => {
-                consecutive(&node.links, id, count, (uid, client.id))?
+                // The program may listen on them at the daemon, too, for programs of its node.
+                let is_own = |port| node.engines.owns(client.engine(), port);
+                consecutive(&node.links, id, count, client, is_own)?
             }
             None => {
                 return Err(Refusal::bad_argument(format!(
@@ -101,7 +104,7 @@ impl Session {
         };
         self.check_port(port)?;
         let lease = self.lease(client, (id, link), port..=last, (false, charges));
-        let added = self.adopt_or_add(link, &lease)?;
+        let added = self.adopt_or_add(client, link, &lease)?;
         let answer = self.open_lease(link, (added, lease)).await?;
         self.node.stats.leases_adopted.add();
         Ok(answer)
@@ -119,7 +122,7 @@ impl Session {
         let (id, link) = links::by_name(&self.node.links, interface)?;
         let charges = vec![self.charge_buffers(id, true)?];
         let lease = self.lease(client, (id, link), of.ports(), (true, charges));
-        let added = self.adopt_or_add(link, &lease)?;
+        let added = self.adopt_or_add(client, link, &lease)?;
         self.open_lease(link, (added, lease)).await
     }
 
@@ -142,12 +145,17 @@ impl Session {
 
     /// Adds a lease with ports that are reserved for this user since an earlier one, or are free;
     /// returns its id.
-    fn adopt_or_add(&self, link: &Link, lease: &Arc<Lease>) -> Result<u64, Refusal> {
+    fn adopt_or_add(
+        &self,
+        client: &Client,
+        link: &Link,
+        lease: &Arc<Lease>,
+    ) -> Result<u64, Refusal> {
         let leases = &self.node.leases;
         if let Some(adopted) = leases.adopt(lease) {
             return Ok(adopted);
         }
-        let ports = vacant(link, lease.ports(), lease.entry.uid, lease.client)?;
+        let ports = vacant(link, lease.ports(), client)?;
         lease.hold(ports);
         Ok(leases.add(lease))
     }
@@ -161,16 +169,18 @@ impl Session {
         let node = &self.node;
         let (link_id, standby, ports) = (lease.link, lease.standby, lease.ports());
         let (port, count) = (*ports.start(), ports.end() - ports.start() + 1);
-        let hold = |reply| Command::Hold {
-            link: link_id,
-            ports,
-            reply,
-        };
-        // Ending the lease makes the engine serve the ports again, which it may hold since an
-        // earlier one.
-        let held = node.request(hold).await;
-        held.and_then(|held| held.map_err(|error| Refusal::new(ErrorKind::InUse, error)))
-            .inspect_err(|_| node.end_lease(id))?;
+        for engine in node.engines.numbers() {
+            let hold = |reply| Command::Hold {
+                link: link_id,
+                ports: ports.clone(),
+                reply,
+            };
+            // Ending the lease makes the engines serve the ports again, which they may hold since
+            // an earlier one.
+            let held = node.engines.request(engine, hold).await;
+            held.and_then(|held| held.map_err(|error| Refusal::new(ErrorKind::InUse, error)))
+                .inspect_err(|_| node.end_lease(id))?;
+        }
         let opener = Arc::clone(node);
         let opened = tokio::task::spawn_blocking(move || opener.leases.open(id, &lease)).await;
         let sockets = opened
@@ -224,26 +234,30 @@ impl Session {
 fn vacant(
     link: &Link,
     ports: RangeInclusive<Port>,
-    uid: u32,
-    holder: ClientId,
+    client: &Client,
 ) -> Result<Vec<PortClaim>, Refusal> {
-    let take = |port| link.esp.take_vacant(port, uid, Purpose::Leased(holder));
+    let (claimant, purpose) = (client.claimant(), Purpose::Leased(client.id));
+    let take = |port| link.esp.take_vacant(port, claimant, purpose);
     ports
         .map(|port| take(port).ok_or_else(|| in_use(link, port)))
         .collect()
 }
 
-/// Takes consecutive free ports, preferably ports that are free on all interfaces, so that standbys
-/// are possible.
+/// Takes consecutive free ports that `is_own` accepts, preferably ports that are free on all
+/// interfaces, so that standbys are possible.
 fn consecutive(
     links: &[Link],
     on: LinkId,
     count: u16,
-    (uid, holder): (u32, ClientId),
+    client: &Client,
+    is_own: impl Fn(Port) -> bool,
 ) -> Result<Vec<PortClaim>, Refusal> {
     let take = |link: &Link, first: Port| -> Option<Vec<PortClaim>> {
         let last = first.checked_add(count - 1)?;
-        vacant(link, first..=last, uid, holder).ok()
+        let are_own = || (first..=last).all(&is_own);
+        let taken = are_own().then(|| vacant(link, first..=last, client).ok())?;
+        // Checked again, because they may have been assigned to another engine before.
+        taken.filter(|_| are_own())
     };
     let here = usize::from(on.0);
     let everywhere = |first: Port| -> Option<Vec<PortClaim>> {

@@ -319,8 +319,9 @@ impl Session {
             Request::Hello {
                 version: VERSION,
                 program,
+                engine,
             } => {
-                let hello = self.hello(&program);
+                let hello = self.hello(&program, engine);
                 self.answer(id, hello);
                 Ok(())
             }
@@ -338,8 +339,9 @@ impl Session {
         }
     }
 
-    /// Registers the program; the reply has its page, its descriptors and its id.
-    fn hello(&mut self, program: &str) -> Result<ReplyWithFds, Refusal> {
+    /// Registers the program, which `engine` of the last daemon has served; the reply has its page,
+    /// its descriptors and its id.
+    fn hello(&mut self, program: &str, engine: Option<u8>) -> Result<ReplyWithFds, Refusal> {
         let program = printable(program);
         let make = |what: &'static str| move |error: io::Error| Refusal::system(what, &error);
         let (page, page_fd) = ClientPage::create().map_err(make("create a program's page"))?;
@@ -355,26 +357,30 @@ impl Session {
             Ok((ours.into(), theirs.into()))
         });
         let (notify, notify_fd) = notify.map_err(make("create a socket pair"))?;
-        let engine_page = self.node.page.try_clone();
+        let seat = self.node.engines.seat(engine);
+        let engine = seat.engine();
+        let engine_page = self.node.engines.page(engine);
         let engine_page = engine_page.map_err(make("pass the engine's page"))?;
         let client = self
             .node
-            .add_client(self.credentials, program, self.to_session.clone());
+            .add_client(self.credentials, program, seat, self.to_session.clone());
         let number = client.id;
         // From here on `Drop` removes the client.
         self.client = Some(client);
-        self.node.send(Command::AddClient {
+        let command = Command::AddClient {
             client: number,
             user: self.credentials.uid,
             page,
             doorbell,
             notify,
-        })?;
+        };
+        self.node.engines.send(engine, command)?;
         let reply = Reply::Hello {
             version: VERSION,
             daemon: env!("CARGO_PKG_VERSION").into(),
             client: number.0,
-            incarnation: self.node.incarnation,
+            incarnation: self.node.engines.incarnation(),
+            engine,
             interfaces: self.node.links.iter().map(|link| link.info()).collect(),
             leases: self.node.leases.allowed(self.credentials, &self.groups),
         };

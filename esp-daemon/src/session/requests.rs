@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use esp_client::control::{ErrorKind, Reply, Request, Rings};
 use esp_engine::shm::{Region, RingSizes};
-use esp_engine::{ClientId, Command, Slot};
+use esp_engine::{Command, Slot};
 use esp_proto::{FIRST_USER_PORT, NodeAddr, Port};
 
 use super::accept::Listening;
@@ -14,7 +14,7 @@ use crate::accounts::Charge;
 use crate::config::Resource;
 use crate::links::{self, Link};
 use crate::node::Client;
-use crate::ports::{self, PortClaim, Ports, Purpose};
+use crate::ports::{PortClaim, Ports, Purpose};
 use crate::refusal::Refusal;
 use crate::slots::{Holdings, SlotUse};
 use crate::status;
@@ -199,19 +199,23 @@ impl Session {
         let accounts = &self.node.accounts;
         let charge = accounts.charge(self.credentials.uid, Resource::Listeners, 1)?;
         let claims = self
-            .claim_for_listener(client.id, links, port)
+            .claim_for_listener(client, links, port)
             .or_else(|refusal| {
                 if self.node.free_ports_of_the_dead() {
-                    self.claim_for_listener(client.id, links, port)
+                    self.claim_for_listener(client, links, port)
                 } else {
                     Err(refusal)
                 }
             })?;
+        if port != 0 {
+            self.node.assign_port(client.claimant(), port).await?;
+        }
         let port = claims.first().map_or(port, PortClaim::port);
         let listener = self.node.add_listener(client);
         let listened = self
             .node
-            .request(|reply| Command::Listen {
+            .engines
+            .request(client.engine(), |reply| Command::Listen {
                 client: client.id,
                 listener,
                 link,
@@ -235,23 +239,24 @@ impl Session {
     /// Claims one port on each of the links.
     fn claim_for_listener(
         &self,
-        client: ClientId,
+        client: &Client,
         links: &[Link],
         port: Port,
     ) -> Result<Vec<PortClaim>, Refusal> {
-        let (uid, purpose) = (self.credentials.uid, Purpose::Listener(client));
+        let (claimant, purpose) = (client.claimant(), Purpose::Listener(client.id));
         if port != 0 {
             let take = |link: &Link| {
-                let claim = link.esp.take(port, uid, purpose);
+                let claim = link.esp.take(port, claimant, purpose);
                 claim.ok_or_else(|| in_use(link, port))
             };
             return links.iter().map(take).collect();
         }
         let vacant = |port| {
-            let take = |link: &Link| link.esp.take_vacant(port, uid, purpose);
+            let take = |link: &Link| link.esp.take_vacant(port, claimant, purpose);
             links.iter().map(take).collect()
         };
-        let found = ports::ephemeral(ports::random_start()).find_map(vacant);
+        let engines = &self.node.engines;
+        let found = engines.free_port(client.engine(), vacant);
         found.ok_or_else(no_port)
     }
 
@@ -275,7 +280,10 @@ impl Session {
             return Err(Refusal::bad_argument("invalid peer port 0"));
         }
         let (id, link) = links::to_send_on(&self.node.links, interface)?;
-        let claim = self.claim_port(link, &link.esp, local_port, Purpose::Connection)?;
+        let at = (link, &link.esp);
+        let claim = self
+            .claim_port(client, at, local_port, Purpose::Connection)
+            .await?;
         let local_port = claim.port();
         let prepared = self.prepare(client, SlotUse::Stream, (rings, 0), Some(claim))?;
         let command = |reply| Command::Connect {
@@ -302,7 +310,8 @@ impl Session {
     ) -> Result<ReplyWithFds, Refusal> {
         self.check_port(port)?;
         let (id, link) = links::choose(&self.node.links, interface)?;
-        let claim = self.claim_port(link, &link.edp, port, Purpose::Sole)?;
+        let at = (link, &link.edp);
+        let claim = self.claim_port(client, at, port, Purpose::Sole).await?;
         let port = claim.port();
         let prepared = self.prepare(client, SlotUse::Edp, (rings, 0), Some(claim))?;
         let command = |reply| Command::BindEdp {
@@ -331,7 +340,7 @@ impl Session {
         slot: Slot,
         command: impl FnOnce(esp_engine::Reply<Result<T, E>>) -> Command,
     ) -> Result<(), Refusal> {
-        let answer = self.node.request(command).await;
+        let answer = self.node.engines.request(client.engine(), command).await;
         let started = answer.and_then(|answer| answer.map_err(Into::into));
         if started.is_err() {
             client.slots().withdraw(slot);
@@ -345,10 +354,11 @@ impl Session {
             return Err(no_slot(slot));
         }
         // The command comes first: once the slot counts as closed, it may be reused.
-        let sent = self.node.send(Command::Close {
+        let command = Command::Close {
             client: client.id,
             slot,
-        });
+        };
+        let sent = self.node.engines.send(client.engine(), command);
         client.slots().program_closed(slot);
         sent
     }
@@ -357,10 +367,11 @@ impl Session {
         if !client.slots().is(slot, SlotUse::Stream) {
             return Err(no_slot(slot));
         }
-        self.node.send(Command::Abort {
+        let command = Command::Abort {
             client: client.id,
             slot,
-        })
+        };
+        self.node.engines.send(client.engine(), command)
     }
 
     /// Acquires slot, rings, charges and port of a socket. On error nothing stays acquired.
@@ -425,22 +436,24 @@ impl Session {
         ])
     }
 
-    pub(super) fn claim_port(
+    /// Claims a port, or any free one (port 0), which the program's engine serves.
+    pub(super) async fn claim_port(
         &self,
-        link: &Link,
-        ports: &Arc<Ports>,
+        client: &Client,
+        (link, ports): (&Link, &Arc<Ports>),
         port: Port,
         purpose: Purpose,
     ) -> Result<PortClaim, Refusal> {
-        let uid = self.credentials.uid;
-        match port {
-            0 => ports
-                .take_free(ports::random_start(), uid, purpose)
-                .ok_or_else(no_port),
-            port => ports
-                .take(port, uid, purpose)
-                .ok_or_else(|| in_use(link, port)),
+        let claimant = client.claimant();
+        if port == 0 {
+            let vacant = |port| ports.take_vacant(port, claimant, purpose);
+            let found = self.node.engines.free_port(client.engine(), vacant);
+            return found.ok_or_else(no_port);
         }
+        let claim = ports.take(port, claimant, purpose);
+        let claim = claim.ok_or_else(|| in_use(link, port))?;
+        self.node.assign_port(claimant, port).await?;
+        Ok(claim)
     }
 
     pub(super) fn check_port(&self, port: Port) -> Result<(), Refusal> {
@@ -477,7 +490,7 @@ pub(super) fn in_use(link: &Link, port: Port) -> Refusal {
 fn no_port() -> Refusal {
     Refusal::new(
         ErrorKind::InUse,
-        "all ports from 32768 to 65535 are in use: close connections, or choose a port",
+        "all ports that esp-daemon can choose are in use: close connections, or choose a port",
     )
 }
 

@@ -46,8 +46,10 @@ impl Session {
         } else {
             Purpose::Connection
         };
-        let port = (link.esp).take(image.local_port, self.credentials.uid, purpose);
+        let port = (link.esp).take(image.local_port, client.claimant(), purpose);
         let port = port.ok_or_else(|| in_use(link, image.local_port))?;
+        let assigned = self.node.assign_port(client.claimant(), image.local_port);
+        assigned.await?;
         self.reserve_at(client, SlotUse::Stream, slot, sizes, port)?;
         let command = |reply| Command::Resume {
             client: client.id,
@@ -77,7 +79,8 @@ impl Session {
             return Err(Refusal::bad_argument("invalid port 0"));
         }
         self.check_port(port)?;
-        let claim = self.claim_port(link, &link.edp, port, Purpose::Sole)?;
+        let at = (link, &link.edp);
+        let claim = self.claim_port(client, at, port, Purpose::Sole).await?;
         self.reserve_at(client, SlotUse::Edp, slot, sizes, claim)?;
         let command = |reply| Command::BindEdp {
             client: client.id,

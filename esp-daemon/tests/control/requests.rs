@@ -24,6 +24,7 @@ fn hello_returns_pages_and_links() {
     let (kind, _) = program.refused(Request::Hello {
         version: esp_client::control::VERSION,
         program: String::new(),
+        engine: None,
     });
     assert_eq!(kind, ErrorKind::BadRequest);
 }
@@ -35,6 +36,7 @@ fn other_version_is_refused_by_name() {
     program.post(Request::Hello {
         version: 99,
         program: "old".into(),
+        engine: None,
     });
     let Some(Reply::Error(error)) = program.last_words() else {
         panic!("no error")

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use esp_daemon::node::SendCommand;
+use esp_daemon::engines::SendCommand;
 use esp_engine::shm::{ClientPage, EnginePage, Region};
 use esp_engine::{
     Arrival, ClientId, Command, ConnHandle, EngineEvent, EngineGone, LinkId, LinkSnapshot,
@@ -58,12 +58,12 @@ impl Books {
 pub struct FakeEngine {
     commands: Sender<Command>,
     pub books: Arc<Mutex<Books>>,
-    events: UnboundedSender<EngineEvent>,
+    events: UnboundedSender<(u8, EngineEvent)>,
     page: OwnedFd,
 }
 
 impl FakeEngine {
-    pub fn start(events: UnboundedSender<EngineEvent>) -> FakeEngine {
+    pub fn start(events: UnboundedSender<(u8, EngineEvent)>) -> FakeEngine {
         let (commands, inbox) = channel::<Command>();
         let books: Arc<Mutex<Books>> = Arc::default();
         let (page, page_fd) = EnginePage::create().unwrap();
@@ -99,7 +99,7 @@ impl FakeEngine {
     }
 
     pub fn emit(&self, event: EngineEvent) {
-        self.events.send(event).unwrap();
+        self.events.send((0, event)).unwrap();
     }
 
     /// Adds a connection for a listener of this port on `net0`; returns the connection's number.
@@ -194,7 +194,7 @@ fn handle(link: u16, conn: u32) -> ConnHandle {
 
 struct Worker {
     books: Arc<Mutex<Books>>,
-    events: UnboundedSender<EngineEvent>,
+    events: UnboundedSender<(u8, EngineEvent)>,
     _page: EnginePage,
 }
 
@@ -327,11 +327,12 @@ impl Worker {
         if books.slow {
             books.held.push((client, slot, reason));
         } else {
-            let _ = self.events.send(EngineEvent::Closed {
+            let closed = EngineEvent::Closed {
                 client,
                 slot,
                 reason,
-            });
+            };
+            let _ = self.events.send((0, closed));
         }
     }
 }

@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use esp_client::control::InterfaceInfo;
 use esp_daemon::config::Config;
+use esp_daemon::engines::Engines;
 use esp_daemon::node::{Node, NodeOptions};
 use esp_daemon::peer::{Credentials, Identify};
 use esp_daemon::server;
+use esp_engine::EngineSet;
 use esp_proto::{ConnImage, MacAddr, NodeAddr, Port};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -117,15 +119,14 @@ impl Rig {
         };
         let (send, page) = engine.connect();
         let options = NodeOptions {
-            page,
-            incarnation: 77,
+            engines: Engines::new(EngineSet::new(1).unwrap(), vec![(send, page)]),
             links: vec![link("net0", 1), link("net1", 2)],
             limits: config.limits.clone(),
             rings: config.rings.clone(),
             patience,
             lease: Default::default(),
         };
-        let node = Node::new(send, options);
+        let node = Node::new(options);
         let uid = Arc::new(AtomicU32::new(1000));
         let (stop, stopped) = watch::channel(false);
         let listener = {

@@ -43,6 +43,7 @@ impl Program {
         let request = Request::Hello {
             version: VERSION,
             program: name.into(),
+            engine: None,
         };
         let (reply, descriptors) = self.ask_all(request);
         let Reply::Hello { client, .. } = reply else {
