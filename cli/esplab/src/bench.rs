@@ -16,7 +16,7 @@ use bench::results::{self, Figure};
 use bench::run::Rig;
 use bench::table::Style;
 use bench::task::Carrier;
-use bench::{incast, intra, programs, rails};
+use bench::{engines, incast, intra, programs, rails};
 use cli::out::{self, Failure, Verdict};
 
 /// Measure ESP beside TCP, a bare packet-socket loop, Open MPI, MPICH and UCX
@@ -31,7 +31,8 @@ pub(super) struct Flags {
     #[arg(long)]
     quick: bool,
     /// Only this benchmark (may be repeated): pingpong, send, send-idle, stream, loss, idle,
-    /// leases, protect, incast, rails, programs, shm, papers, sharing, matching
+    /// leases, protect, incast, rails, programs, engines, shm, papers, sharing,
+    /// matching
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Between nodes, measure ESP over this carrier only: `raw` or `udp`. Benchmarks without it are
@@ -125,6 +126,7 @@ struct Selection {
     incast: Option<incast::Bench>,
     rails: Option<rails::Bench>,
     programs: Option<programs::Bench>,
+    engines: Option<engines::Bench>,
     intra: Vec<intra::plan::Bench>,
 }
 
@@ -164,17 +166,20 @@ impl Flags {
         let mut incast = raw(incast::ABOUT.name).then(|| incast::Bench::new(self.quick));
         let mut rails = raw(rails::ABOUT.name).then(|| rails::Bench::new(self.quick));
         let mut programs = raw(programs::ABOUT.name).then(|| programs::Bench::new(self.quick));
+        let mut engines = raw(engines::ABOUT.name).then(|| engines::Bench::new(self.quick));
         incast.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         rails.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         programs
             .iter_mut()
             .for_each(|b| b.rounds = rounds(b.rounds));
+        engines.iter_mut().for_each(|b| b.rounds = rounds(b.rounds));
         let selection = Selection {
             quick: self.quick,
             nodes,
             incast,
             rails,
             programs,
+            engines,
             intra,
         };
         if selection.times().is_empty() {
@@ -198,12 +203,14 @@ impl Selection {
         let incast = self.incast.map(|bench| (&incast::ABOUT, bench.steps()));
         let rails = self.rails.map(|bench| (&rails::ABOUT, bench.steps()));
         let programs = self.programs.map(|bench| (&programs::ABOUT, bench.steps()));
+        let engines = self.engines.map(|bench| (&engines::ABOUT, bench.steps()));
         let intra = self.intra.iter();
         let intra = intra.map(|bench| (bench.about, intra::run::Rig::steps(bench)));
         let all = nodes
             .chain(incast)
             .chain(rails)
             .chain(programs)
+            .chain(engines)
             .chain(intra);
         let time = |(about, steps): (&'static About, usize)| {
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
@@ -332,6 +339,12 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
             programs::table,
             section,
         )?;
+    }
+    if let Some(bench) = selection.engines {
+        output.begin(&engines::ABOUT);
+        let rows = bench.run(|| output.step(&engines::ABOUT));
+        let section = |rows: &[_]| Section::engines(&bench, rows);
+        output.show(&engines::ABOUT, bench.rounds, rows, engines::table, section)?;
     }
     within_node(&mut output, &selection.intra)?;
     output.bar.finish_and_clear();
@@ -464,6 +477,7 @@ mod tests {
                 .chain(selection.incast.map(|_| incast::ABOUT.name))
                 .chain(selection.rails.map(|_| rails::ABOUT.name))
                 .chain(selection.programs.map(|_| programs::ABOUT.name))
+                .chain(selection.engines.map(|_| engines::ABOUT.name))
                 .chain(selection.intra.iter().map(|b| b.about.name));
             Ok::<_, String>(names.collect::<Vec<_>>())
         };

@@ -11,7 +11,7 @@ use bench::intra::bare::Bare;
 use bench::intra::contender::Contender;
 use bench::intra::{join, ours};
 use bench::task::Task;
-use bench::{incast, programs, rails, worker};
+use bench::{engines, incast, programs, rails, worker};
 use cli::out::{self, Doing, Failure, Verdict};
 use lab::{ProcessRef, UserNs, Watch};
 
@@ -66,6 +66,7 @@ enum AnyTask {
     Incast(incast::IncastTask),
     Rails(rails::RailsTask),
     Programs(programs::ProgramsTask),
+    Engines(engines::EnginesTask),
 }
 
 /// `esplab rank`: one process of a benchmark within a node.
@@ -137,6 +138,9 @@ pub(super) fn worker(flags: &Worker) -> Result<Verdict, Failure> {
         AnyTask::Rails(task) => out::json(&rails::work(task).doing("worker")?),
         AnyTask::Programs(task) => {
             out::json(&programs::work(task, |line| say(&line)).doing("worker")?)
+        }
+        AnyTask::Engines(task) => {
+            out::json(&engines::work(task, |line| say(&line)).doing("worker")?)
         }
         AnyTask::Incast(task) => out::json(&incast::work(task, |line| say(&line)).doing("worker")?),
     }?;

@@ -16,6 +16,7 @@
 //! | [`worker`] | the two programs of a case, which run inside the nodes (`esplab worker`) |
 //! | [`incast`] | eight nodes send to one through a slow link |
 //! | [`rails`] | a job over one interface and over two |
+//! | [`engines`] | many programs of a node through one daemon with several engines |
 //! | [`programs`] | many programs of a node through one daemon |
 //! | [`protect`] | suites of protected packets, and TLS of the kernel |
 //! | [`intra`] | benchmarks within one node: shared memory beside other projects' |
@@ -26,6 +27,7 @@ pub mod about;
 pub mod against;
 pub mod cores;
 mod ends;
+pub mod engines;
 mod hold;
 pub mod incast;
 pub mod intra;

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::samples::median;
-use crate::{incast, intra, programs, rails, report};
+use crate::{engines, incast, intra, programs, rails, report};
 use cli::out::{Doing, Failure};
 
 /// Name of the file in the folder of a report.
@@ -357,6 +357,22 @@ pub(crate) fn programs(rows: &[programs::Row], machine: &str) -> Vec<Figure> {
         [
             figure(half, Unit::Micros, &row.half_us_values, machine),
             figure(daemon, Unit::Micros, &row.daemon_us_values, machine),
+        ]
+    };
+    rows.iter().flat_map(of).flatten().collect()
+}
+
+/// Returns the figures of [`mod@engines`].
+pub(crate) fn engines(rows: &[engines::Row], machine: &str) -> Vec<Figure> {
+    let of = |row: &engines::Row| {
+        let key = |what: &str| {
+            let what = format!("{what}, {} engines", row.engines);
+            (row.bench, what, "daemon")
+        };
+        let frame = key("time of the daemons for a frame");
+        [
+            figure(key("rate"), Unit::GbitS, &row.gbit_s_values, machine),
+            figure(frame, Unit::Micros, &row.frame_us_values, machine),
         ]
     };
     rows.iter().flat_map(of).flatten().collect()

@@ -1,5 +1,6 @@
 //! Runs the cases of a benchmark in alternating rounds.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -17,7 +18,7 @@ use crate::report::{Measured, Results};
 use crate::scratch::Scratch;
 use crate::task::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
 use cli::out::{self, Doing, Failure};
-use lab::{Carriers, Lab, LabOptions, cpu_time};
+use lab::{Carriers, Lab, LabOptions, cpu_time, cpu_times};
 
 /// Time limit of a worker for a case.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -296,6 +297,17 @@ pub(super) fn daemons_cpu(lab: &Lab) -> Option<u64> {
         .iter()
         .map(|node| cpu_time(node.daemon?))
         .sum()
+}
+
+/// Returns the CPU time of each thread of all daemons of the lab in nanoseconds, by node and
+/// thread; `None` without daemons.
+pub(super) fn daemon_threads_cpu(lab: &Lab) -> Option<BTreeMap<(usize, String), u64>> {
+    let mut all = BTreeMap::new();
+    for (number, node) in lab.state().nodes.iter().enumerate() {
+        let threads = cpu_times(node.daemon?)?.into_iter();
+        all.extend(threads.map(|(thread, time)| ((number, thread), time)));
+    }
+    Some(all)
 }
 
 /// Returns the memory of all daemons of the lab in bytes, with the touched pages of shared rings.

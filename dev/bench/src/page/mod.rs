@@ -20,7 +20,7 @@ use crate::about::About;
 use crate::cores::Cores;
 use crate::results::{self, Figure};
 use crate::table::wrapped;
-use crate::{incast, intra, plan, programs, rails};
+use crate::{engines, incast, intra, plan, programs, rails};
 use cli::out::{Doing, Failure};
 
 /// File of the page.
@@ -47,7 +47,12 @@ pub struct Section {
 pub fn abouts() -> impl Iterator<Item = &'static About> + Clone {
     plan::BENCHES
         .iter()
-        .chain([&incast::ABOUT, &rails::ABOUT, &programs::ABOUT])
+        .chain([
+            &incast::ABOUT,
+            &rails::ABOUT,
+            &programs::ABOUT,
+            &engines::ABOUT,
+        ])
         .chain(&intra::plan::BENCHES)
 }
 

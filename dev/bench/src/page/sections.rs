@@ -4,7 +4,7 @@ use super::{Chart, Plot, Point, Section, machine};
 use crate::plan::PROTOCOLS;
 use crate::table::Style;
 use crate::task::Wait;
-use crate::{incast, intra, plan, programs, rails, report, results};
+use crate::{engines, incast, intra, plan, programs, rails, report, results};
 
 /// Lines of a chart: legend and points.
 type Lines = Vec<(String, Vec<Point>)>;
@@ -148,6 +148,16 @@ impl Section {
             content: Ok((bench.rounds, programs::table(rows, Style::Markdown))),
             charts: Vec::new(),
             figures: results::programs(rows, &machine::summary()),
+        }
+    }
+
+    /// Returns the section of [`engines`].
+    pub fn engines(bench: &engines::Bench, rows: &[engines::Row]) -> Section {
+        Section {
+            about: &engines::ABOUT,
+            content: Ok((bench.rounds, engines::table(rows, Style::Markdown))),
+            charts: Vec::new(),
+            figures: results::engines(rows, &machine::summary()),
         }
     }
 
