@@ -22,7 +22,7 @@ const FRAME_COST: usize = 1024;
 pub struct PingPong {
     /// Time of each round trip in nanoseconds, in the order of sending.
     pub samples_ns: Vec<u64>,
-    /// Pings that were not answered within 20 ms.
+    /// Pings after those of the warm-up that were not answered within 20 ms.
     pub lost: u64,
 }
 
@@ -98,7 +98,7 @@ pub fn ping_pong(
                 result.samples_ns.push((end - begin).as_nanos() as u64);
             }
         } else {
-            result.lost += 1;
+            result.lost += u64::from(number >= warm_up);
             if end - last_answer > NO_ANSWER {
                 return Err(RawLoopError::NoAnswer { peer });
             }
