@@ -156,8 +156,8 @@ impl EngineSet {
     /// here or by a thread, once the kernel passes the frames of the port to the engine. That takes
     /// some 30 ms for each interface, however many ports are assigned meanwhile.
     ///
-    /// A program may take a free port of its engine's at any time, if it checks the owner after it
-    /// has claimed the port.
+    /// A program may use a port that its engine owns without this call, if it checks the owner
+    /// after it has claimed the port.
     pub fn assign(
         self: &Arc<Self>,
         port: Port,
@@ -312,7 +312,8 @@ impl Member {
     }
 
     /// Queues a frame to the own node, given from its destination address on, for the engine that
-    /// owns its port. Returns the frame if that is this one. Sets `dropped` if the queue was full.
+    /// owns its port. Returns the frame if that is this one. Counts it in `dropped` if the queue is
+    /// full.
     pub(crate) fn pass_on(
         &self,
         link: LinkId,
