@@ -10,7 +10,7 @@ use crate::about::About;
 use crate::run::{Worker, daemon_threads_cpu};
 use crate::samples::median;
 use crate::stream::{connect, listen};
-use crate::table::{Column, Style, render, rounded};
+use crate::table::{Column, Style, median_of, of_rounds, render, rounded};
 use crate::task::{HOLDING, LISTENING, Protocol, Role};
 use cli::out::{Doing, Failure};
 use lab::{Lab, LabOptions};
@@ -253,26 +253,19 @@ impl Bench {
 }
 
 fn row(engines: u8, here: &[Measured], one: &[Measured]) -> Row {
-    let all = |value: &dyn Fn(&Measured) -> Option<f64>| -> Vec<f64> {
-        here.iter().filter_map(value).filter_map(rounded).collect()
-    };
-    let of = |value: &dyn Fn(&Measured) -> Option<f64>| {
-        let values: Vec<_> = here.iter().filter_map(value).collect();
-        (!values.is_empty())
-            .then(|| rounded(median(&values)))
-            .flatten()
-    };
+    let rate = |m: &Measured| Some(m.gbit_s);
+    let all = |m: &Measured| Some(m.frame?[0]);
     let rounds = here.iter().zip(one);
     let ratios: Vec<_> = rounds.map(|(here, one)| here.gbit_s / one.gbit_s).collect();
     Row {
         bench: ABOUT.name,
         engines,
-        gbit_s: of(&|m| Some(m.gbit_s)),
+        gbit_s: median_of(here, rate),
         rate_of_one: (engines > 1).then(|| rounded(median(&ratios))).flatten(),
-        frame_us: of(&|m| Some(m.frame?[0])),
-        busiest_us: of(&|m| Some(m.frame?[1])),
-        gbit_s_values: all(&|m| Some(m.gbit_s)),
-        frame_us_values: all(&|m| Some(m.frame?[0])),
+        frame_us: median_of(here, all),
+        busiest_us: median_of(here, |m| Some(m.frame?[1])),
+        gbit_s_values: of_rounds(here, rate),
+        frame_us_values: of_rounds(here, all),
         rounds: here.len(),
     }
 }

@@ -10,7 +10,7 @@ use crate::about::About;
 use crate::run::{Worker, daemons_cpu};
 use crate::samples::{Samples, median};
 use crate::stream::{connect, listen};
-use crate::table::{Column, Style, render, rounded};
+use crate::table::{Column, Style, median_of, of_rounds, render, rounded};
 use crate::task::{HOLDING, LISTENING, Protocol, Role};
 use cli::out::{Doing, Failure};
 use lab::{Lab, LabOptions};
@@ -295,15 +295,6 @@ impl Pair {
 }
 
 fn row((path, programs): (Protocol, u16), here: &[Measured], alone: Option<&Vec<Measured>>) -> Row {
-    let all = |value: &dyn Fn(&Measured) -> Option<f64>| -> Vec<f64> {
-        here.iter().filter_map(value).filter_map(rounded).collect()
-    };
-    let of = |value: &dyn Fn(&Measured) -> Option<f64>| {
-        let values: Vec<_> = here.iter().filter_map(value).collect();
-        (!values.is_empty())
-            .then(|| rounded(median(&values)))
-            .flatten()
-    };
     let half = |m: &Measured| Some(m.one[0]);
     let pairs = here.iter().zip(alone.map_or(&[][..], Vec::as_slice));
     let ratios: Vec<_> = pairs
@@ -313,13 +304,13 @@ fn row((path, programs): (Protocol, u16), here: &[Measured], alone: Option<&Vec<
         bench: ABOUT.name,
         path: path.name(),
         programs,
-        half_us: of(&half),
-        half_p99_us: of(&|m| Some(m.one[1])),
+        half_us: median_of(here, half),
+        half_p99_us: median_of(here, |m| Some(m.one[1])),
         half_of_one: (programs > 1).then(|| rounded(median(&ratios))).flatten(),
-        messages_s: of(&|m| Some(m.rate)),
-        daemon_us: of(&|m| m.daemon),
-        half_us_values: all(&half),
-        daemon_us_values: all(&|m| m.daemon),
+        messages_s: median_of(here, |m| Some(m.rate)),
+        daemon_us: median_of(here, |m| m.daemon),
+        half_us_values: of_rounds(here, half),
+        daemon_us_values: of_rounds(here, |m| m.daemon),
         rounds: here.len(),
     }
 }

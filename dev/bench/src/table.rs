@@ -51,6 +51,20 @@ pub(crate) fn rounded(value: f64) -> Option<f64> {
     value.is_finite().then(|| (value * 1000.0).round() / 1000.0)
 }
 
+/// Returns a value of each round, rounded for JSON.
+pub(crate) fn of_rounds<M>(rounds: &[M], value: impl Fn(&M) -> Option<f64>) -> Vec<f64> {
+    rounds
+        .iter()
+        .filter_map(value)
+        .filter_map(rounded)
+        .collect()
+}
+
+/// Returns the median of a value over the rounds that have it, rounded for JSON.
+pub(crate) fn median_of<M>(rounds: &[M], value: impl Fn(&M) -> Option<f64>) -> Option<f64> {
+    rounded(median(&rounds.iter().filter_map(value).collect::<Vec<_>>()))
+}
+
 /// Formats the rows. Columns that are empty in every row are left out.
 pub(crate) fn render<R>(rows: &[R], columns: &[Column<R>], style: Style) -> String {
     let filled = columns
