@@ -468,6 +468,25 @@ mod tests {
         assert!(!set.state().unrouted.contains(&1));
     }
 
+    /// A program may ask for a port while a thread installs its route already.
+    #[test]
+    fn the_end_of_a_round_answers_all_that_wait_for_its_ports() {
+        let set = EngineSet::new(2).unwrap();
+        {
+            let mut state = set.state();
+            state.installing = true;
+            state.unrouted.insert(7);
+        }
+        let (answer, answered) = channel();
+        let reply = Box::new(move |result| answer.send(result).unwrap());
+        set.assign(7, (0, 0), |_, _| false, reply);
+        assert!(answered.try_recv().is_err(), "it has no route yet");
+        set.state().unrouted.clear();
+        assert!(!set.install_missing(), "there is nothing to do");
+        assert_eq!(answered.try_recv(), Ok(Ok(())));
+        assert!(!set.state().installing);
+    }
+
     #[test]
     fn a_port_counts_for_its_present_user() {
         let set = EngineSet::new(2).unwrap();

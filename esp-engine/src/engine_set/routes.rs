@@ -114,10 +114,12 @@ impl EngineSet {
     }
 
     /// Installs all missing routes. Returns false if there were none, or the kernel refuses them.
-    fn install_missing(&self) -> bool {
+    pub(super) fn install_missing(&self) -> bool {
         let mut state = self.state();
         if state.unrouted.is_empty() {
             state.installing = false;
+            // Those that came during the last round, for ports of that round.
+            answer(&mut state, &Ok(()));
             return false;
         }
         let (assigned, groups) = (state.assigned.clone(), state.groups.clone());
