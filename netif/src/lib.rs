@@ -16,6 +16,7 @@
 //! | receive frames without a system call | [`RecvRing`] |
 //! | let the kernel drop frames outside a set of ports | [`Filter`] |
 //! | send and receive UDP datagrams by the hundred | [`UdpSocket`] with [`UdpRecvBatch`] and [`SendBatch`] |
+//! | close descriptors that other users have passed | [`Closer`] |
 //! | share an interface among many sockets at the cost of one | [`FanoutGroup`] |
 //!
 //! A packet socket needs `CAP_NET_RAW` only when it is opened; [`OpenError::NoPermission`] says how
@@ -57,6 +58,7 @@
 mod arena;
 mod batch;
 mod capture;
+mod closing;
 mod ethtool;
 mod fanout;
 mod filter;
@@ -70,6 +72,7 @@ mod udp;
 
 pub use batch::{FrameKind, HEAD_LEN, RawFrame, RecvBatch, SendBatch};
 pub use capture::{CaptureSocket, CapturedFrame};
+pub use closing::{Closer, is_memory, refuse_descriptors};
 pub use ethtool::{Coalescing, RingSize};
 pub use fanout::{FanoutGroup, MAX_MEMBERS, Routes};
 pub use filter::{Filter, FilterTooLong};
