@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::layout::FIN;
 use super::region::Region;
 use super::roles::{HeldRole, Role};
-use super::{Corruption, crosses_page};
+use super::{Corruption, IN_USE, crosses_page};
 use shmem::sync::Ordering;
 
 /// The engine's end: puts received bytes into the ring. One per region, created while the region is
@@ -31,9 +31,14 @@ impl RxProducer {
     /// # Panics
     /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
-        let _role = region.roles().acquire(Role::RxProducer);
+        let role = region.roles().acquire(Role::RxProducer);
+        RxProducer::with(role, region)
+    }
+
+    /// Returns the producer of a new region.
+    fn with(role: HeldRole, region: Arc<Region>) -> Self {
         RxProducer {
-            _role,
+            _role: role,
             region,
             end: 0,
             published: 0,
@@ -47,9 +52,10 @@ impl RxProducer {
     /// published bytes, and after the FIN mark if there is one.
     ///
     /// # Errors
-    /// The indices are impossible.
+    /// The indices are impossible, or this process has a producer of the region.
     #[cfg(not(loom))]
     pub fn resume(region: Arc<Region>) -> Result<Self, Corruption> {
+        let role = region.roles().try_acquire(Role::RxProducer).ok_or(IN_USE)?;
         let words = region.words();
         let head = words.rx_head.0.count.load(Ordering::Acquire);
         let shift = words.rx_head.0.shift.load(Ordering::Relaxed);
@@ -61,7 +67,7 @@ impl RxProducer {
                 what: "RX tail is ahead of the head, or further behind than the ring is long",
             });
         }
-        let mut producer = RxProducer::new(region);
+        let mut producer = RxProducer::with(role, region);
         (producer.end, producer.published, producer.consumed) = (end, end, tail);
         (producer.shift, producer.finished) = (shift, head & FIN != 0);
         Ok(producer)

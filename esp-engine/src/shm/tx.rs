@@ -194,13 +194,18 @@ impl TxConsumer {
     /// # Panics
     /// If this process has one already.
     pub fn new(region: Arc<Region>) -> Self {
-        let _role = region.roles().acquire(Role::TxConsumer);
+        let role = region.roles().acquire(Role::TxConsumer);
+        TxConsumer::with(role, region, 0)
+    }
+
+    /// Returns the consumer of a region of which `released` bytes were freed.
+    fn with(role: HeldRole, region: Arc<Region>, released: u64) -> Self {
         TxConsumer {
-            _role,
+            _role: role,
             region,
-            written: 0,
-            released: 0,
-            noticed: 0,
+            written: released,
+            released,
+            noticed: released,
             finished: false,
         }
     }
@@ -211,9 +216,7 @@ impl TxConsumer {
     /// # Errors
     /// The indices are impossible, or this process has a consumer of the region.
     pub fn resume(region: Arc<Region>) -> Result<(Self, TxView), Corruption> {
-        if region.roles().has_engine() {
-            return Err(IN_USE);
-        }
+        let role = region.roles().try_acquire(Role::TxConsumer).ok_or(IN_USE)?;
         let released = region.words().tx_tail.0.load(Ordering::Acquire);
         if released & FIN != 0 {
             return Err(Corruption {
@@ -221,8 +224,7 @@ impl TxConsumer {
                 what: "TX tail is impossible",
             });
         }
-        let mut consumer = TxConsumer::new(region);
-        (consumer.written, consumer.released, consumer.noticed) = (released, released, released);
+        let mut consumer = TxConsumer::with(role, region, released);
         let view = consumer.poll_written()?;
         Ok((consumer, view))
     }
