@@ -182,6 +182,10 @@ impl Clients {
             *object = Object::Free;
             client.owned.set(slot, false);
         }
+        // A program can have had one object, in the highest slot.
+        if client.owned.is_empty() {
+            client.objects = Vec::new();
+        }
         self.remove_if_empty(index);
     }
 
