@@ -41,7 +41,7 @@ type Adopted = (Arc<LeasedPorts>, u64, [LeasedSocket; 2]);
 
 /// Starts the thread that searches for the next daemon, unless it runs or nothing is leased.
 pub(super) fn start(leases: &Arc<Leases>) {
-    if lock(&leases.table).is_empty() || leases.adopting.swap(true, Ordering::Relaxed) {
+    if leases.left_to_adopt(&[]).is_empty() || leases.adopting.swap(true, Ordering::Relaxed) {
         return;
     }
     let searching = Arc::clone(leases);

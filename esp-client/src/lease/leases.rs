@@ -258,7 +258,7 @@ impl Leases {
         if !registry.keeper.is_lost() {
             return Ok(Arc::clone(&registry.keeper));
         }
-        if !lock(&self.table).is_empty() {
+        if lock(&self.table).iter().any(|ports| !ports.is_lost()) {
             let why = "the next one has not adopted the leases yet";
             return Err(EspError::gone(&self.session.path, why));
         }
