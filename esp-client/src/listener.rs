@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::Spin;
@@ -364,7 +364,16 @@ impl EspListener {
 impl Drop for EspListener {
     fn drop(&mut self) {
         self.leased.clear();
-        drop(lock(&self.pending).take());
+        let pending = self
+            .pending
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.client.session().is_forked() {
+            // The parent has the listener and the call, and may have held their locks at the fork.
+            std::mem::forget(pending.take());
+            return;
+        }
+        drop(pending.take());
         if let Some(listener) = self.listener {
             let session = self.client.session();
             session.close_listener(listener);
