@@ -9,7 +9,7 @@ use esp_engine::{Command, Slot};
 use esp_proto::{FIRST_USER_PORT, NodeAddr, Port};
 
 use super::accept::Listening;
-use super::{ReplyWithFds, Session};
+use super::{ReplyWithFds, Session, SessionEnd};
 use crate::accounts::Charge;
 use crate::config::Resource;
 use crate::links::{self, Link};
@@ -72,6 +72,8 @@ impl Session {
         let done = |()| (Reply::Done, Vec::new());
         Some(match request {
             Request::Hello { .. } => Err(Refusal::new(ErrorKind::BadRequest, "repeated Hello")),
+            // Answered by `status`.
+            Request::Status => return None,
             Request::Listen {
                 interface,
                 port,
@@ -154,24 +156,42 @@ impl Session {
             } => self
                 .lease_connection(client, lease, (local_port, peer, peer_port), nonce)
                 .map(done),
-            Request::Status => self.status().await,
         })
     }
 
-    /// Returns the status, once no other program of the user has an unread one: a user's programs
-    /// hold the memory of one at a time.
-    async fn status(&mut self) -> Result<ReplyWithFds, Refusal> {
+    /// Answers with the status, once no other program of the user has an unread one: a user's
+    /// programs hold the memory of one at a time.
+    pub(super) async fn status(&mut self, id: u64) -> Result<(), SessionEnd> {
+        let answer = if self.take_status_turn().await? {
+            let status = status::of(&self.node, self.credentials).await;
+            status.map(|status| (Reply::Status(Box::new(status)), Vec::new()))
+        } else {
+            let why = "another program of this user does not read its status; retry later";
+            Err(Refusal::new(ErrorKind::Limit, why))
+        };
+        self.answer(id, answer);
+        Ok(())
+    }
+
+    /// Waits for the turn to have a status; false if it does not come in time. Handles events
+    /// meanwhile, because their queue would grow.
+    async fn take_status_turn(&mut self) -> Result<bool, SessionEnd> {
         let turn = self.node.accounts.status_turn(self.credentials.uid);
-        if let (None, Some(turn)) = (&self.status_turn, turn) {
-            let wait = tokio::time::timeout(self.node.patience, turn.acquire_owned());
-            let Ok(Ok(permit)) = wait.await else {
-                let why = "another program of this user does not read its status; retry later";
-                return Err(Refusal::new(ErrorKind::Limit, why));
-            };
-            self.status_turn = Some(permit);
+        let (None, Some(turn)) = (&self.status_turn, turn) else {
+            return Ok(true);
+        };
+        let wait = tokio::time::timeout(self.node.patience, turn.acquire_owned());
+        let mut wait = std::pin::pin!(wait);
+        loop {
+            tokio::select! {
+                biased;
+                Some(event) = self.events.recv() => self.event(event).await?,
+                taken = &mut wait => {
+                    self.status_turn = taken.ok().and_then(Result::ok);
+                    return Ok(self.status_turn.is_some());
+                }
+            }
         }
-        let status = status::of(&self.node, self.credentials).await?;
-        Ok((Reply::Status(Box::new(status)), Vec::new()))
     }
 
     async fn listen(

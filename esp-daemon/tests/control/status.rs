@@ -1,6 +1,7 @@
 //! What programs and metrics see of the node.
 
 use esp_client::control::{ErrorKind, Reply, Request, Status};
+use esp_engine::{ClientId, EngineEvent};
 
 use crate::support::program::{Program, RINGS, connect};
 use crate::support::{Rig, eventually};
@@ -86,6 +87,25 @@ fn a_long_status_is_truncated_and_counted() {
         rig.count("status_omitted"),
         20_001 - seen.connections.len() as u64
     );
+}
+
+/// The events of a program that does not take them would grow without bound.
+#[test]
+fn a_program_that_waits_for_its_status_handles_events() {
+    let rig = Rig::with_patience("", std::time::Duration::from_secs(3600));
+    rig.engine.books().unowned_connections = 20_000;
+    let mut deaf = rig.program_of(1);
+    deaf.post(Request::Status);
+    eventually("it is asked", || rig.count("status_omitted") > 0);
+    let mut waiting = rig.program_of(1);
+    waiting.open(0);
+    waiting.post(Request::Status);
+    rig.engine.emit(EngineEvent::Corrupted {
+        client: ClientId(waiting.client),
+        slot: 0,
+        what: "a test",
+    });
+    waiting.cut_off();
 }
 
 /// A status has up to 4 MiB: programs that do not read theirs must not multiply that.
