@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use netif::Closer;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{
@@ -88,6 +89,8 @@ impl InterfaceClaim {
     fn hold(socket: OwnedFd) -> InterfaceClaim {
         let socket = Arc::new(socket);
         let held = Arc::downgrade(&socket);
+        netif::refuse_descriptors(&*socket);
+        let closer = Closer::default();
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(REMOVAL_INTERVAL).await;
@@ -95,9 +98,11 @@ impl InterfaceClaim {
                     return;
                 };
                 for _ in 0..=BACKLOG {
-                    if accept(&socket).is_err() {
+                    let Ok(refused) = accept(&socket) else {
                         break;
-                    }
+                    };
+                    // Every user can connect.
+                    closer.close_socket(0, refused);
                 }
             }
         });

@@ -1,5 +1,6 @@
 //! State shared by all sessions: the engines, the links, the tables of programs and users.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use esp_engine::{
     Snapshot,
 };
 use esp_proto::{EndpointConfig, Port};
+use netif::Closer;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tracing::{debug, error, info, warn};
 
@@ -54,8 +56,10 @@ pub struct Node {
     next_listener: AtomicU64,
     corruption_logged: Seldom,
     last_snapshot: AsyncMutex<Option<(Instant, Arc<Snapshot>)>>,
-    /// Claims on interfaces that were made again since the start.
-    claims: Mutex<Vec<InterfaceClaim>>,
+    /// Closes what programs have passed.
+    pub(crate) closer: Closer,
+    /// Claims on interfaces that were made again since the start, by interface and EtherType.
+    claims: Mutex<HashMap<(String, u16), InterfaceClaim>>,
 }
 
 /// Parameters of a [`Node`].
@@ -144,6 +148,7 @@ impl Node {
             next_listener: AtomicU64::new(1),
             corruption_logged: Seldom::default(),
             last_snapshot: AsyncMutex::new(None),
+            closer: Closer::default(),
             claims: Mutex::default(),
         })
     }
@@ -320,14 +325,17 @@ impl Node {
             } = *self.leases.endpoint();
             for ethertype in [esp_ethertype, edp_ethertype] {
                 match InterfaceClaim::take(interface, index, ethertype) {
-                    Ok(claim) => self.claims().push(claim),
+                    Ok(claim) => {
+                        let key = (interface.to_owned(), ethertype);
+                        self.claims().insert(key, claim);
+                    }
                     Err(error) => warn!(interface, %error, "two daemons serve the interface"),
                 }
             }
         }
     }
 
-    fn claims(&self) -> MutexGuard<'_, Vec<InterfaceClaim>> {
+    fn claims(&self) -> MutexGuard<'_, HashMap<(String, u16), InterfaceClaim>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -374,6 +374,8 @@ async fn start_metrics(
         }
         Listen::Unix(path) => {
             let (claim, socket) = SocketClaim::take(path, config.socket.mode.0, group)?;
+            // Closing one could block the thread that reads.
+            netif::refuse_descriptors(&socket);
             let listener = UnixListener::from_std(socket.into()).map_err(failed)?;
             (Some(claim), Listener::Unix(listener))
         }

@@ -20,6 +20,8 @@ use crate::stats::Seldom;
 /// Send buffer of a control connection in bytes; bounds the unread replies (and descriptors) in the
 /// kernel.
 const SEND_BUFFER: usize = 16 << 10;
+/// Stands for the user of a connection whose user is not known.
+const UNKNOWN_USER: u32 = u32::MAX;
 /// Pause after an accept that failed for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time for the sessions to end at shutdown.
@@ -78,6 +80,7 @@ fn start_session(
 ) {
     let Ok(credentials) = identify(&stream) else {
         node.stats.control_socket_errors.add();
+        session::close(&node.closer, UNKNOWN_USER, stream);
         return;
     };
     if let Err(error) = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER) {
@@ -90,6 +93,7 @@ fn start_session(
         Err(limit) => {
             node.stats.refused_limit.add();
             refuse(&stream, credentials, limit.into());
+            session::close(&node.closer, credentials.uid, stream);
         }
     }
 }

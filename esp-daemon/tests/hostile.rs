@@ -8,7 +8,7 @@ use std::time::Duration;
 use esp_client::control::codec::encode;
 use esp_client::control::{Envelope, ErrorKind, MAX_REQUEST, Reply, Request};
 use esp_engine::{ClientId, EngineEvent};
-use support::program::{accept, connect, listen};
+use support::program::{accept, blocking_descriptor, connect, listen};
 use support::{Rig, eventually};
 
 /// Asserts that a correct program is served.
@@ -219,6 +219,30 @@ fn descriptors_end_the_connection() {
     }
     assert_eq!(rig.count("control_unexpected_descriptors"), 3);
     serves(&rig);
+}
+
+/// Closing the last such descriptor blocks for as long as its owner wants. The daemon has two
+/// threads.
+#[test]
+fn descriptors_whose_close_blocks_delay_no_other_program() {
+    let rig = Rig::new("[limits]\nrequests_per_second = 20\n");
+    let mut peers = Vec::new();
+    // More bytes than the daemon reads before it ends the connection leave the descriptor unread.
+    for (user, garbage) in [(1, 0), (2, 40_000), (3, 0), (4, 40_000)] {
+        let mut program = rig.program_of(user);
+        for _ in 0..60 {
+            program.post(Request::CancelAccept { accept: 0 });
+        }
+        eventually("it waits", || {
+            rig.count("control_throttled") >= u64::from(user)
+        });
+        program.raw(&vec![0xff; garbage]).unwrap();
+        let (descriptor, peer) = blocking_descriptor();
+        peers.push(peer);
+        program.pass(&[0xff; 4], &[descriptor]).unwrap();
+        program.cut_off();
+    }
+    rig.program_of(5).listen(0);
 }
 
 #[test]

@@ -19,6 +19,7 @@ use esp_client::control::codec::{self, DecodeError, Decoder, encode};
 use esp_client::control::{Envelope, ErrorKind, Reply, Request, VERSION};
 use esp_engine::shm::ClientPage;
 use esp_engine::{Command, ListenerId};
+use netif::Closer;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -71,7 +72,7 @@ impl From<io::Error> for SessionEnd {
 
 struct Session {
     node: Arc<Node>,
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     events: mpsc::UnboundedReceiver<SessionEvent>,
     to_session: mpsc::UnboundedSender<SessionEvent>,
     credentials: Credentials,
@@ -108,6 +109,13 @@ pub(crate) async fn serve(
     stop: watch::Receiver<bool>,
 ) {
     let (to_session, events) = mpsc::unbounded_channel();
+    let stream = Arc::new(stream);
+    // Dropped after the session.
+    let _closing = Closing {
+        stream: Some(Arc::clone(&stream)),
+        user: credentials.uid,
+        closer: node.closer.clone(),
+    };
     let mut session = Session {
         node,
         // Without them (an old kernel) the primary group still counts.
@@ -145,12 +153,39 @@ pub(crate) async fn serve(
     session.send_last_message(end).await;
 }
 
+/// Closes a program's socket on drop, if the session has ended, without waiting for descriptors
+/// that the program has sent.
+struct Closing {
+    stream: Option<Arc<UnixStream>>,
+    user: u32,
+    closer: Closer,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.take().and_then(Arc::into_inner) {
+            close(&self.closer, self.user, stream);
+        }
+    }
+}
+
+/// Closes a program's socket without waiting for descriptors that the program has sent.
+pub(crate) fn close(closer: &Closer, user: u32, stream: UnixStream) {
+    if let Ok(stream) = stream.into_std() {
+        closer.close_socket(user, stream.into());
+    }
+}
+
 impl Session {
     /// Runs one iteration of the loop: requests, replies, wait.
     async fn iterate(
         &mut self,
         stopped: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<(), SessionEnd> {
+        // Before further requests, which could keep events waiting while their queue grows.
+        while let Ok(event) = self.events.try_recv() {
+            self.event(event).await?;
+        }
         self.take_requests().await?;
         if self.flush_after.is_none_or(|after| after <= Instant::now()) {
             let flushed = self.outbox.flush(&self.stream)?;
@@ -207,7 +242,13 @@ impl Session {
 
     fn receive(&mut self) -> Result<(), SessionEnd> {
         let received = self.stream.try_io(Interest::READABLE, || {
-            codec::receive(&self.stream, &mut self.decoder)
+            codec::receive_admitted(&self.stream, &mut self.decoder, |fd| {
+                if netif::is_memory(&fd) {
+                    return Some(fd);
+                }
+                self.node.closer.close(self.credentials.uid, fd);
+                None
+            })
         });
         match received {
             Ok(0) => {
@@ -310,6 +351,9 @@ impl Session {
         self.node.stats.control_requests.add();
         trace!(uid = self.credentials.uid, pid = self.credentials.pid, id, request = ?body, "request");
         if let Some(client) = self.client.clone() {
+            if matches!(body, Request::Status) {
+                return self.status(id).await;
+            }
             if let Some(answer) = self.execute(&client, id, body, descriptors).await {
                 self.answer(id, answer);
             }
