@@ -10,7 +10,7 @@ use crate::plan::{End, FlowPlan, Pause, Side, SidePlan, Write};
 use crate::rng::{Rng, mix};
 use crate::world::{Action, HostModel, NodeConfig, World};
 use esp_proto::{
-    Duration, EdpKind, EndpointConfig, Instant, MacAddr, ResetReason, least_listener_capacity,
+    Duration, EdpKind, EndpointConfig, Instant, MacAddr, ResetReason, min_listener_capacity,
 };
 
 /// Virtual time within which a scenario must end.
@@ -363,7 +363,7 @@ fn programs(rng: &mut Rng, budget: u64, from_mtu: u32, to_mtu: u32) -> (SidePlan
 }
 
 fn side(rng: &mut Rng, mtu: u32) -> SidePlan {
-    let least = least_listener_capacity(mtu);
+    let least = min_listener_capacity(mtu);
     let pause = rng.chance(150_000).then(|| Pause {
         after: rng.magnitude(0, 100_000),
         lasts: Duration::from_micros(rng.magnitude(10, 3_000_000)),

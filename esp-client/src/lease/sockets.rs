@@ -340,7 +340,7 @@ impl LeasedListener {
                 peer: addr,
                 peer_port,
             } = arrival;
-            let least = esp_proto::least_listener_capacity(self.ports.interface.mtu);
+            let least = esp_proto::min_listener_capacity(self.ports.interface.mtu);
             let (sizes, slot) = sizes(rings, least)
                 .and_then(|sizes| Ok((sizes, self.leases.take_slot()?)))
                 .inspect_err(|_| engine.send(Command::Refuse { handle }))?;

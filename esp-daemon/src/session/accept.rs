@@ -206,7 +206,7 @@ impl Session {
         // Succeeds, because the listener holds the port.
         let claim = link.esp.take(port, client.claimant(), Purpose::Accepted);
         // The connection has agreed on a payload size, which needs a ring of this size.
-        let least = esp_proto::least_listener_capacity(link.info().mtu);
+        let least = esp_proto::min_listener_capacity(link.info().mtu);
         let prepared = self.prepare(client, SlotUse::Stream, (rings, least), claim)?;
         let command = |reply| Command::Attach {
             handle,

@@ -102,7 +102,7 @@ impl Session {
     ) -> Result<(Arc<Region>, RingSizes), Refusal> {
         // An accepted stream may have got a larger receive ring than is allowed else.
         let mtu = self.node.links.iter().map(|link| link.info().mtu).max();
-        let least = esp_proto::least_listener_capacity(mtu.unwrap_or(0)).next_power_of_two();
+        let least = esp_proto::min_listener_capacity(mtu.unwrap_or(0)).next_power_of_two();
         let sizes = self.node.grant(rings, rings.rx.min(least))?;
         if (sizes.tx, sizes.rx) != (rings.tx, rings.rx) {
             let message = format!(
