@@ -21,7 +21,7 @@
 //! - `send`: the caller owns header and body. When `send` returns `Ok`, the transport has accepted
 //!   the bytes and the caller may reuse the memory.
 //! - `get`, `put`: the transport owns the local memory from the call to the completion. Until then
-//!   no other code may touch it (`put`: may change it).
+//!   no other code may access it (`put`: may change it).
 //! - [`Events::message`]: the transport owns header and body; they are valid during the call.
 //! - Regions: shared with the peers from [`register`](Btl::register) to
 //!   [`deregister`](Btl::deregister).

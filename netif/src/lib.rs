@@ -24,7 +24,7 @@
 //!
 //! # Example
 //!
-//! Sends a broadcast frame and receives what has arrived:
+//! Sends a broadcast frame and receives the frames that have arrived:
 //!
 //! ```no_run
 //! use netif::{Interface, PacketSocket, RecvBatch, SendBatch, SocketOptions};

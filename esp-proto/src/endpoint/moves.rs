@@ -56,8 +56,9 @@ impl Endpoint {
         });
     }
 
-    /// Changes the endpoint's own address, after [`abandon`](Self::abandon) for good. The remaining
-    /// connections send from the new address. Frames that were polled before have the old one.
+    /// Changes the endpoint's own address, after [`abandon`](Self::abandon) with `for_good`. The
+    /// remaining connections send from the new address. Frames that were polled before have the old
+    /// one.
     pub fn set_addr(&mut self, addr: impl Into<NodeAddr>) {
         self.cx.own = addr.into();
     }
@@ -126,7 +127,7 @@ impl Endpoint {
     }
 
     /// Removes a connection that moves to another endpoint. Its later frames are dropped here
-    /// silently. Its notes contain what was not yet reported to the host.
+    /// silently. Its notes contain everything that was not yet reported to the host.
     pub(crate) fn take_connection(&mut self, id: ConnId) -> Option<Box<Connection>> {
         self.table.get(id)?;
         let mut conn = self.table.remove(id.slot)?;

@@ -83,7 +83,7 @@ impl Routed {
         self.ends[0].connect(self.now, 5000, to.parse().unwrap(), 1000, options)
     }
 
-    /// Lets B receive bytes from any address; returns what it sends then.
+    /// Lets B receive bytes from any address; returns the packets that it then sends.
     fn feed(&mut self, src: &str, body: &[u8]) -> Vec<Sent> {
         let from = self.log.len();
         self.arrive(1, src.parse().unwrap(), body);
@@ -468,7 +468,8 @@ fn the_largest_payload_is_what_ip_and_udp_leave() {
     }
 }
 
-/// W-124: what the smallest MTU of IPv6 carries needs no verification, and no more is sent before.
+/// W-124: packets that fit the minimum MTU of IPv6 need no verification, and longer ones are not
+/// sent before it.
 #[test]
 fn small_packets_are_used_until_a_larger_size_is_verified() {
     let (net, conn) = Routed::connected(9000);
