@@ -430,7 +430,7 @@ impl Comm {
         // SAFETY: the promise of `Memory::to_read` holds during this call.
         let body = unsafe { memory.bytes() };
         if !sync && engine.send_fast(to, body) {
-            request.state = State::Over;
+            request.state = State::Complete;
             return Ok(RequestId(engine.protocol.requests.insert(request)));
         }
         engine.submit(to, request).map(RequestId)

@@ -85,9 +85,9 @@ pub struct Pattern {
 /// State of a send that was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It is over, and will not be reported.
-    Over,
-    /// Its end will be reported.
+    /// It is complete, and will not be reported.
+    Complete,
+    /// Its completion will be reported.
     Pending(RequestId),
 }
 
@@ -263,7 +263,7 @@ impl Endpoint {
         };
         // SAFETY: the promise of `Memory::to_read` holds during this call.
         if !to.sync && engine.send_fast(destination, unsafe { memory.bytes() }) {
-            return Ok(Sent::Over);
+            return Ok(Sent::Complete);
         }
         let mut request = Request::send(memory, destination, to.sync);
         request.cookie = Some(cookie);
@@ -388,10 +388,10 @@ impl Endpoint {
 
     /// Returns true if the request is over or unknown.
     #[must_use]
-    pub fn is_over(&self, request: RequestId) -> bool {
+    pub fn is_complete(&self, request: RequestId) -> bool {
         let engine = self.shared.lock();
         let state = engine.protocol.requests.get(request.0);
-        state.is_none_or(|request| request.state == State::Over)
+        state.is_none_or(|request| request.state == State::Complete)
     }
 
     /// Polls the transports, then passes what is over to `report`, with the endpoint's lock held.
@@ -415,17 +415,17 @@ impl Endpoint {
         &self,
         deadline: Option<Instant>,
         mut report: impl FnMut(Completion),
-        over: impl Fn() -> bool,
+        done: impl Fn() -> bool,
     ) -> bool {
         let ready = |engine: &mut Engine| {
             while let Some(completion) = next(&mut engine.protocol) {
                 report(completion);
             }
-            (over() || engine.protocol.closed).then_some(())
+            (done() || engine.protocol.closed).then_some(())
         };
         let lock = self.shared.lock();
         self.shared.wait_before(lock, None, deadline, ready);
-        over()
+        done()
     }
 
     /// Returns copies of the descriptors that are readable when [`arm`](Endpoint::arm) has

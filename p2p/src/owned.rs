@@ -35,8 +35,8 @@ impl OwnedRequest {
     ///
     /// # Errors
     /// `UnknownRequest` after `wait`.
-    pub fn is_over(&self) -> Result<bool, Error> {
-        self.layer.is_over(self.id)
+    pub fn is_complete(&self) -> Result<bool, Error> {
+        self.layer.is_complete(self.id)
     }
 
     /// Cancels the request, see [`P2p::cancel`].
@@ -53,7 +53,7 @@ impl Drop for OwnedRequest {
         if let Some(buffer) = self.buffer.take() {
             let mut engine = self.layer.shared.lock();
             if engine.cancel(self.id.0) == Ok(false)
-                && engine.protocol.is_over(self.id.0) == Ok(false)
+                && engine.protocol.is_complete(self.id.0) == Ok(false)
             {
                 engine.protocol.kept.push((self.id.0, buffer));
             }

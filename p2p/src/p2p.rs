@@ -226,27 +226,27 @@ impl P2p {
     ///
     /// # Errors
     /// `UnknownRequest`; not the error of the request.
-    pub fn is_over(&self, request: RequestId) -> Result<bool, Error> {
-        let over = |engine: &mut Engine| {
-            let over = engine.protocol.is_over(request.0);
-            (over != Ok(false)).then_some(over)
+    pub fn is_complete(&self, request: RequestId) -> Result<bool, Error> {
+        let complete = |engine: &mut Engine| {
+            let complete = engine.protocol.is_complete(request.0);
+            (complete != Ok(false)).then_some(complete)
         };
         self.shared
-            .attempt(Some(request.0), over)
+            .attempt(Some(request.0), complete)
             .unwrap_or(Ok(false))
     }
 
     /// Waits until one of the requests is complete. Returns its index and result; `None` for an
     /// empty list.
     pub fn waitany(&self, requests: &[RequestId]) -> Option<Indexed> {
-        let first = |engine: &mut Engine| all_over(engine, requests).next();
+        let first = |engine: &mut Engine| take_complete(engine, requests).next();
         (!requests.is_empty()).then(|| self.shared.wait_until(self.shared.lock(), None, first))
     }
 
     /// Like [`waitany`](P2p::waitany), without waiting. `None` if none is complete.
     pub fn testany(&self, requests: &[RequestId]) -> Option<Indexed> {
         self.shared
-            .attempt(None, |engine| all_over(engine, requests).next())
+            .attempt(None, |engine| take_complete(engine, requests).next())
     }
 
     /// Waits until at least one of the requests is complete. Returns all that are, with their
@@ -256,8 +256,8 @@ impl P2p {
             return Vec::new();
         }
         let some = |engine: &mut Engine| {
-            let over: Vec<Indexed> = all_over(engine, requests).collect();
-            (!over.is_empty()).then_some(over)
+            let complete: Vec<Indexed> = take_complete(engine, requests).collect();
+            (!complete.is_empty()).then_some(complete)
         };
         self.shared.wait_until(self.shared.lock(), None, some)
     }
@@ -266,7 +266,7 @@ impl P2p {
     pub fn testsome(&self, requests: &[RequestId]) -> Vec<Indexed> {
         let mut engine = self.shared.lock();
         engine.poll(None);
-        all_over(&mut engine, requests).collect()
+        take_complete(&mut engine, requests).collect()
     }
 
     /// Waits until all requests are complete. Returns the results in order.
@@ -277,9 +277,9 @@ impl P2p {
     /// Returns the results of all requests in order if all are complete; otherwise takes none.
     pub fn testall(&self, requests: &[RequestId]) -> Option<Vec<Result<Status, Error>>> {
         self.shared.attempt(None, |engine| {
-            let open = |request: &RequestId| engine.protocol.is_over(request.0) == Ok(false);
+            let open = |request: &RequestId| engine.protocol.is_complete(request.0) == Ok(false);
             (!requests.iter().any(open)).then(|| {
-                all_over(engine, requests)
+                take_complete(engine, requests)
                     .map(|(_, result)| result)
                     .collect()
             })
@@ -310,14 +310,14 @@ impl P2p {
                 "the buffer of this request is borrowed: wait for the request instead of freeing it",
             ));
         }
-        engine.protocol.is_over(request.0)?;
+        engine.protocol.is_complete(request.0)?;
         engine.protocol.detach(request.0);
         Ok(())
     }
 }
 
 /// Takes the results of the completed requests.
-fn all_over(engine: &mut Engine, requests: &[RequestId]) -> impl Iterator<Item = Indexed> {
-    let over = |(at, id): (usize, &RequestId)| Some((at, engine.protocol.take(id.0)?));
-    requests.iter().enumerate().filter_map(over)
+fn take_complete(engine: &mut Engine, requests: &[RequestId]) -> impl Iterator<Item = Indexed> {
+    let complete = |(at, id): (usize, &RequestId)| Some((at, engine.protocol.take(id.0)?));
+    requests.iter().enumerate().filter_map(complete)
 }

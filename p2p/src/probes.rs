@@ -56,8 +56,8 @@ pub(crate) struct Probes {
     /// Probes without an answer so far, and those that are not tried yet.
     awaited: Vec<Probed>,
     others: Vec<Probed>,
-    /// Probes that are over.
-    over: Vec<Probed>,
+    /// Pairs whose probe is complete.
+    done: Vec<Probed>,
     reached: HashSet<Rank>,
     is_again: bool,
 }
@@ -103,7 +103,7 @@ impl Probes {
             limit: PROBES,
             awaited,
             others,
-            over: Vec::new(),
+            done: Vec::new(),
             reached: HashSet::new(),
             is_again: false,
         }
@@ -114,7 +114,7 @@ impl Probes {
     pub(crate) fn poll(&mut self, transports: &mut Transports) -> bool {
         let Probes {
             peers,
-            over,
+            done,
             reached,
             ..
         } = self;
@@ -129,7 +129,7 @@ impl Probes {
                 reached.insert(*peer);
             }
             if found != Probe::Awaited {
-                over.push(*probed);
+                done.push(*probed);
             }
             found == Probe::Awaited
         });
@@ -161,10 +161,10 @@ impl Probes {
         })
     }
 
-    /// Returns whether a pair of the first peer need not be waited for: its probe is over, or no
-    /// probe has reached the peer.
-    pub(crate) fn is_over(&self, transport: TransportId, address: u8) -> bool {
+    /// Returns true if a pair of the first peer need not be waited for: its probe is complete, or
+    /// no probe has reached the peer.
+    pub(crate) fn is_settled(&self, transport: TransportId, address: u8) -> bool {
         let is_it = |probed: &Probed| (probed.transport, probed.address) == (transport, address);
-        self.reached.is_empty() || self.over.iter().any(is_it)
+        self.reached.is_empty() || self.done.iter().any(is_it)
     }
 }

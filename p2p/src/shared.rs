@@ -138,7 +138,7 @@ impl Shared {
             let events = lock.poll(hint);
             match lock.protocol.direct_found() {
                 Found::Nothing => {}
-                Found::Over(result) => return result,
+                Found::Complete(result) => return result,
                 Found::Posted(key) => return self.finish(lock, key),
             }
             let spins = events != 0 || idle.step() == Step::Spin;

@@ -165,7 +165,7 @@ impl Core {
         let number = self.begin(operation)?;
         // SAFETY: owned by the operation, or lent by the program, until the completion.
         match unsafe { layer.send(at, length, target, number) } {
-            Ok(Sent::Over) => {
+            Ok(Sent::Complete) => {
                 // The lock ends here: threads that are woken take it after the layer's.
                 let operation = lock(&self.operations).take(number);
                 if let Some(operation) = operation {

@@ -201,8 +201,8 @@ impl Protocol {
             request.memory.fill(access.moved, body);
         }
         access.moved += body.len();
-        let over = !reads || refusal.is_some() || access.moved == access.place.length;
-        if over {
+        let done = !reads || refusal.is_some() || access.moved == access.place.length;
+        if done {
             let outcome = refusal.map_or(RequestOutcome::Done, RequestOutcome::Refused);
             self.end(key, outcome);
             let state = &mut self.peers[peer];

@@ -126,7 +126,7 @@ impl Engine {
             transport.btl.close();
         }
         for key in self.protocol.requests.keys().collect::<Vec<_>>() {
-            if self.protocol.requests[key].state != State::Over {
+            if self.protocol.requests[key].state != State::Complete {
                 self.protocol.end(key, RequestOutcome::Closed);
             }
         }

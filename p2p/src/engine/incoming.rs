@@ -79,7 +79,7 @@ impl Events for Handler<'_> {
     }
 
     fn completed(&mut self, _: &mut dyn Tx, token: u64, result: Result<(), PeerError>) {
-        self.protocol.operation_over(token, result.is_ok());
+        self.protocol.operation_done(token, result.is_ok());
     }
 
     fn received(

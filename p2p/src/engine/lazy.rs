@@ -117,23 +117,23 @@ impl Engine {
 
     /// Polls the probes if it is time. Returns those that are over.
     fn poll_probes(&mut self) -> Vec<(PeerId, Probes)> {
-        let mut over = Vec::new();
+        let mut done = Vec::new();
         let Some(lazy) = self.lazy.as_mut().filter(|lazy| !lazy.begun.is_empty()) else {
-            return over;
+            return done;
         };
         let now = Instant::now();
         if lazy.polled.is_some_and(|last| now - last < INTERVAL) {
-            return over;
+            return done;
         }
         lazy.polled = Some(now);
         let mut at = 0;
         while let Some((_, probes)) = lazy.begun.get_mut(at) {
             match probes.poll(&mut self.transports) {
-                true => over.push(lazy.begun.swap_remove(at)),
+                true => done.push(lazy.begun.swap_remove(at)),
                 false => at += 1,
             }
         }
-        over
+        done
     }
 
     /// Has peers reached that have connected. One that was reached over other transports than that
@@ -208,9 +208,9 @@ impl Engine {
         if let Some((rank, addresses)) = peers.first()
             && self.protocol.peers[peer].alive
         {
-            let is_over = |id, address| probes.is_over(id, address);
+            let answered = |id, address| probes.is_settled(id, address);
             let to = (&addresses[..], own < peer);
-            reached = start::reach(&mut self.transports, *rank, to, is_over);
+            reached = start::reach(&mut self.transports, *rank, to, answered);
             rails = start::choose(&self.transports, &mut reached);
             if rails.is_empty() {
                 probes.peers = peers;

@@ -171,7 +171,7 @@ impl Protocol {
     #[inline]
     pub(crate) fn end(&mut self, key: u64, outcome: RequestOutcome) {
         let request = &mut self.requests[key];
-        request.state = State::Over;
+        request.state = State::Complete;
         request.outcome = outcome;
         self.ended += 1;
         let (transfer, detached) = (std::mem::take(&mut request.transfer), request.detached);
@@ -195,7 +195,7 @@ impl Protocol {
     pub(crate) fn detach(&mut self, key: u64) {
         if let Some(request) = self.requests.get_mut(key) {
             request.detached = true;
-            if request.state == State::Over {
+            if request.state == State::Complete {
                 self.requests.remove(key);
             }
         }
@@ -208,7 +208,7 @@ impl Protocol {
             Some(request) if !request.detached => request,
             _ => return Some(Err(Error::UnknownRequest)),
         };
-        if request.state != State::Over {
+        if request.state != State::Complete {
             return None;
         }
         let result = self.result(request);
@@ -217,9 +217,9 @@ impl Protocol {
     }
 
     /// Returns true if the request is complete.
-    pub(crate) fn is_over(&self, key: u64) -> Result<bool, Error> {
+    pub(crate) fn is_complete(&self, key: u64) -> Result<bool, Error> {
         match self.requests.get(key) {
-            Some(request) if !request.detached => Ok(request.state == State::Over),
+            Some(request) if !request.detached => Ok(request.state == State::Complete),
             _ => Err(Error::UnknownRequest),
         }
     }

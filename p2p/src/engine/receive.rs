@@ -98,7 +98,7 @@ impl Engine {
 
     /// Cancels a request that has not been matched. Returns false if it is too late.
     pub(crate) fn cancel(&mut self, key: u64) -> Result<bool, Error> {
-        if self.protocol.is_over(key)? {
+        if self.protocol.is_complete(key)? {
             return Ok(false);
         }
         let request = self.protocol.requests[key];

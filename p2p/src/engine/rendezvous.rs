@@ -159,7 +159,7 @@ impl Engine {
             let (offset, peer) = (transfer.issued, transfer.peer);
             let rest = transfer.wanted - offset;
             if rest == 0 {
-                return self.one_sided_over(number);
+                return self.one_sided_done(number);
             }
             let (length, at, rank) = (part.min(rest), memory.at(offset), peer.rank());
             let key = transfer.key.bytes();
@@ -211,7 +211,7 @@ impl Engine {
         }
     }
 
-    fn one_sided_over(&mut self, number: u64) {
+    fn one_sided_done(&mut self, number: u64) {
         let transfer = &self.protocol.transfers[number];
         let (peer, key, notified) = (transfer.peer, transfer.request, transfer.notified);
         let sends = self.protocol.requests[key].is_send();
@@ -388,7 +388,7 @@ impl Protocol {
     }
 
     /// Handles the completion of a `get`, `put` or held send of a transfer.
-    pub(super) fn operation_over(&mut self, number: u64, good: bool) {
+    pub(super) fn operation_done(&mut self, number: u64, good: bool) {
         if let Some(transfer) = self.transfers.get_mut(number) {
             transfer.open = false;
             transfer.refused |= !good;

@@ -20,7 +20,7 @@ pub(crate) enum State {
     /// Bytes are moving.
     Moving,
     /// The result is available.
-    Over,
+    Complete,
 }
 
 /// End of a request.

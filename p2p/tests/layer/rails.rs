@@ -105,7 +105,7 @@ fn a_failed_rail_fails_the_peer() {
         let receive = layer.world().irecv_owned(vec![0; 9], 1, 1).unwrap();
         killers[failed].kill(1);
         let start = Instant::now();
-        while !receive.is_over().unwrap() {
+        while !receive.is_complete().unwrap() {
             layer.progress();
             assert!(start.elapsed() < HANG);
         }
