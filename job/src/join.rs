@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use boot::{BootError, Bootstrap, MAX_VALUE};
-use p2p::{NOT_TRIED, P2p, REACH_BYTES, Rank, Reach, Setup, reach_mark};
+use p2p::{NOT_TRIED, P2p, REACH_BYTES, Rank, Reach, Setup, reach_digest};
 
 use crate::book::{Book, Entries, Nodes, read_entry};
 use crate::error::printable;
@@ -21,8 +21,8 @@ use crate::{Job, JoinError, Options, cpus};
 // group of processes, reachable peers, and the reason why a process cannot start (empty if it
 // starts).
 pub(crate) const ADDRESSES: &str = "addresses";
-const MARK: &str = "mark";
-const MARKS: &str = "marks";
+const DIGEST: &str = "mark";
+const DIGESTS: &str = "marks";
 const REACH: &str = "reach";
 const VERDICT: &str = "verdict";
 
@@ -232,30 +232,31 @@ fn start(
 /// Finds out whether each process reaches each other one by the same transports, so that all start
 /// (`None`); else returns what each rank published for this one.
 fn agree_on_reach(boot: &mut Bootstrap, mine: &Reach) -> Result<Option<Vec<u8>>, BootError> {
-    let mark = reach_mark(boot.rank(), &mine.best);
-    match sum_of_marks(boot, mark)? {
+    let digest = reach_digest(boot.rank(), &mine.best);
+    match sum_of_digests(boot, digest)? {
         Some(0) => Ok(None),
         _ => exchange_reach(boot, &mine.all).map(Some),
     }
 }
 
-/// Returns the exclusive or of all processes' marks; `None` if one has none. The first process of
-/// each group reads the marks of its group, and all read those of the groups: some 2√n values.
-fn sum_of_marks(boot: &mut Bootstrap, mark: Option<u64>) -> Result<Option<u64>, BootError> {
-    let encode = |mark: Option<u64>| mark.map_or(Vec::new(), |mark| mark.to_le_bytes().to_vec());
+/// Returns the exclusive or of all processes' digests; `None` if one has none. The first process of
+/// each group reads the digests of its group, and all read those of the groups: about 2√n values.
+fn sum_of_digests(boot: &mut Bootstrap, digest: Option<u64>) -> Result<Option<u64>, BootError> {
+    let encode =
+        |digest: Option<u64>| digest.map_or(Vec::new(), |digest| digest.to_le_bytes().to_vec());
     let groups = Groups::of(boot);
-    boot.put(MARK, &encode(mark))?;
+    boot.put(DIGEST, &encode(digest))?;
     boot.fence()?;
     if let Some(group) = groups.led_by(boot.rank()) {
-        let sum = read_marks(boot, MARK, group)?;
-        boot.put(MARKS, &encode(sum))?;
+        let sum = read_digests(boot, DIGEST, group)?;
+        boot.put(DIGESTS, &encode(sum))?;
     }
     boot.fence()?;
-    read_marks(boot, MARKS, groups.leaders())
+    read_digests(boot, DIGESTS, groups.leaders())
 }
 
-/// Returns the exclusive or of the marks that these ranks published; `None` if one has none.
-fn read_marks(
+/// Returns the exclusive or of the digests that these ranks published; `None` if one has none.
+fn read_digests(
     boot: &mut Bootstrap,
     key: &str,
     ranks: impl Iterator<Item = Rank>,
@@ -263,8 +264,8 @@ fn read_marks(
     let mut sum = Some(0);
     for rank in ranks {
         let note = boot.get(rank, key)?;
-        let mark = note.and_then(|note| Some(u64::from_le_bytes(note.try_into().ok()?)));
-        sum = sum.zip(mark).map(|(sum, mark)| sum ^ mark);
+        let digest = note.and_then(|note| Some(u64::from_le_bytes(note.try_into().ok()?)));
+        sum = sum.zip(digest).map(|(sum, digest)| sum ^ digest);
     }
     Ok(sum)
 }

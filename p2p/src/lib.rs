@@ -97,7 +97,7 @@ pub use config::{Config, Tuning};
 pub use endpoint::{Arrived, Completion, Context, Ended, Endpoint, Pattern, Sent, Target};
 pub use error::{Error, NotStarted, StartError};
 pub use memory::Datum;
-pub use mutual::reach_mark;
+pub use mutual::reach_digest;
 pub use owned::OwnedRequest;
 pub use p2p::P2p;
 pub use regions::{Exposure, Refusal, Regions};

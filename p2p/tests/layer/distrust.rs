@@ -471,15 +471,15 @@ fn transports_of_a_lower_class_are_not_compared() {
         .collect();
     let all: Vec<_> = setups.iter().map(P2p::addresses).collect();
     let meeting = std::sync::Barrier::new(2);
-    let marks = std::sync::Mutex::new([None; 2]);
+    let digests = std::sync::Mutex::new([None; 2]);
     let start = |setup: Setup| {
         let rank = setup.rank;
         let addresses = |peer: Rank| Ok(all[peer as usize].clone());
         let started = P2p::start_agreed(setup, addresses, |mine| {
-            marks.lock().unwrap()[rank as usize] = p2p::reach_mark(rank, &mine.best);
+            digests.lock().unwrap()[rank as usize] = p2p::reach_digest(rank, &mine.best);
             assert_eq!(mine.all == mine.best, rank == 1);
             meeting.wait();
-            let [one, other] = *marks.lock().unwrap();
+            let [one, other] = *digests.lock().unwrap();
             assert!(one.is_some() && one == other, "mutual");
             Ok(None)
         });
