@@ -123,7 +123,7 @@ impl IbConfig {
             ),
             (
                 self.retries <= 6,
-                "at most 6 retries: some devices take 7 for no limit",
+                "at most 6 retries: some devices take 7 as unlimited",
             ),
         ];
         match rules.into_iter().find(|(kept, _)| !kept) {

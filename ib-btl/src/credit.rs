@@ -76,8 +76,8 @@ impl Debt {
         self.owed > 0 && self.owed * 2 >= self.blocks
     }
 
-    pub(crate) fn owed(&self) -> usize {
-        self.owed.min(crate::wire::MOST_FREED)
+    pub(crate) fn unreturned(&self) -> usize {
+        self.owed.min(crate::wire::MAX_FREED)
     }
 
     pub(crate) fn paid(&mut self, count: usize) {

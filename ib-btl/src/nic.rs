@@ -266,7 +266,7 @@ pub trait Nic: Send + fmt::Debug {
     ///
     /// # Errors
     /// There is no room, or the device has no shared receive queues.
-    unsafe fn share(&mut self, index: u32, buffer: Sge, most: usize) -> Result<(), NicError>;
+    unsafe fn share(&mut self, index: u32, buffer: Sge, max: usize) -> Result<(), NicError>;
 
     /// Sends a datagram, unreliably.
     ///
@@ -278,7 +278,7 @@ pub trait Nic: Send + fmt::Debug {
     ///
     /// # Errors
     /// The completion queue is broken.
-    fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError>;
+    fn poll(&mut self, max: usize, out: &mut Vec<Completion>) -> Result<(), NicError>;
 
     /// Returns a descriptor that becomes readable at an event after [`arm`](Nic::arm).
     fn descriptor(&self) -> BorrowedFd<'_>;

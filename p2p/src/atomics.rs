@@ -132,11 +132,11 @@ pub enum AtomicType {
     U128,
 }
 
-/// Size of the longest value, in bytes.
-pub(crate) const LONGEST: usize = 16;
+/// Maximum size of a value, in bytes.
+pub(crate) const MAX_SIZE: usize = 16;
 
-/// The first bytes are a value, in the byte order of the machine.
-pub(crate) type Bytes = [u8; LONGEST];
+/// A value in its first bytes, in the byte order of the machine.
+pub(crate) type Bytes = [u8; MAX_SIZE];
 
 impl AtomicType {
     /// All types, by number.
@@ -199,7 +199,7 @@ macro_rules! common {
             <$t>::from_ne_bytes(own)
         }
         fn bytes(self) -> Bytes {
-            let mut bytes = [0; LONGEST];
+            let mut bytes = [0; MAX_SIZE];
             bytes[..size_of::<$t>()].copy_from_slice(&self.to_ne_bytes());
             bytes
         }
@@ -250,7 +250,7 @@ macro_rules! complex {
     ($($t:ty),*) => {$(
         impl Value for Complex<$t> {
             fn of(bytes: Bytes) -> Self {
-                let mut second = [0; LONGEST];
+                let mut second = [0; MAX_SIZE];
                 let size = size_of::<$t>();
                 second[..size].copy_from_slice(&bytes[size..2 * size]);
                 Complex(<$t>::of(bytes), <$t>::of(second))

@@ -15,9 +15,9 @@ const PROBES: Duration = Duration::from_secs(2);
 /// Time that it waits for other transports to a peer that one transport reaches. Over a router,
 /// for example, raw Ethernet never answers.
 const OTHERS: Duration = Duration::from_millis(350);
-/// Maximum time between two polls that counts as a wait for answers: a process that computes
-/// meanwhile does not see them.
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum time between two polls that counts as waiting for answers: a process that computes in
+/// between does not see them.
+const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// A transport of this process, and the index and value of a peer's address of its kind.
 pub(crate) type Pair<'a> = (TransportId, u8, &'a TransportAddress);
 
@@ -135,7 +135,7 @@ impl Probes {
         });
         let now = Instant::now();
         if let Some(last) = self.last_poll.replace(now) {
-            self.waited += now.saturating_duration_since(last).min(LONGEST_PAUSE);
+            self.waited += now.saturating_duration_since(last).min(MAX_PAUSE);
         }
         let waited = self.waited;
         if waited >= OTHERS {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use crate::atomics::{AtomicOp, AtomicType, LONGEST, replacement};
+use crate::atomics::{AtomicOp, AtomicType, MAX_SIZE, replacement};
 use crate::memory::Memory;
 
 /// Memory to be exposed.
@@ -224,14 +224,14 @@ impl Regions {
         let at = find(&all, place, rights)?;
         let (first, second) = operands.split_at(place.length.min(operands.len()));
         let of = |operands: &[u8], offset: usize| {
-            let mut value = [0; LONGEST];
+            let mut value = [0; MAX_SIZE];
             if let Some(bytes) = operands.get(offset..offset + size) {
                 value[..size].copy_from_slice(bytes);
             }
             value
         };
         for offset in (0..place.length).step_by(size) {
-            let mut value = [0; LONGEST];
+            let mut value = [0; MAX_SIZE];
             // SAFETY: the range was checked, and is valid while the registry is locked.
             unsafe { value.as_mut_ptr().copy_from(at.add(offset), size) };
             before.extend_from_slice(&value[..size]);

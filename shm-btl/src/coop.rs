@@ -33,7 +33,7 @@ use shmem::sync::{AtomicU64, Ordering, fence};
 /// Maximum number of offers of one process to another at a time.
 pub(crate) const PLACES: usize = if cfg!(loom) { 1 } else { 8 };
 /// Maximum number of chunks of an offer.
-pub(crate) const MOST: u32 = u16::MAX as u32;
+pub(crate) const MAX_CHUNKS: u32 = u16::MAX as u32;
 
 /// Returns the index of the word of an offer.
 pub(crate) fn place(id: u32) -> usize {
@@ -56,7 +56,7 @@ pub(crate) enum Next {
     /// Check again later: the sender is copying the last chunks.
     Wait,
     /// All chunks are copied, or (after [`Offer::stop`]) the sender writes nothing more.
-    Over,
+    Done,
 }
 
 /// The receiver's side of a message.
@@ -111,7 +111,7 @@ impl Offer {
         let (claimed, done) = self.share(theirs)?;
         let missing = self.chunks - self.front + u32::from(self.contested);
         Ok(match missing {
-            _ if done >= missing => Some(Next::Over),
+            _ if done >= missing => Some(Next::Done),
             _ if claimed >= missing => Some(Next::Wait),
             _ => None,
         })
@@ -168,18 +168,18 @@ impl Offer {
 /// to the receiver. Returns the number of chunks done, and whether there may be more to do.
 pub(crate) fn help(
     (id, chunks): (u32, u32),
-    (mut done, most): (u32, u32),
+    (mut done, limit): (u32, u32),
     mine: &AtomicU64,
     theirs: &AtomicU64,
     mut copy: impl FnMut(u32) -> bool,
 ) -> (u32, bool) {
-    let end = done.saturating_add(most);
+    let end = done.saturating_add(limit);
     let is_free = |claims: u32| {
         let word = theirs.load(Ordering::Acquire);
         word >> 32 == u64::from(id)
             && (word & u64::from(u32::MAX)) + u64::from(claims) <= u64::from(chunks)
     };
-    while done < chunks.min(MOST) && is_free(done + 1) {
+    while done < chunks.min(MAX_CHUNKS) && is_free(done + 1) {
         if done == end {
             return (done, true);
         }
@@ -215,7 +215,7 @@ mod tests {
         for chunk in 0..3 {
             assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(chunk)));
         }
-        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Done));
         assert_eq!(
             help((1, 3), ALL, &sender, &receiver, |_| panic!("all is done")),
             (0, false)
@@ -274,7 +274,7 @@ mod tests {
             true
         });
         assert_eq!((helped, copied), (3, vec![4, 3, 2]));
-        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Done));
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         assert!(!offer.waits(&sender));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
-        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Done));
     }
 
     #[test]

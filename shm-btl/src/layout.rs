@@ -189,7 +189,7 @@ const CHUNK: usize = 32 << 10;
 pub(crate) const CHUNK_STRIDE: usize = (CHUNK + 2 * LINE).next_multiple_of(PAGE);
 /// Length of the longest message, in bytes.
 #[cfg(not(loom))]
-pub(crate) const LONGEST: usize = CHUNK + btl::MAX_HEADER;
+pub(crate) const MAX_MESSAGE: usize = CHUNK + btl::MAX_HEADER;
 
 /// Sizes of a process's files. They follow from the number of ranks.
 #[cfg(not(loom))]

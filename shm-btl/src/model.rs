@@ -493,7 +493,7 @@ fn both_copy(name: &str, chunks: u32, preemptions: usize, fails: Option<u32>) {
                     // SAFETY: the model checks it.
                     Next::Copy(chunk) => unsafe { buffer.store(chunk as usize, &[id as u8]) },
                     Next::Wait => thread::yield_now(),
-                    Next::Over => break,
+                    Next::Done => break,
                 }
             }
             // SAFETY: the model checks it.

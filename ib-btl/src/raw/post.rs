@@ -317,12 +317,12 @@ impl Nic for Verbs {
         Ok(())
     }
 
-    unsafe fn share(&mut self, index: u32, buffer: Sge, most: usize) -> Result<(), NicError> {
+    unsafe fn share(&mut self, index: u32, buffer: Sge, max: usize) -> Result<(), NicError> {
         let l = self.library;
         if self.srq.is_none() {
             let mut attr = SrqInitAttr {
                 srq_context: ptr::null_mut(),
-                max_wr: u32::try_from(most).unwrap_or(u32::MAX),
+                max_wr: u32::try_from(max).unwrap_or(u32::MAX),
                 max_sge: 1,
                 srq_limit: 0,
             };
@@ -381,11 +381,11 @@ impl Nic for Verbs {
         }
     }
 
-    fn poll(&mut self, most: usize, out: &mut Vec<Completion>) -> Result<(), NicError> {
+    fn poll(&mut self, max: usize, out: &mut Vec<Completion>) -> Result<(), NicError> {
         let Some(poll) = self.ops().poll_cq else {
             return Ok(());
         };
-        let room = c_int::try_from(most.min(BATCH)).unwrap_or(0);
+        let room = c_int::try_from(max.min(BATCH)).unwrap_or(0);
         // SAFETY: alive, and there is room for this number.
         let count = unsafe { poll(self.cq.ptr(), room, self.wc.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| NicError::new("ibv_poll_cq", -count))?;

@@ -203,8 +203,8 @@ impl Verbs {
         let (gid_index, gid) = gid(l, &context, port, &attr).ok_or_else(|| {
             no_port("has no such global id: has its interface an address?".into())
         })?;
-        let most = usize::try_from(device.max_cqe).unwrap_or(0).max(1);
-        let room = completions.saturating_add(DATAGRAMS * 2).min(most);
+        let max = usize::try_from(device.max_cqe).unwrap_or(0).max(1);
+        let room = completions.saturating_add(DATAGRAMS * 2).min(max);
         let mut qkey = [0; 4];
         getrandom::fill(&mut qkey).map_err(|_| IbError::NoRandom)?;
         let about = About {
@@ -246,7 +246,7 @@ impl Verbs {
         let depth = DATAGRAMS as u32;
         let ud = create_qp(l, (&pd, &cq, None), QPT_UD, (depth, depth), 0)?;
         // Limits of the device on concurrent reads, as responder and as initiator.
-        let reads = |most: c_int| u8::try_from(most.clamp(0, READS)).unwrap_or(0);
+        let reads = |max: c_int| u8::try_from(max.clamp(0, READS)).unwrap_or(0);
         let mut verbs = Verbs {
             connections: Vec::new(),
             ud,

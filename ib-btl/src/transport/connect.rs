@@ -82,10 +82,10 @@ impl IbBtl {
         let Some(nic) = &mut self.nic else {
             return Err(IbError::Config("closed".into()));
         };
-        let most = nic.about().max_completions;
-        if needed > most {
+        let max = nic.about().max_completions;
+        if needed > max {
             return Err(IbError::NoPort(format!(
-                "the device has room for {most} completions, which is less than one more peer needs"
+                "the device has room for {max} completions, which is less than one more peer needs"
             )));
         }
         let mut random = [0; 4];
@@ -131,7 +131,7 @@ impl IbBtl {
     }
 
     fn path(&self, address: &PeerAddress, here: bool) -> PeerInfo {
-        let longest = address.longest();
+        let longest = address.max_message();
         let bandwidth = self.nic.as_ref().map_or(0, |nic| nic.about().bandwidth);
         let least = [bandwidth, address.bandwidth]
             .into_iter()

@@ -13,7 +13,7 @@ use btl::{
 use super::ends::PROBE_EVERY;
 use super::one_sided::How;
 use super::{BATCH, IbBtl, Notice, State};
-use crate::wire::{Key, MOST_NOTICES};
+use crate::wire::{Key, MAX_NOTICES};
 
 /// Time that `drop_peer` waits for the peer's last messages.
 const DROP_WAIT: Duration = Duration::from_millis(100);
@@ -83,7 +83,7 @@ impl NoticedPuts for IbBtl {
         notice: &[u8],
     ) -> Result<Region, RegisterError> {
         // Numbers wrap around after 2²⁹. Without a notice, or without bytes, there is no number.
-        let number = ((self.next_region + 1) % u64::from(MOST_NOTICES)) as u32 + 1;
+        let number = ((self.next_region + 1) % u64::from(MAX_NOTICES)) as u32 + 1;
         let mut header = [0; MAX_HEADER];
         let free = length > 0 && !self.notices.contains_key(&number);
         let Some(place) = header.get_mut(..notice.len()).filter(|_| free) else {

@@ -42,7 +42,7 @@ pub(super) fn room(
     if header > MAX_HEADER {
         return too_long(header, MAX_HEADER);
     }
-    let (length, limit) = (header.saturating_add(body), peer.address.longest());
+    let (length, limit) = (header.saturating_add(body), peer.address.max_message());
     if length > limit {
         return too_long(length, limit);
     }
@@ -157,7 +157,7 @@ impl IbBtl {
             let empty = count < BATCH && self.stash.is_empty();
             // Once earlier arrivals are delivered, failures can be reported, even while others keep
             // sending.
-            let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.most_waiting();
+            let enough = |this: &IbBtl| this.stash.is_empty() && this.taken > this.max_waiting();
             if self.failing && (empty || enough(self)) {
                 done += self.report_failed(events);
             }

@@ -34,7 +34,7 @@ const UNSIGNALED: usize = 16;
 /// Number of receives that are posted together.
 const REPOST: usize = 8;
 /// Maximum number of waiting datagrams in each direction.
-const MOST_DATAGRAMS: usize = 128;
+const MAX_DATAGRAMS: usize = 128;
 /// Maximum number of memory pieces of a message: blocks, and a held body.
 const SGES: usize = MESSAGE_BLOCKS + 1;
 
@@ -415,9 +415,9 @@ impl IbBtl {
 
     /// Returns the maximum number of waiting completions. After taking this many, all that were
     /// waiting at the start are taken.
-    fn most_waiting(&self) -> usize {
+    fn max_waiting(&self) -> usize {
         let peers = self.peers.iter().flatten().count();
-        completions(&self.config, peers).saturating_add(2 * MOST_DATAGRAMS)
+        completions(&self.config, peers).saturating_add(2 * MAX_DATAGRAMS)
     }
 
     /// Returns the maximum number of work requests of a connection.

@@ -218,8 +218,8 @@ impl IbBtl {
                 peer.unposted.pop_front();
                 continue;
             };
-            let most = if operation.reads { READ_PART } else { PIECE };
-            let now = operation.left.min(most);
+            let max = if operation.reads { READ_PART } else { PIECE };
+            let now = operation.left.min(max);
             let sge = Sge {
                 address: operation.local,
                 length: now as u32,

@@ -15,11 +15,11 @@ use crate::wire::Header;
 
 /// Cost of an envelope in addition to its body, in bytes: the bookkeeping of both sides.
 const ENVELOPE: usize = 256;
-/// Largest window, in bytes. Two of them hold 64 messages of 16 KiB.
-const WINDOW_MAX: usize = 1 << 20;
-/// Smallest window, in bytes.
-const WINDOW_MIN: usize = 8 << 10;
-/// Sum of the windows of all peers, in bytes, unless the smallest window is more.
+/// Maximum window, in bytes. Two of them hold 64 messages of 16 KiB.
+const MAX_WINDOW: usize = 1 << 20;
+/// Minimum window, in bytes.
+const MIN_WINDOW: usize = 8 << 10;
+/// Sum of the windows of all peers, in bytes, unless the minimum window makes it larger.
 const WINDOWS: usize = 16 << 20;
 
 /// Returns the cost of a message with `body` bytes. Receive buffers are at most a quarter longer
@@ -33,7 +33,7 @@ pub(crate) fn cost(body: usize) -> usize {
 /// agree.
 pub(crate) fn window(size: u32) -> u32 {
     let window = WINDOWS / (size as usize).saturating_sub(1).max(1);
-    window.clamp(WINDOW_MIN, WINDOW_MAX) as u32
+    window.clamp(MIN_WINDOW, MAX_WINDOW) as u32
 }
 
 /// Window between endpoints, which do not know their number.
@@ -268,7 +268,7 @@ mod tests {
     fn sender_and_receiver_agree() {
         for seed in 0..200 {
             let mut random = Random::new(seed);
-            let window = [WINDOW_MIN as u32, 100_000, WINDOW_MAX as u32][random.below(3) as usize];
+            let window = [MIN_WINDOW as u32, 100_000, MAX_WINDOW as u32][random.below(3) as usize];
             let (mut sender, mut receiver) = (Account::new(window), Account::new(window));
             let mut sent = 0;
             for _ in 0..3000 {
@@ -299,12 +299,12 @@ mod tests {
 
     #[test]
     fn sending_without_credit_is_detected() {
-        let mut receiver = Account::new(WINDOW_MAX as u32);
+        let mut receiver = Account::new(MAX_WINDOW as u32);
         let mut bytes = 0;
         while receiver.hear(cost(1000), false) {
             bytes += cost(1000);
         }
-        assert!(bytes <= WINDOW_MAX * 2);
+        assert!(bytes <= MAX_WINDOW * 2);
     }
 
     #[test]

@@ -17,7 +17,7 @@ const EAGER_BESIDE_FASTER: usize = 8 << 10;
 /// Maximum number of rails to one peer.
 pub(crate) const MAX_RAILS: usize = 4;
 /// Minimum number of bytes of one message that a rail other than the primary carries.
-const STRIPE_MIN: usize = 16 << 10;
+const MIN_STRIPE: usize = 16 << 10;
 
 /// A transport used for a peer.
 #[derive(Debug)]
@@ -230,7 +230,7 @@ impl Peer {
         let mut left = length;
         for (place, rail) in self.rails.iter().enumerate() {
             let part = length as u128 * u128::from(bandwidth(rail)) / u128::from(sum);
-            if place != best && carries(&rail) && part >= STRIPE_MIN as u128 {
+            if place != best && carries(&rail) && part >= MIN_STRIPE as u128 {
                 shares[place] = part as usize;
                 left -= part as usize;
             }
@@ -339,10 +339,10 @@ mod tests {
         );
         assert_eq!(peer(&[1, 1, 1, 1]).shares(4 * mib), [mib; 4]);
         // Too little for the second rail.
-        assert_eq!(peer(&[10, 10]).shares(STRIPE_MIN), [STRIPE_MIN, 0, 0, 0]);
+        assert_eq!(peer(&[10, 10]).shares(MIN_STRIPE), [MIN_STRIPE, 0, 0, 0]);
         // Undeclared bandwidth, and the longest message.
         assert_eq!(peer(&[0, 0]).shares(mib), [mib / 2, mib / 2, 0, 0]);
-        for length in [0, 1, STRIPE_MIN * 3 + 1, isize::MAX as usize] {
+        for length in [0, 1, MIN_STRIPE * 3 + 1, isize::MAX as usize] {
             let shares = peer(&[7, 11, 13]).shares(length);
             assert_eq!(shares.iter().sum::<usize>(), length);
         }

@@ -16,7 +16,7 @@ const NAPS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_mi
 const NAP_PART: u32 = 8;
 
 /// Maximum time of one sleep, in case a transport does not wake this thread.
-const LONGEST: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 
 /// Maximum sleep of a follower.
 const FOLLOW: Duration = Duration::from_millis(10);
@@ -132,12 +132,12 @@ fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
 /// Requests a wake-up of all transports. Returns how long a thread may sleep; `None`: one has an
 /// event.
 fn arm(engine: &mut Engine) -> Option<Duration> {
-    let mut limit = LONGEST;
+    let mut limit = MAX_SLEEP;
     for (_, transport) in engine.transports.iter_mut() {
         if !transport.btl.arm() {
             return None;
         }
-        limit = limit.min(transport.btl.capabilities().tick.unwrap_or(LONGEST));
+        limit = limit.min(transport.btl.capabilities().tick.unwrap_or(MAX_SLEEP));
     }
     Some(limit)
 }

@@ -18,7 +18,7 @@ use btl::{Btl, Tx};
 use mover::Mover;
 use shm_btl::{ShmBtl, ShmConfig};
 
-const LONGEST: usize = 4 << 20;
+const MAX_LENGTH: usize = 4 << 20;
 /// Number of bytes that exceeds every cache, on both sides.
 const COLD: usize = 192 << 20;
 const SLICE: Duration = Duration::from_millis(20);
@@ -245,17 +245,17 @@ fn parent(args: &[String]) -> Outcome<()> {
         }
         // Uses other memory each time, so that nothing is cached.
         let mut next = || {
-            place = (place + LONGEST) % COLD;
+            place = (place + MAX_LENGTH) % COLD;
             place
         };
         if let Some(key) = &key {
-            let cold = || mover.one_copy(&mut btl, 1, key, (next(), LONGEST));
+            let cold = || mover.one_copy(&mut btl, 1, key, (next(), MAX_LENGTH));
             best.note("one cold", timed(cold)?);
         }
         let copy = || {
             let at = next();
-            black_box(&mut target[at..at + LONGEST])
-                .copy_from_slice(black_box(&data[at..at + LONGEST]));
+            black_box(&mut target[at..at + MAX_LENGTH])
+                .copy_from_slice(black_box(&data[at..at + MAX_LENGTH]));
             Ok(())
         };
         best.note("copy cold", timed(copy)?);
@@ -284,10 +284,10 @@ fn show(best: &Best, sizes: &[usize]) {
             one / two
         );
     }
-    let rate = |what: &str| LONGEST as f64 / best.of(&format!("{what} cold"));
+    let rate = |what: &str| MAX_LENGTH as f64 / best.of(&format!("{what} cold"));
     let (one, copy) = (rate("one"), rate("copy"));
     println!(
-        "{LONGEST:9} B, out of cache {one:29.2} {copy:10.2} {:12.2}",
+        "{MAX_LENGTH:9} B, out of cache {one:29.2} {copy:10.2} {:12.2}",
         one / copy
     );
 }

@@ -142,7 +142,7 @@ impl ShmBtl {
         self.checked_at = coarse_now();
         self.check_now = false;
         self.poll_wait_set();
-        let mut over = Vec::new();
+        let mut ended_at = Vec::new();
         for (index, from) in self.inbound.iter().enumerate() {
             let Some(PeerState::Added(peer)) = self.peers.get_mut(from.rank as usize) else {
                 continue;
@@ -168,10 +168,10 @@ impl ShmBtl {
             if !peer.is_cut_off() && matches!(from.consumer.poll(), Ok(Some(_))) {
                 self.check_now = true;
             } else {
-                over.push(index);
+                ended_at.push(index);
             }
         }
-        for index in over.into_iter().rev() {
+        for index in ended_at.into_iter().rev() {
             let rank = self.inbound.swap_remove(index).rank;
             self.start_closing(rank);
         }

@@ -11,7 +11,7 @@ use crate::address::ShmAddress;
 use crate::attach::{Attached, Files, eligible, probe};
 use crate::cma::CmaError;
 use crate::fifo::{Consumer, Producer};
-use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, LONGEST, Layout, PairHead};
+use crate::layout::{CHUNK_STRIDE, Common, END_OPEN, END_REFUSED, Layout, MAX_MESSAGE, PairHead};
 use crate::posted::is_revoked;
 use crate::topology::{CpuSet, Relation, allowed};
 use shmem::sync::{AtomicU64, Ordering};
@@ -188,7 +188,7 @@ impl ShmBtl {
     pub(super) fn path(&self, address: &ShmAddress, one_copy: &Result<(), String>) -> PeerInfo {
         let (mine, theirs) = (allowed(None), allowed(Some(address.pid)));
         let relation = self.topology.relation(&mine, &theirs);
-        let max_send = LONGEST;
+        let max_send = MAX_MESSAGE;
         let from = self.config.thresholds.of(relation);
         let (copies, eager, one_sided_from, bandwidth) = match one_copy {
             Ok(()) => {

@@ -150,7 +150,7 @@ impl Pmi1 {
             value_max,
         };
         let longest = full(crate::MAX_SIZE - 1, &"k".repeat(crate::MAX_KEY), MAX_VALUE);
-        if longest.len() > key_max || pmi.room(&longest) < SHORTEST {
+        if longest.len() > key_max || pmi.room(&longest) < MIN_ROOM {
             return Err(wrong(format!(
                 "the launcher supports keys of {key_max} and values of {value_max} bytes, which is not enough"
             )));
@@ -178,8 +178,8 @@ impl Pmi1 {
     }
 }
 
-/// Minimum size of a value, which has to hold the length and some digits.
-const SHORTEST: usize = 16;
+/// Minimum size of a value, which must hold the length and some digits.
+const MIN_ROOM: usize = 16;
 
 /// Returns the launcher's key for a part of a value.
 fn full(rank: u32, key: &str, part: usize) -> String {
