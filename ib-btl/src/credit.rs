@@ -45,15 +45,15 @@ impl Credits {
 
 /// The receiver's view of the ring.
 #[derive(Debug)]
-pub(crate) struct Debt {
+pub(crate) struct ReceiveCredits {
     blocks: usize,
     next: usize,
     owed: usize,
 }
 
-impl Debt {
-    pub(crate) fn new(blocks: usize) -> Debt {
-        Debt {
+impl ReceiveCredits {
+    pub(crate) fn new(blocks: usize) -> ReceiveCredits {
+        ReceiveCredits {
             blocks,
             next: 0,
             owed: 0,
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn both_sides_count_alike() {
         let (blocks, longest) = (16, 4);
-        let (mut credits, mut debt) = (Credits::new(blocks), Debt::new(blocks));
+        let (mut credits, mut received) = (Credits::new(blocks), ReceiveCredits::new(blocks));
         let mut under_way = std::collections::VecDeque::new();
         let mut used = vec![false; blocks];
         let mut random = 12345u64;
@@ -115,16 +115,16 @@ mod tests {
                 }
                 8..13 => {
                     if let Some((first, count)) = under_way.pop_front() {
-                        assert_eq!(debt.next(), first);
+                        assert_eq!(received.next(), first);
                         for block in first..first + count {
                             used[block % blocks] = false;
                         }
-                        debt.took(count);
+                        received.consumed(count);
                     }
                 }
-                _ if debt.is_due() => {
-                    let owed = debt.owed();
-                    debt.paid(owed);
+                _ if received.is_due() => {
+                    let owed = received.unreturned();
+                    received.returned(owed);
                     assert!(credits.give(owed));
                 }
                 _ => {}
@@ -138,15 +138,16 @@ mod tests {
     fn half_of_the_blocks_are_always_returned() {
         for blocks in [8, 9, 64] {
             for count in 1..=4 {
-                let (mut credits, mut debt) = (Credits::new(blocks), Debt::new(blocks));
+                let (mut credits, mut received) =
+                    (Credits::new(blocks), ReceiveCredits::new(blocks));
                 for _ in 0..1000 {
                     while credits.has(count) {
                         credits.take(count);
-                        debt.took(count);
+                        received.consumed(count);
                     }
-                    assert!(debt.is_due());
-                    let owed = debt.owed();
-                    debt.paid(owed);
+                    assert!(received.is_due());
+                    let owed = received.unreturned();
+                    received.returned(owed);
                     assert!(credits.give(owed));
                 }
             }

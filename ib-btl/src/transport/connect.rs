@@ -7,7 +7,7 @@ use btl::{PeerError, PeerInfo, Rank, Unreachable};
 
 use super::{BATCH, CONTROL, IbBtl, PIECES, Peer, State, completions, now, receives, registered};
 use crate::IbError;
-use crate::credit::{Credits, Debt};
+use crate::credit::{Credits, ReceiveCredits};
 use crate::error::explain;
 use crate::nic::{Completion, NicError, Remote, Source};
 use crate::wire::{ASK, HAVE, Hello, LEAVING, PeerAddress};
@@ -117,7 +117,7 @@ impl IbBtl {
             theirs: None,
             ring,
             credits: Credits::new(credits),
-            debt: Debt::new(blocks),
+            receive_credits: ReceiveCredits::new(blocks),
             flights: VecDeque::new(),
             posted: 0,
             unsignaled: 0,

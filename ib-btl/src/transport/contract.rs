@@ -188,8 +188,8 @@ impl Btl for IbBtl {
             nic.calm();
         }
         let done = self.take_completions(events);
-        for rank in std::mem::take(&mut self.debtors) {
-            self.pay(rank);
+        for rank in std::mem::take(&mut self.credit_returns) {
+            self.return_credits(rank);
         }
         self.check_timers(slept);
         done
@@ -225,7 +225,7 @@ impl Btl for IbBtl {
         let broken = nic.poll(BATCH, &mut batch).is_err();
         self.stash.extend(batch.drain(..));
         self.batch = batch;
-        self.stash.is_empty() && !self.failing && self.debtors.is_empty() && !broken
+        self.stash.is_empty() && !self.failing && self.credit_returns.is_empty() && !broken
     }
 
     /// Waits up to `DROP_WAIT` for the last messages. A stopped queue pair refuses every access,

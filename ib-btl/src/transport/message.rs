@@ -96,7 +96,7 @@ impl IbBtl {
             }
             flight.count + usize::from(held.is_some())
         };
-        let freed = peer.debt.owed();
+        let freed = peer.receive_credits.unreturned();
         let word = immediate(Kind::Message, freed, own);
         let first = peer.credits.take(count);
         let (verb, to) = if peer.address.blocks == 0 {
@@ -123,7 +123,7 @@ impl IbBtl {
             self.fail(rank, error.clone());
             return Err(SendError::Failed { peer: rank, error });
         }
-        peer.debt.paid(freed);
+        peer.receive_credits.returned(freed);
         peer.spoke = now;
         (flight.theirs, flight.sequence) = (count, sequence);
         peer.flights.push_back(flight);
@@ -224,7 +224,7 @@ impl IbBtl {
         };
         let shared = peer.address.blocks == 0;
         let mut held = std::mem::take(&mut self.held);
-        peer.over(low, |credits, flight| {
+        peer.complete(low, |credits, flight| {
             self.pool.give(flight);
             held.extend(flight.held);
             if shared {
@@ -323,11 +323,11 @@ impl IbBtl {
         };
         self.notices.remove(&number);
         if let Some(peer) = self.peer_mut(rank).filter(|_| !shared) {
-            peer.debt.took(1);
+            peer.receive_credits.consumed(1);
         }
         let header = notice.header.get(..notice.length).unwrap_or_default();
         events.message(self, rank, header, &[]);
-        self.pay(rank);
+        self.return_credits(rank);
         1
     }
 
@@ -349,7 +349,7 @@ impl IbBtl {
                 (length as usize).min(BLOCK),
             ),
             (None, Some((memory, _)), _) => (
-                Some((memory, peer.debt.next() * BLOCK)),
+                Some((memory, peer.receive_credits.next() * BLOCK)),
                 MESSAGE_BLOCKS * BLOCK,
             ),
             _ => (None, 0),
@@ -389,27 +389,27 @@ impl IbBtl {
         let taken = (PREFIX + header.len() + length).div_ceil(BLOCK);
         self.scratch = bytes;
         if let Some(peer) = self.peer_mut(rank).filter(|_| shared.is_none()) {
-            peer.debt.took(taken);
+            peer.receive_credits.consumed(taken);
         }
-        self.pay(rank);
+        self.return_credits(rank);
         1
     }
 
-    /// Returns credits if half of them are owed, now or when the queue has room.
-    pub(super) fn pay(&mut self, rank: Rank) {
+    /// Returns credits if half of them are unreturned, now or when the queue has room.
+    pub(super) fn return_credits(&mut self, rank: Rank) {
         let Some(peer) = self.peer(rank) else {
             return;
         };
-        let owed = peer.debt.owed();
-        if !peer.debt.is_due() || peer.state != State::Connected {
+        let owed = peer.receive_credits.unreturned();
+        if !peer.receive_credits.is_due() || peer.state != State::Connected {
             return;
         }
         if !self.post_empty(rank, Some((Kind::Credit, owed))) {
-            if !self.debtors.contains(&rank) {
-                self.debtors.push(rank);
+            if !self.credit_returns.contains(&rank) {
+                self.credit_returns.push(rank);
             }
         } else if let Some(peer) = self.peer_mut(rank) {
-            peer.debt.paid(owed);
+            peer.receive_credits.returned(owed);
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use btl::{PeerError, Rank, SendError};
 
 use crate::cache::{Cache, CacheStats};
-use crate::credit::{Credits, Debt};
+use crate::credit::{Credits, ReceiveCredits};
 use crate::nic::{Completion, Nic, Queue, Registered, Sge, Source};
 use crate::raw::memory::Memory;
 use crate::raw::verbs::{Verbs, ports};
@@ -81,8 +81,8 @@ pub struct IbBtl {
     taken: usize,
     /// A wake-up was requested.
     armed: bool,
-    /// Peers to which credits are owed and whose queue was full.
-    debtors: Vec<Rank>,
+    /// Peers to which credits must be returned and whose queue was full.
+    credit_returns: Vec<Rank>,
     /// Peers being dropped, and since when.
     closing: Vec<(Rank, Duration)>,
     /// Registrations by handle: their use, and the number of their notice or 0.
@@ -148,7 +148,7 @@ struct Peer {
     theirs: Option<Hello>,
     ring: Option<(Memory, Registered)>,
     credits: Credits,
-    debt: Debt,
+    receive_credits: ReceiveCredits,
     flights: VecDeque<Flight>,
     /// Work requests without completion.
     posted: usize,
@@ -212,7 +212,7 @@ impl Peer {
     }
 
     /// Completes a request and the messages before it, which may have no completion of their own.
-    fn over(&mut self, number: u32, mut each: impl FnMut(&mut Credits, &Flight)) {
+    fn complete(&mut self, number: u32, mut each: impl FnMut(&mut Credits, &Flight)) {
         if number & !INDEX != MESSAGE {
             self.posted = self.posted.saturating_sub(1);
         }
@@ -349,7 +349,7 @@ impl IbBtl {
             failing: false,
             taken: 0,
             armed: false,
-            debtors: Vec::new(),
+            credit_returns: Vec::new(),
             closing: Vec::new(),
             regions: HashMap::new(),
             next_region: 0,
