@@ -76,12 +76,12 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Adds the operation to a system error.
-pub(crate) trait At<T> {
-    fn at(self, what: impl FnOnce() -> String) -> Result<T, BootError>;
+pub(crate) trait Context<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, BootError>;
 }
 
-impl<T, E: Into<std::io::Error>> At<T> for Result<T, E> {
-    fn at(self, what: impl FnOnce() -> String) -> Result<T, BootError> {
+impl<T, E: Into<std::io::Error>> Context<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, BootError> {
         self.map_err(|e| BootError::Io {
             what: what(),
             source: e.into(),

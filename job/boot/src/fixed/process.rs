@@ -7,7 +7,7 @@ use std::io;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::BootError;
-use crate::error::At;
+use crate::error::Context;
 
 /// Identity as three numbers: process id, start time in clock ticks since boot, inode of the pid
 /// namespace.
@@ -23,11 +23,11 @@ impl Process {
     pub(super) fn me() -> Result<Process, BootError> {
         let doing = || format!("{}: reading /proc", super::NAME);
         let pid = rustix::process::getpid().as_raw_nonzero().get();
-        let (_, start) = stat("self").at(doing)?;
+        let (_, start) = stat("self").context(doing)?;
         Ok(Process {
             pid,
             start,
-            namespace: namespace().at(doing)?,
+            namespace: namespace().context(doing)?,
         })
     }
 

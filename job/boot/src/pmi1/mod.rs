@@ -19,7 +19,7 @@ use std::time::Duration;
 use rustix::fs::{FileType, fstat};
 
 use crate::detect::{bad, check_place};
-use crate::error::{At, printable};
+use crate::error::{Context, printable};
 use crate::{BootError, Bootstrap, Client, Environment, MAX_JOB, MAX_VALUE, hex, sys};
 use line::wrong;
 use wire::Wire;
@@ -89,8 +89,8 @@ impl Pmi1 {
             let stream = TcpStream::connect_timeout(&address, CONNECT.min(timeout));
             stream.map_err(|error| refused = error).ok()
         };
-        let mut addresses = address.to_socket_addrs().at(doing)?.take(8);
-        let stream = addresses.find_map(connect).ok_or(refused).at(doing)?;
+        let mut addresses = address.to_socket_addrs().context(doing)?.take(8);
+        let stream = addresses.find_map(connect).ok_or(refused).context(doing)?;
         let mut wire = Wire::new(stream.into(), timeout);
         let what = "greeting the launcher";
         let answer = wire.ask(&format!("cmd=initack pmiid={id}"), "initack", what)?;
