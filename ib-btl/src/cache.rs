@@ -228,12 +228,12 @@ impl Cache {
     /// Lists the registrations in the tree that overlap the range, from the last to the first.
     fn overlapping(&self, start: usize, end: usize) -> Vec<u64> {
         // Ends are in the order of starts, so the first that ends too early ends the search.
-        let ends_behind = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.end > start);
+        let ends_after = |id: &u64| self.entries.get(id).is_some_and(|entry| entry.end > start);
         self.tree
             .range(..end)
             .rev()
             .map(|(_, id)| *id)
-            .take_while(ends_behind)
+            .take_while(ends_after)
             .collect()
     }
 

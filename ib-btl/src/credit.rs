@@ -66,7 +66,7 @@ impl ReceiveCredits {
     }
 
     /// Records that a message of `count` blocks was delivered.
-    pub(crate) fn took(&mut self, count: usize) {
+    pub(crate) fn consumed(&mut self, count: usize) {
         self.next = (self.next + count) % self.blocks.max(1);
         self.owed += count;
     }
@@ -80,7 +80,7 @@ impl ReceiveCredits {
         self.owed.min(crate::wire::MAX_FREED)
     }
 
-    pub(crate) fn paid(&mut self, count: usize) {
+    pub(crate) fn returned(&mut self, count: usize) {
         self.owed = self.owed.saturating_sub(count);
     }
 }
@@ -92,7 +92,7 @@ mod tests {
     /// In any order of sending, receiving and returning, both sides agree on every position, and no
     /// block is used twice.
     #[test]
-    fn both_sides_count_alike() {
+    fn both_sides_count_the_same_way() {
         let (blocks, longest) = (16, 4);
         let (mut credits, mut received) = (Credits::new(blocks), ReceiveCredits::new(blocks));
         let mut under_way = std::collections::VecDeque::new();

@@ -212,9 +212,10 @@ impl Shared {
             if let Some(result) = ready(&mut lock) {
                 return Some(result);
             }
-            // The clock costs as much as a poll. Events of others may go on for any time.
-            let looks = idle.step != Step::Spin || polls.is_multiple_of(POLLS_PER_CLOCK);
-            if looks && deadline.is_some_and(|at| at <= Instant::now()) {
+            // Reading the clock costs as much as a poll. Events for other requests may continue for
+            // any time.
+            let reads_clock = idle.step != Step::Spin || polls.is_multiple_of(POLLS_PER_CLOCK);
+            if reads_clock && deadline.is_some_and(|at| at <= Instant::now()) {
                 return None;
             }
             if self.contended.load(Ordering::Relaxed) != 0 {

@@ -308,7 +308,7 @@ fn a_stale_range_is_not_found_under_a_new_one() {
 /// While another thread frees and allocates all the time, nothing hangs and every use has the right
 /// number.
 #[test]
-fn other_threads_may_free_meanwhile() {
+fn other_threads_may_free_concurrently() {
     let Some((_alone, fabric, mut nic, mut cache)) = setup(1 << 20) else {
         return;
     };

@@ -349,7 +349,7 @@ impl Nic for Verbs {
     }
 
     fn datagram(&mut self, to: &Place, bytes: &[u8]) -> Result<(), NicError> {
-        let way = self.way(to)?;
+        let handle = self.address_handle(to)?;
         let bytes = bytes.get(..MAX_DATAGRAM).unwrap_or(bytes);
         let slot = DATAGRAMS + self.sent % DATAGRAMS;
         self.sent += 1;
@@ -369,7 +369,7 @@ impl Nic for Verbs {
             opcode: WR_SEND,
             send_flags: SEND_SIGNALED,
             imm_data: 0,
-            target: way.expose_provenance() as u64,
+            target: handle.expose_provenance() as u64,
             key: to.qpn,
             qkey: to.qkey,
             rest: [0; 9],

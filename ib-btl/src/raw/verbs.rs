@@ -83,7 +83,7 @@ impl<T> Drop for Object<T> {
 /// Opens and inspects each device in turn, or only the one named `only`.
 fn each_device<T>(
     only: Option<&str>,
-    mut look: impl FnMut(&'static Library, &str, Result<Object<Context>, NicError>) -> Option<T>,
+    mut inspect: impl FnMut(&'static Library, &str, Result<Object<Context>, NicError>) -> Option<T>,
 ) -> Result<Vec<T>, IbError> {
     let library = library().map_err(|why| IbError::NoLibrary(why.into()))?;
     let mut count = 0;
@@ -111,7 +111,7 @@ fn each_device<T>(
                 let context = (library.ibv_open_device)(device);
                 Object::new("ibv_open_device", context, library.ibv_close_device)
             };
-            found.extend(look(library, &name, context));
+            found.extend(inspect(library, &name, context));
         }
     }
     // SAFETY: returned above; opened devices stay valid.
@@ -147,7 +147,7 @@ pub(crate) struct Verbs {
     pub(super) connections: Vec<Option<Connection>>,
     pub(super) ud: Object<Qp>,
     pub(super) srq: Option<Object<Srq>>,
-    pub(super) ways: HashMap<[u8; 16], Object<Ah>>,
+    pub(super) address_handles: HashMap<[u8; 16], Object<Ah>>,
     pub(super) registered: HashMap<u64, Object<Mr>>,
     pub(super) cq: Object<Cq>,
     pub(super) channel: Object<CompChannel>,
@@ -251,7 +251,7 @@ impl Verbs {
             connections: Vec::new(),
             ud,
             srq: None,
-            ways: HashMap::new(),
+            address_handles: HashMap::new(),
             registered: HashMap::new(),
             cq,
             channel,
@@ -333,22 +333,22 @@ impl Verbs {
     }
 
     /// Returns the address handle of a port.
-    pub(super) fn way(&mut self, to: &Place) -> Result<*mut Ah, NicError> {
+    pub(super) fn address_handle(&mut self, to: &Place) -> Result<*mut Ah, NicError> {
         let mut key = to.gid;
         key[0] ^= (to.lid >> 8) as u8;
         key[1] ^= to.lid as u8;
-        if let Some(way) = self.ways.get(&key) {
-            return Ok(way.ptr());
+        if let Some(handle) = self.address_handles.get(&key) {
+            return Ok(handle.ptr());
         }
         let mut attr = self.address(to);
         let l = self.library;
         // SAFETY: alive.
-        let way = unsafe {
-            let way = (l.ibv_create_ah)(self.pd.ptr(), &raw mut attr);
-            Object::new("ibv_create_ah", way, l.ibv_destroy_ah)
+        let handle = unsafe {
+            let handle = (l.ibv_create_ah)(self.pd.ptr(), &raw mut attr);
+            Object::new("ibv_create_ah", handle, l.ibv_destroy_ah)
         }?;
-        let at = way.ptr();
-        self.ways.insert(key, way);
+        let at = handle.ptr();
+        self.address_handles.insert(key, handle);
         Ok(at)
     }
 }

@@ -466,7 +466,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_watch_sees_what_another_one_watches() {
+    fn every_watch_sees_the_ranges_of_another() {
         let Some((_alone, first)) = watch() else {
             return;
         };
@@ -497,7 +497,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn unmapping_ends_after_the_last_watch_beside_a_forked_child() {
+    fn unmapping_ends_after_the_last_watch_despite_a_forked_child() {
         let Some((_alone, watch)) = watch() else {
             return;
         };

@@ -278,12 +278,12 @@ impl IbBtl {
                 ASK
             };
             if let Err(error) = self.greet(rank, peer, flags) {
-                self.no_way(peer, &error);
+                self.no_route(peer, &error);
             }
         }
     }
 
-    fn no_way(&mut self, peer: &mut Peer, error: &NicError) {
+    fn no_route(&mut self, peer: &mut Peer, error: &NicError) {
         let text = format!("no route to its port: {error}");
         self.stop(peer, PeerError::Lost(text));
     }
@@ -311,7 +311,7 @@ impl IbBtl {
                     let text = format!("{text} in {limit:?} to {tries} requests for a connection");
                     self.stop(&mut peer, PeerError::Lost(text));
                 } else if let Err(error) = self.greet(rank as Rank, &peer, ASK) {
-                    self.no_way(&mut peer, &error);
+                    self.no_route(&mut peer, &error);
                 } else {
                     let pause = Duration::from_millis(if tries < 20 { 20 } else { 200 });
                     peer.state = State::Connecting {

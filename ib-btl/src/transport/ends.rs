@@ -202,7 +202,7 @@ impl IbBtl {
                 let Some(peer) = self.peer_mut(rank) else {
                     continue;
                 };
-                peer.over(id as u32, |_, _| ());
+                peer.complete(id as u32, |_, _| ());
                 if status != GOOD {
                     peer.posted = 0;
                 }

@@ -174,7 +174,7 @@ impl IbBtl {
                 self.datagram(from, &bytes);
                 1
             }
-            Completion::Done { id, status } => self.posted_over(id, status, events),
+            Completion::Done { id, status } => self.request_done(id, status, events),
             Completion::Arrived {
                 connection,
                 status,
@@ -214,7 +214,7 @@ impl IbBtl {
     }
 
     /// Handles the completion of a work request.
-    fn posted_over(&mut self, number: u64, status: u32, events: &mut dyn Events) -> usize {
+    fn request_done(&mut self, number: u64, status: u32, events: &mut dyn Events) -> usize {
         let (connection, low) = ((number >> 32) as u32, number as u32);
         let Some(rank) = self.rank_of(connection) else {
             return 0;
@@ -241,11 +241,11 @@ impl IbBtl {
         let mut done = 0;
         // Operations of a failed connection are reported with its failure.
         for index in held.drain(..).filter(|_| status == GOOD) {
-            done += self.operation_over(index, events);
+            done += self.operation_done(index, events);
         }
         self.held = held;
         if low & !INDEX == OPERATION {
-            done += self.piece_over(rank, low & INDEX, status, events);
+            done += self.piece_done(rank, low & INDEX, status, events);
         }
         done
     }

@@ -192,7 +192,7 @@ impl IbBtl {
     }
 
     /// Completes an operation.
-    pub(super) fn operation_over(&mut self, index: u32, events: &mut dyn Events) -> usize {
+    pub(super) fn operation_done(&mut self, index: u32, events: &mut dyn Events) -> usize {
         let Some(token) = self.take_operation(index) else {
             return 0;
         };
@@ -260,7 +260,7 @@ impl IbBtl {
     }
 
     /// Handles the completion of a part, and of the operation with the last one.
-    pub(super) fn piece_over(
+    pub(super) fn piece_done(
         &mut self,
         rank: Rank,
         index: u32,
@@ -287,7 +287,7 @@ impl IbBtl {
             if operation.notice.is_some() && peer.address.blocks == 0 {
                 let _ = peer.credits.give(1);
             }
-            done = self.operation_over(index, events);
+            done = self.operation_done(index, events);
         }
         self.issue(rank);
         done

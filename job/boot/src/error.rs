@@ -11,7 +11,7 @@ pub enum BootError {
     /// The library for PMIx is missing or damaged. Holds the loader's error for each path.
     #[error(
         "this job's launcher speaks PMIx, but its library cannot be loaded ({0}). Install it \
-         (Debian, Ubuntu: apt install libpmix2; Fedora: dnf install pmix), or say where it is: \
+         (Debian, Ubuntu: apt install libpmix2; Fedora: dnf install pmix), or set its path: \
          ESP_PMIX_LIB=/path/libpmix.so.2"
     )]
     NoPmix(String),

@@ -49,7 +49,7 @@ impl Protocol {
 
     /// Queues a control message whose body is a key.
     pub(super) fn control_with(&mut self, peer: PeerId, header: Header, key: RegionKey) {
-        let most = control_max(self.limit);
+        let max = control_max(self.limit);
         let state = &mut self.peers[peer];
         if !state.alive || state.own {
             return;

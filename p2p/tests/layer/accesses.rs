@@ -241,8 +241,15 @@ fn numbers_and_reported_regions_are_reported_at_the_target() {
     assert_eq!((with_number.length, with_number.peer), (1, Some(1)));
     pair.regions.report(KEY);
     pair.write(b"said", &at(1, BASE), 3);
-    let told = served(1).remove(0);
-    assert_eq!((told.ended, told.data, told.length), (written, None, 4));
+    let without_number = served(1).remove(0);
+    assert_eq!(
+        (
+            without_number.ended,
+            without_number.data,
+            without_number.length
+        ),
+        (written, None, 4)
+    );
     pair.write(b"outside", &at(1, BASE + 60), 4);
     let mut byte = 0;
     // SAFETY: kept until it is reported.

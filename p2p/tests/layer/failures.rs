@@ -160,7 +160,7 @@ fn death_at_any_point() {
 }
 
 #[test]
-fn leaving_in_order_does_not_end_waits_for_others() {
+fn leaving_gracefully_does_not_end_waits_for_others() {
     let layers = start(loopbacks(3, Limits::default()).0, &config(3));
     let any = layers[0]
         .world()

@@ -277,7 +277,7 @@ fn a_rank_that_receives_from_any_reaches_those_that_connect() {
 }
 
 #[test]
-fn collectives_reach_whom_they_need() {
+fn collectives_reach_the_peers_they_need() {
     let (layers, _) = start(&[FIRST, SECOND], |shared| shared.probes = 20);
     let sums = each(layers, "allreduce", |_, world| {
         let mut all = [u64::from(world.rank()) + 1];

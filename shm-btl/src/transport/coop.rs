@@ -297,7 +297,7 @@ impl ShmBtl {
             &peer.producer.mine().shares.0[at],
             &peer.producer.theirs().offers.0[at],
         );
-        let most = u32::try_from(AT_ONCE / chunk).unwrap_or(1).max(1);
+        let limit = u32::try_from(AT_ONCE / chunk).unwrap_or(1).max(1);
         let offer = (asked.id, chunks);
         let helped = help(offer, (helping.done, limit), mine, theirs, |index| {
             let (offset, length) = part(index, chunk, length);

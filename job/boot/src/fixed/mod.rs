@@ -129,7 +129,7 @@ impl Fixed {
     fn wait_for(&mut self, missing: &mut Vec<u32>) -> Result<(), BootError> {
         let deadline = Instant::now() + self.timeout;
         let mut pause = PAUSES.0;
-        let mut look = Instant::now() + LIVENESS;
+        let mut next_check = Instant::now() + LIVENESS;
         loop {
             let mut still = Vec::new();
             for &rank in missing.iter() {
@@ -149,11 +149,11 @@ impl Fixed {
             };
             self.check_abort()?;
             let now = Instant::now();
-            if now > look {
+            if now > next_check {
                 missing
                     .iter()
                     .try_for_each(|&rank| self.check_alive(rank))?;
-                look = now + LIVENESS;
+                next_check = now + LIVENESS;
             }
             if now > deadline {
                 let (others, limit) = (missing.len() - 1, self.timeout);
