@@ -89,7 +89,7 @@ pub enum StartError {
         reason: String,
     },
     /// The processes could not exchange the transports that reach each peer.
-    #[error("agreeing on transports: {0}")]
+    #[error("the processes could not agree on transports: {0}")]
     NoAgreement(String),
     /// No transport reaches a peer.
     #[error("rank {peer} cannot be reached:\n{reasons}")]

@@ -35,8 +35,8 @@ pub enum Refusal {
     /// The region may not be accessed so.
     #[error("the region does not allow this access")]
     NotAllowed,
-    /// A part is outside of the region.
-    #[error("a part is outside of the region")]
+    /// A part of the access is outside the region.
+    #[error("a part of the access is outside the region")]
     Outside,
     /// The operation does not exist for these values.
     #[error("there is no such operation")]

@@ -69,14 +69,14 @@ pub(crate) struct Shared {
 /// Makes the descriptor that wakes the sleeper.
 pub(crate) fn bell() -> Result<OwnedFd, String> {
     let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    bell.map_err(|error| format!("no event descriptor: {error}"))
+    bell.map_err(|error| format!("cannot create an event descriptor: {error}"))
 }
 
 impl Shared {
     pub(crate) fn new(engine: Engine, bell: OwnedFd, config: &Config) -> Result<Shared, String> {
         let protocol = &engine.protocol;
         let world = Group::of(protocol.peers.ids().collect(), protocol.own);
-        let world = world.ok_or("the own rank is not one of the job")?;
+        let world = world.ok_or("this process's rank is not in the job")?;
         let inner = Inner {
             engine,
             sleeper: false,

@@ -262,7 +262,7 @@ fn connect(
                 transport: "self".into(),
                 used: true,
                 path: None,
-                reason: "the own rank: copied within the process".into(),
+                reason: "this rank itself: copied within the process".into(),
             });
             continue;
         }

@@ -173,7 +173,7 @@ impl Protocol {
         (offset, status): (u64, u16),
         body: &[u8],
     ) -> Result<(), String> {
-        let unknown = || format!("answers access {key:#x}, which is none of this process");
+        let unknown = || format!("answers access {key:#x}, which this process did not make");
         let request = self.requests.get_mut(key).ok_or_else(unknown)?;
         if request.access == 0 || request.peer != Some(peer) || request.state != State::Waiting {
             return Err(unknown());

@@ -242,7 +242,7 @@ impl Protocol {
         // P2P-2
         if sequenced.sequence != state.next_in {
             return Err(format!(
-                "message {} where {} is next",
+                "sequence number {} instead of {}",
                 sequenced.sequence, state.next_in
             ));
         }

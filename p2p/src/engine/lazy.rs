@@ -181,7 +181,7 @@ impl Engine {
         };
         let address = addresses.find(is_its).cloned();
         let Some(address) = address.filter(|_| self.protocol.peers[peer].alive) else {
-            return Err("this process does not reach it by this transport".to_owned());
+            return Err("this process does not reach it over this transport".to_owned());
         };
         let added = start::add_peer(&mut self.transports, id, rank, &address);
         let info = added.map_err(|unreachable| unreachable.reason)?;

@@ -54,8 +54,8 @@ impl Protocol {
         if !state.alive || state.own {
             return;
         }
-        if state.control.len() >= most {
-            let reason = format!("it accepts none of the {most} answers queued for it");
+        if state.control.len() >= max {
+            let reason = format!("it accepts none of the {max} answers queued for it");
             return self.fail(peer, PeerError::Lost(reason.clone()), Some(reason));
         }
         state.control.push_back(Control {

@@ -279,7 +279,7 @@ impl Protocol {
         length: u64,
         key: Option<RegionKey>,
     ) -> Result<(), String> {
-        let unknown = || format!("CTS for send {request:#x} without an RTS");
+        let unknown = || format!("CTS for send {request:#x}, for which no RTS was sent");
         let send = self.requests.get_mut(request).ok_or_else(unknown)?;
         let number = send.transfer;
         let fits = send.is_send()
@@ -298,7 +298,7 @@ impl Protocol {
         }
         // P2P-9
         if key.is_some() && self.peers[from.peer].primary() != Some(from.transport) {
-            return Err("requests a put over another rail than that of envelopes".to_owned());
+            return Err("requests a put over a rail other than that of envelopes".to_owned());
         }
         send.state = State::Moving;
         let transfer = &mut self.transfers[number];
@@ -331,7 +331,8 @@ impl Protocol {
         offset: u64,
         body: &[u8],
     ) -> Result<(), String> {
-        let unknown = || format!("sends a fragment to {target:#x}, which expects none from it");
+        let unknown =
+            || format!("sends a fragment to {target:#x}, which does not expect one from it");
         let request = *self.requests.get(target).ok_or_else(unknown)?;
         let fits =
             !request.is_send() && request.peer == Some(peer) && request.state == State::Moving;

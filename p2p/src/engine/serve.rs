@@ -60,7 +60,7 @@ impl Protocol {
         body: &[u8],
     ) -> Result<(), String> {
         if self.open.is_none() {
-            return Err("an access as between endpoints, in a job of ranks".to_owned());
+            return Err("an access to memory, which exists between endpoints only".to_owned());
         }
         let all = self.peers[peer].accesses.get_or_insert_default();
         // P2P-24
@@ -140,7 +140,7 @@ impl Protocol {
         let fits = body.len() <= left && (!body.is_empty() || place.length == 0);
         if !follows || access.offset != part.next as u64 || !fits {
             return Err(format!(
-                "a write of {} bytes at {}, where {} is next",
+                "a write of {} bytes at offset {} instead of {}",
                 body.len(),
                 access.offset,
                 part.next

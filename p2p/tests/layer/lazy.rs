@@ -356,7 +356,7 @@ fn a_peer_that_is_reached_in_one_direction_only_gets_the_reason() {
             let sent = world.send(&[1u8; 64], 0, 0);
             let error = sent.unwrap_err().to_string();
             assert!(
-                error.contains("does not reach it by this transport"),
+                error.contains("does not reach it over this transport"),
                 "{error}"
             );
         }
