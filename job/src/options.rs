@@ -135,7 +135,7 @@ impl Options {
             None => Ok(None),
             Some("0") => Ok(Some(false)),
             Some("1") => Ok(Some(true)),
-            Some(other) => Err(bad(name, other, "1 or 0 is expected")),
+            Some(other) => Err(bad(name, other, "expected 0 or 1")),
         };
         if let Some(list) = text("ESP_BTL") {
             options.transports = transports(&list)?;
@@ -146,7 +146,7 @@ impl Options {
                     .strip_prefix('^')
                     .map_or((word, true), |name| (name, false));
                 if name.is_empty() || !name.chars().all(|c| c.is_ascii_graphic()) {
-                    let want = "a list of interfaces is expected, like eth0,eth1 or ^wlan*";
+                    let want = "expected a list of interfaces, such as eth0,eth1 or ^wlan*";
                     return Err(bad("ESP_INTERFACES", &list, want));
                 }
                 let names = if wanted {
@@ -158,7 +158,7 @@ impl Options {
             }
         }
         if let Some(number) = text("ESP_RAILS") {
-            let want = "a number of interfaces is expected, 1 to 4";
+            let want = "expected 1 to 4 interfaces";
             let rails = number.parse().ok().filter(|n| (1..=MAX_RAILS).contains(n));
             options.rails = rails.ok_or_else(|| bad("ESP_RAILS", &number, want))?;
         }
@@ -175,12 +175,12 @@ impl Options {
             let plain =
                 |word: &String| !word.is_empty() && word.chars().all(|c| c.is_ascii_graphic());
             if !options.rdma_ports.iter().all(plain) || options.rdma_ports.len() > MAX_RAILS {
-                let want = "a list of at most four ports is expected, like mlx5_0,mlx5_1:2";
+                let want = "expected at most four ports, such as mlx5_0,mlx5_1:2";
                 return Err(bad("ESP_RDMA_PORTS", &list, want));
             }
         }
         if let Some(number) = text("ESP_LAZY_FROM") {
-            let want = "a number of ranks is expected, at least 1";
+            let want = "expected at least 1 rank";
             let ranks = number.parse().ok().filter(|ranks| *ranks > 0);
             options.lazy_from = ranks.ok_or_else(|| bad("ESP_LAZY_FROM", &number, want))?;
         }
@@ -231,7 +231,7 @@ fn transports(list: &str) -> Result<Vec<Transport>, JoinError> {
             Some(transport) => found.push(transport),
             None if word == "self" => {}
             None => {
-                let want = "a list of self, shm, ib, eth and udp is expected, like shm,eth";
+                let want = "expected a list of self, shm, ib, eth and udp, such as shm,eth";
                 return Err(bad("ESP_BTL", list, want));
             }
         }

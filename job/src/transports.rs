@@ -34,9 +34,9 @@ pub(crate) struct Made {
     pub(crate) by_daemon: bool,
 }
 
-/// Reason for leaving out RDMA in a job whose ranks are reached on use.
-const NOT_LAZY: &str = "rank 0 has no RDMA port, and in a large job (ESP_LAZY_FROM) only those \
-    transports are used that reach ranks on use";
+/// Reason for excluding RDMA in a job whose ranks are reached on use.
+const NOT_LAZY: &str = "rank 0 has no RDMA port, and a job of ESP_LAZY_FROM or more ranks then \
+    uses only transports that can connect ranks on first use";
 
 /// Creates the configured transports. A missing one is an error only if a peer needs it.
 pub(crate) fn make(setup: &TransportSetup<'_>) -> Made {

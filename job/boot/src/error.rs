@@ -18,7 +18,7 @@ pub enum BootError {
     /// The launcher closed its connection: it has ended, or it is ending this job. Holds the
     /// operation.
     #[error(
-        "pmi1: the launcher closed its connection ({0}); did it end, or another process of the job fail?"
+        "pmi1: the launcher closed its connection ({0}); did it end, or did another process of the job fail?"
     )]
     Closed(&'static str),
     /// The launcher did not answer in time.

@@ -78,7 +78,7 @@ impl Pmi1 {
             .rsplit_once(':')
             .map(|(_, port)| port.parse::<u16>());
         if !matches!(port, Some(Ok(_))) {
-            return Err(bad("PMI_PORT", address, "host:port is expected"));
+            return Err(bad("PMI_PORT", address, "expected host:port"));
         }
         let doing = || {
             let address = printable(address);

@@ -75,7 +75,7 @@ fn guard(work: impl FnOnce() -> Result<(), Fault>) -> c_int {
         Ok(Err(fault)) => fault,
         Err(_) => Fault::new(
             Code::Internal,
-            "a bug of the library (its message is on standard error)",
+            "a bug in the library (its message is on standard error)",
         ),
     };
     code::set_last_error(&fault.text);
