@@ -74,10 +74,10 @@ pub(crate) struct ShmAddress {
 /// An address is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AddressError {
-    #[error("the address is not one of this transport")]
+    #[error("it is not an address of this transport")]
     Foreign,
     #[error(
-        "the address is of version {0}, this program speaks version {VERSION}: use one build throughout the job"
+        "the address has version {0}, this program uses version {VERSION}: use one build for all processes of the job"
     )]
     Version(u64),
     #[error("the address is truncated or malformed")]

@@ -239,8 +239,8 @@ mod tests {
         assert_eq!(copied, [5, 4, 3, 2]);
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(0)));
         assert_eq!(offer.next(&receiver, &sender), Ok(Next::Copy(1)));
-        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Over));
-        let never = |_| panic!("no chunk is left");
+        assert_eq!(offer.next(&receiver, &sender), Ok(Next::Done));
+        let never = |_| panic!("all chunks are done");
         assert_eq!(
             help((4, 6), (done, 2), &sender, &receiver, never),
             (4, false)

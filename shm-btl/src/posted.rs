@@ -238,7 +238,7 @@ impl PostedQueue {
             };
         };
         if record.source.is_some_and(|source| source != by) {
-            return Err("it filled a receive of another source");
+            return Err("it filled a receive that selects another source");
         }
         match self.claimant(&record) {
             Some(Claim::By(other)) if other != by && confirms(Some(other), id) => {

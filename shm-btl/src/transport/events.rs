@@ -155,7 +155,7 @@ impl ShmBtl {
                 let lost = match peer.producer.theirs().writing.0.end.load(Ordering::Acquire) {
                     END_BROKEN => Some(BROKEN),
                     END_REFUSED => Some(
-                        "it cannot reach this process's memory, though this process reached its memory",
+                        "it cannot reach this process's memory, although this process reached its memory",
                     ),
                     _ => None,
                 };
@@ -216,7 +216,7 @@ impl ShmBtl {
                 break;
             };
             let rank = record.source.unwrap_or(self.config.rank);
-            let error = PeerError::Violation("a receive was claimed and is not filled".into());
+            let error = PeerError::Violation("a receive was claimed and not filled".into());
             events.received(self, record.token, rank, NO_ENVELOPE, Err(error));
             ended += 1;
         }

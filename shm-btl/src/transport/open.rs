@@ -221,11 +221,14 @@ impl ShmBtl {
     /// Adds a peer by its address.
     pub(super) fn add_open(&mut self, rank: Rank, address: &[u8]) -> Result<PeerInfo, Unreachable> {
         let found = || {
-            let named = OpenAddress::decode(address).ok_or("the address is not one of it")?;
+            let named =
+                OpenAddress::decode(address).ok_or("it is not an address of an open transport")?;
             let elsewhere = |why| format!("it is not on this node: {why}");
             let full = read_address(named.pid, named.data, &self.layout).map_err(elsewhere)?;
             if full.nonce[0] != named.identity {
-                return Err(elsewhere("process and descriptor are another one's".into()));
+                return Err(elsewhere(
+                    "the process and descriptor belong to another transport".into(),
+                ));
             }
             Ok(full)
         };

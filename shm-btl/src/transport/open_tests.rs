@@ -211,7 +211,7 @@ fn what_is_not_a_peer_is_refused_or_ignored() {
     }
     one.add_peer(1, b"").expect_err("no address");
     one.add_peer(0, &other.address())
-        .expect_err("the own number");
+        .expect_err("its own number");
     // Requests are written by anyone of this user.
     let open = one.open.as_ref().expect("open");
     for (place, word) in open.requests.from.iter().enumerate() {

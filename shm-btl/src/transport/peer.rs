@@ -137,7 +137,12 @@ impl ShmBtl {
         match self.peers.get(rank as usize) {
             Some(PeerState::NotAdded) => {}
             Some(_) => return Err(format!("rank {rank} was added before")),
-            None => return Err(format!("rank {rank} is not one of {}", self.config.size)),
+            None => {
+                return Err(format!(
+                    "rank {rank} is not in a job of {}",
+                    self.config.size
+                ));
+            }
         }
         if address.is_empty() {
             return Err("the peer does not offer it".into());
@@ -193,7 +198,7 @@ impl ShmBtl {
         let (copies, eager, one_sided_from, bandwidth) = match one_copy {
             Ok(()) => {
                 let text = format!(
-                    "one copy by cross-memory attach from {from} bytes on (probed: read and wrote its memory), two below"
+                    "one copy by cross-memory attach for {from} bytes or more (probed: read and wrote its memory), two below"
                 );
                 (text, from.min(max_send), from, 10_000)
             }
