@@ -201,7 +201,7 @@ impl Verbs {
         }?;
         let ethernet = attr.link_layer == LINK_LAYER_ETHERNET;
         let (gid_index, gid) = gid(l, &context, port, &attr).ok_or_else(|| {
-            no_port("has no such global id: has its interface an address?".into())
+            no_port("has no usable GID: does its network interface have an IP address?".into())
         })?;
         let max = usize::try_from(device.max_cqe).unwrap_or(0).max(1);
         let room = completions.saturating_add(DATAGRAMS * 2).min(max);

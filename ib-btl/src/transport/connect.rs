@@ -26,7 +26,7 @@ impl IbBtl {
             return no("the transport is closed".into());
         };
         if rank == self.config.rank {
-            return no("the own rank is served by other transports".into());
+            return no("messages of a rank to itself use other transports".into());
         }
         if rank >= self.config.size {
             return no(format!(
@@ -35,10 +35,10 @@ impl IbBtl {
             ));
         }
         let Some(address) = PeerAddress::decode(bytes) else {
-            return no("its address is of another transport or version".into());
+            return no("its address is that of another transport or version".into());
         };
         if address.job != self.job || address.rank != rank || !address.is_sound() {
-            return no("its address is of another job, another rank or another rail".into());
+            return no("its address is that of another job, rank or rail".into());
         }
         let about = nic.about();
         if (address.ethernet != 0) != about.ethernet {
