@@ -1,6 +1,6 @@
-//! Atomic operations on the memory of endpoints: what each computes.
+//! Definition of the atomic operations on the memory of endpoints.
 
-/// Operation on each value of a peer's memory. The number on the wire is the place in
+/// Operation on each value of a peer's memory. Its number on the wire is its index in
 /// [`ALL`](AtomicOp::ALL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicOp {
@@ -24,7 +24,7 @@ pub enum AtomicOp {
     LogicalXor,
     /// Bitwise exclusive or.
     BitXor,
-    /// The value stays; its result is returned.
+    /// The value is returned unchanged.
     Read,
     /// The operand replaces it.
     Write,
@@ -89,7 +89,7 @@ impl AtomicOp {
         matches!(self, BitAnd | BitOr | BitXor | SwapMasked)
     }
 
-    /// Returns true if it asks which value is greater.
+    /// Returns true if it compares the order of values.
     fn is_ordering(self) -> bool {
         use AtomicOp::{Max, Min, SwapGreater, SwapGreaterEqual, SwapLess, SwapLessEqual};
         matches!(
@@ -99,7 +99,7 @@ impl AtomicOp {
     }
 }
 
-/// Type of the values. The number on the wire is the place in [`ALL`](AtomicType::ALL).
+/// Type of the values. Its number on the wire is its index in [`ALL`](AtomicType::ALL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicType {
     /// Signed, 8 bits.
@@ -281,7 +281,7 @@ macro_rules! complex {
 }
 complex!(f32, f64);
 
-/// Returns what replaces `value`, or `None` if it stays.
+/// Returns the new value, or `None` if `value` stays.
 pub(crate) fn replacement(
     op: AtomicOp,
     number: AtomicType,

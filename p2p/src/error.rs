@@ -48,8 +48,8 @@ pub enum Error {
         /// Length of the buffer, in bytes.
         room: usize,
     },
-    /// A peer failed that the request names, or that might have sent the message of an any-source
-    /// receive. The content of the buffer is undefined.
+    /// A peer that the request names, or that might have sent the message of an any-source receive,
+    /// failed. The content of the buffer is undefined.
     #[error("rank {peer} of the job failed: {error}")]
     PeerFailed {
         /// Rank of the peer in the job (not in the communicator).
@@ -85,7 +85,7 @@ pub enum StartError {
     NoAddresses {
         /// The peer's rank.
         peer: Rank,
-        /// Reason returned by the bootstrap.
+        /// Reason given by the bootstrap.
         reason: String,
     },
     /// The processes could not exchange the transports that reach each peer.

@@ -1,17 +1,17 @@
-//! Whether reachability is mutual, as it nearly always is: then processes need not exchange it.
+//! Detects whether reachability is mutual, so that processes need to exchange it only if it is not.
 //!
-//! Each process computes a mark over what it reaches, in which each pair of processes has a share
-//! that both compute alike. So the marks of all processes cancel out if and (almost) only if any
-//! two processes that try each other reach each other by the same addresses of the best class of
-//! transports. This finds errors, not lies.
+//! Each process computes a digest of the peers it reaches; each pair contributes a term that both
+//! compute identically. So all digests XOR to 0 if, and almost certainly only if, any two processes
+//! that try each other reach each other by the same addresses of the best class of transports. This
+//! detects faults, not forged digests.
 
 use btl::Rank;
 
 use crate::start::{NOT_TRIED, REACH_BYTES};
 
-/// Returns the mark over [`Reach::best`](crate::Reach::best) of the process of this rank; `None` if
-/// it does not reach all others that it has tried. Two processes either try each other or do not.
-/// Reachability is mutual if no process has `None` and the marks of all have the exclusive or 0.
+/// Returns the digest of [`Reach::best`](crate::Reach::best) of the process of this rank; `None` if
+/// it does not reach all peers that it has tried. Of two processes, both try each other or neither
+/// does. Reachability is mutual if no process has `None` and the digests of all processes XOR to 0.
 #[must_use]
 pub fn reach_digest(rank: Rank, mine: &[u8]) -> Option<u64> {
     let (mine, _) = mine.as_chunks::<REACH_BYTES>();
@@ -33,7 +33,7 @@ pub fn reach_digest(rank: Rank, mine: &[u8]) -> Option<u64> {
     Some(digest)
 }
 
-/// Swaps the two sides: address `own` reaches address `theirs` becomes the reverse.
+/// Swaps the two sides: `own` reaches `theirs` becomes `theirs` reaches `own`.
 fn mirror(reached: u64) -> u64 {
     let mut mirrored = 0;
     for own in 0..15 {

@@ -15,8 +15,8 @@ pub struct OwnedRequest {
 }
 
 impl OwnedRequest {
-    /// Keeps the buffer that a request uses until it is complete: if this value is dropped before,
-    /// the engine keeps the buffer; if it is leaked, the buffer is never freed.
+    /// Keeps the buffer of a request until the request is complete: if this value is dropped
+    /// before, the engine keeps the buffer; if it is leaked, the buffer is never freed.
     pub(crate) fn new(layer: &P2p, id: RequestId, buffer: Vec<u8>) -> OwnedRequest {
         OwnedRequest {
             layer: layer.clone(),
@@ -42,7 +42,7 @@ impl OwnedRequest {
     /// Cancels the request, see [`P2p::cancel`].
     ///
     /// # Errors
-    /// As [`is_over`](OwnedRequest::is_over).
+    /// As [`is_complete`](OwnedRequest::is_complete).
     pub fn cancel(&self) -> Result<bool, Error> {
         self.layer.cancel(self.id)
     }

@@ -20,7 +20,7 @@ pub struct P2p {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Index of a request in a list, and its result.
+/// Index of a request in a list, with its result.
 type Indexed = (usize, Result<Status, Error>);
 
 impl P2p {
@@ -39,8 +39,8 @@ impl P2p {
         addresses
     }
 
-    /// Starts the layer: makes every peer reachable. `addresses` is called once for each peer
-    /// except the own rank.
+    /// Starts the layer: makes every peer reachable. `addresses` is called once for each other
+    /// rank.
     ///
     /// # Errors
     /// [`NotStarted`] returns the transports. The main cause is a peer that no transport reaches;
@@ -57,8 +57,8 @@ impl P2p {
     ///
     /// One direction alone may work if one process lacks locked memory, for example, and runs
     /// without that transport. `agree` exchanges the reachability between processes. It returns
-    /// `None` if [`Reach::best`] is mutual for all of them ([`reach_mark`](crate::reach_mark)
-    /// finds that out); else the [`REACH_BYTES`](crate::REACH_BYTES) of [`Reach::all`] that each
+    /// `None` if [`Reach::best`] is mutual for all of them ([`reach_digest`](crate::reach_digest)
+    /// detects that); otherwise the [`REACH_BYTES`](crate::REACH_BYTES) of [`Reach::all`] that each
     /// rank reported for this one. All processes must call it once, unless a peer has no addresses.
     ///
     /// # Errors
@@ -72,14 +72,14 @@ impl P2p {
         P2p::start_with(setup, |peer| Some(addresses(peer)), Some(Box::new(agree)))
     }
 
-    /// Starts the layer as [`start_agreed`](P2p::start_agreed) does, but reaches only the peers
-    /// that are near. Another one is reached when this process sends it a message, posts a receive
-    /// that names it, or has a connection of it; meanwhile these wait. One that no transport
-    /// reaches fails.
+    /// Starts the layer as [`start_agreed`](P2p::start_agreed) does, but reaches only near peers
+    /// ([`AddressBook::is_near`]). Any other peer is reached on first use: when this process sends
+    /// it a message, posts a receive that names it, or gets a connection from it. These wait until
+    /// then. A peer that no transport reaches fails.
     ///
     /// All transports but those within the node must report peers that have connected
-    /// ([`btl::PendingPeers`]). Between peers that are not near there is no agreement: one that
-    /// uses a transport by which this process does not reach it fails with the reason.
+    /// ([`btl::PendingPeers`]). Between peers that are not near there is no agreement: a peer that
+    /// uses a transport over which this process does not reach it fails, with the reason.
     ///
     /// # Errors
     /// As [`start_agreed`](P2p::start_agreed), for the peers that are near.
@@ -100,7 +100,7 @@ impl P2p {
         agree: Option<Agree<'_>>,
     ) -> Result<P2p, NotStarted> {
         let config = setup.config.clone();
-        // First: nothing may fail after the agreement.
+        // Created first, because nothing may fail after the agreement.
         let bell = match shared::bell() {
             Ok(bell) => bell,
             Err(what) => {
@@ -162,7 +162,8 @@ impl P2p {
     }
 
     /// Polls all transports. Returns the number of events. Programs that compute for a long time
-    /// should call it now and then, or in a separate thread; other calls poll by themselves.
+    /// should call it now and then, or in a separate thread; all other calls that wait or test poll
+    /// as well.
     pub fn progress(&self) -> usize {
         let mut engine = self.shared.lock();
         if engine.protocol.closed {
@@ -175,16 +176,16 @@ impl P2p {
     /// Sends queued messages, then closes all transports. Requests that are not complete end with
     /// `Closed`.
     ///
-    /// It waits for peers that have no room for their messages, because they compute, for as long
-    /// as that takes. Peers that have failed are not waited for.
+    /// While a peer computes and so has no room for its messages, this waits for as long as that
+    /// takes. It does not wait for peers that have failed.
     ///
     /// # Errors
-    /// None at present.
+    /// None currently.
     pub fn finalize(self) -> Result<(), Error> {
         self.close(None)
     }
 
-    /// Sends queued messages, then closes all transports, at the deadline in any case.
+    /// Sends queued messages, then closes all transports, at the latest at the deadline.
     ///
     /// # Errors
     /// `Unflushed` at the deadline.

@@ -9,11 +9,11 @@ use crate::engine::Transports;
 use crate::ids::TransportId;
 use crate::types::TransportAddress;
 
-/// Longest time that a start waits for answers of peers. Nodes whose CPUs are overloaded may take
-/// some hundreds of milliseconds for one.
+/// Maximum time that a start waits for answers of peers. Nodes whose CPUs are overloaded may take
+/// hundreds of milliseconds to answer.
 const PROBES: Duration = Duration::from_secs(2);
-/// Time that it waits for other transports to a peer that one transport reaches. Over a router,
-/// for example, raw Ethernet never answers.
+/// Time after which it no longer waits for further transports to a peer that one transport reaches.
+/// Over a router, for example, raw Ethernet never answers.
 const OTHERS: Duration = Duration::from_millis(350);
 /// Maximum time between two polls that counts as waiting for answers: a process that computes in
 /// between does not see them.
@@ -42,18 +42,19 @@ pub(crate) fn pairs<'a>(
     pairs
 }
 
-/// Probes of peers, by all transports at once: first of the pairs of addresses that are used if all
-/// of them answer, later also of the others of peers that have not answered.
+/// Probes of peers over all transports at once: first each peer's preferred pairs, in which each
+/// transport and address occurs once; after [`OTHERS`], the remaining pairs of peers that have not
+/// answered.
 #[derive(Debug)]
 pub(crate) struct Probes {
     /// The peers with their addresses.
     pub(crate) peers: Vec<(Rank, Vec<TransportAddress>)>,
-    /// Time that they have taken, without pauses between polls.
+    /// Time that they have taken; a longer pause between polls counts as [`MAX_PAUSE`].
     waited: Duration,
     last_poll: Option<Instant>,
-    /// Longest time that they take.
+    /// Maximum time that they take.
     pub(crate) limit: Duration,
-    /// Probes without an answer so far, and those that are not tried yet.
+    /// Pairs without an answer so far, and those that are not tried yet.
     awaited: Vec<Probed>,
     others: Vec<Probed>,
     /// Pairs whose probe is complete.
@@ -73,7 +74,7 @@ struct Probed {
 }
 
 impl Probes {
-    /// Prepares the probes of these peers. `own` is the rank of this process.
+    /// Creates the probes of these peers. `own` is the rank of this process.
     pub(crate) fn new(
         transports: &Transports,
         peers: Vec<(Rank, Vec<TransportAddress>)>,
@@ -109,8 +110,8 @@ impl Probes {
         }
     }
 
-    /// Advances the probes without waiting. Returns true if all have answered, or the rest is not
-    /// worth a wait.
+    /// Advances the probes without waiting. Returns true if all have answered, or if it is time to
+    /// stop waiting.
     pub(crate) fn poll(&mut self, transports: &mut Transports) -> bool {
         let Probes {
             peers,
@@ -150,7 +151,7 @@ impl Probes {
         self.awaited.is_empty() || waited >= self.limit
     }
 
-    /// Begins again, once, if a transport had reached a peer: it does not any more.
+    /// Starts again, once, if a transport had reached a peer and no longer does.
     pub(crate) fn again(self, transports: &Transports, own: Rank) -> Option<Probes> {
         let is_first = !self.is_again && !self.reached.is_empty();
         is_first.then(|| Probes {

@@ -1,4 +1,4 @@
-//! Accesses to memory of peers: the side that asks.
+//! Accesses to memory of peers: the requesting side.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -28,7 +28,7 @@ pub(crate) struct Access {
     pub(crate) data: Option<u64>,
     /// Operands of an atomic operation.
     pub(crate) operands: Vec<u8>,
-    /// Bytes that were sent of a write, or received of a read.
+    /// Number of bytes sent of a write, or received of a read.
     pub(crate) moved: usize,
 }
 
@@ -132,7 +132,7 @@ impl Engine {
             data: access.data,
         });
         let body = if writes {
-            // SAFETY: the request is not over, and the slice is used in this call.
+            // SAFETY: the request is not complete, and the slice is used in this call only.
             let bytes = unsafe { request.memory.bytes() };
             &bytes[offset..offset + length]
         } else {

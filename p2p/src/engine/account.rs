@@ -6,8 +6,8 @@
 //!
 //! A receiver whose memory fills up asks for RTS only: bodies stay with the sender until a receive
 //! matches. Beyond that it delays its answer until there is room. Both apply only to peers that
-//! hold more than their share. With limit L: RTS only from L/8 on, delayed answers from L/4 on,
-//! shares of all peers L/8, windows at most L/4: never more than L in total.
+//! hold more than their share. With limit L: RTS only above L/8, delayed answers above L/4, shares
+//! of all peers L/8, windows at most L/4: never more than L in total.
 
 use super::protocol::Protocol;
 use crate::ids::PeerId;
@@ -36,10 +36,10 @@ pub(crate) fn window(size: u32) -> u32 {
     window.clamp(MIN_WINDOW, MAX_WINDOW) as u32
 }
 
-/// Window between endpoints, which do not know their number.
+/// Window between endpoints, whose number is unknown.
 pub(crate) const OPEN_WINDOW: u32 = 256 << 10;
 
-/// Returns the longest body that may be sent eagerly: its cost fits into a window.
+/// Returns the maximum length of a body that may be sent eagerly: its cost fits into a window.
 pub(crate) fn eager_limit(window: u32) -> usize {
     (window as usize - ENVELOPE) / 5 * 4
 }
@@ -173,7 +173,8 @@ impl Protocol {
         if last && self.open.is_some() {
             self.forget_stranger(peer);
         }
-        // Other peers may wait for the room; all are visited where a limit of `settle` is passed.
+        // Other peers may wait for room; all are visited when the total falls below a limit of
+        // `settle`.
         let now = self.stats.unexpected_bytes;
         let passes = |mark| before > mark && now <= mark;
         if self.held_back != 0 && (passes(self.limit / 4) || passes(self.limit / 16)) {

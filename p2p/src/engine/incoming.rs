@@ -350,7 +350,8 @@ impl Protocol {
     }
 
     /// Removes the oldest posted receive that matches a message of a peer over a transport, and
-    /// returns it. Messages of the own rank in a process without transports have no sender `tx`.
+    /// returns it. Messages of this rank to itself in a process without transports have no sender
+    /// `tx`.
     #[inline]
     pub(super) fn match_posted(
         &mut self,

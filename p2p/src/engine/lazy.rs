@@ -15,7 +15,7 @@ use crate::probes::Probes;
 use crate::start::{self, Reached};
 use crate::types::{AddressBook, PathReport, TransportAddress};
 
-/// Longest time that the probes of a peer without an answer take. The job runs, so its node may be
+/// Maximum time for which a peer that does not answer is probed. The job runs, so its node may be
 /// busy.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -41,7 +41,7 @@ pub(super) struct Lazy {
 }
 
 impl Protocol {
-    /// Has a peer reached that was not used before.
+    /// Queues a peer to be reached on its first use.
     #[inline]
     pub(super) fn use_peer(&mut self, peer: PeerId) {
         if self.peers[peer].contact == Contact::OnUse {
@@ -52,7 +52,7 @@ impl Protocol {
 }
 
 impl Engine {
-    /// Sets where the addresses of peers are looked up that are not reached yet, if there are any.
+    /// Sets the book in which the addresses of peers are looked up, if some are not reached yet.
     pub(crate) fn look_up_in(&mut self, book: Box<dyn AddressBook>) {
         let mut peers = self.protocol.peers.iter();
         if !peers.any(|(_, peer)| peer.contact == Contact::OnUse) {
@@ -67,7 +67,7 @@ impl Engine {
         }));
     }
 
-    /// Has a peer looked up by the next polls.
+    /// Queues a peer whose addresses the next polls look up.
     pub(super) fn begin_reach(&mut self, peer: PeerId) {
         if let Some(lazy) = &mut self.lazy {
             lazy.used.push_back(peer);
@@ -115,7 +115,7 @@ impl Engine {
         events
     }
 
-    /// Polls the probes if it is time. Returns those that are over.
+    /// Polls the probes if it is time. Returns those that are complete.
     fn poll_probes(&mut self) -> Vec<(PeerId, Probes)> {
         let mut done = Vec::new();
         let Some(lazy) = self.lazy.as_mut().filter(|lazy| !lazy.begun.is_empty()) else {
@@ -136,8 +136,8 @@ impl Engine {
         done
     }
 
-    /// Has peers reached that have connected. One that was reached over other transports than that
-    /// of its connection gets a further rail.
+    /// Reaches peers that have connected. A peer that was reached over transports other than that
+    /// of its connection gets another rail.
     fn use_pending(&mut self) -> usize {
         let mut events = 0;
         for id in self.transports.ids() {
@@ -148,7 +148,7 @@ impl Engine {
         events
     }
 
-    /// Handles one of them. Returns false if it is being reached.
+    /// Handles a peer that has connected. Returns false if it is being reached.
     fn use_pending_peer(&mut self, id: TransportId, rank: Rank) -> bool {
         let peer = self.protocol.peers.id(rank);
         let contact = peer.map(|peer| (peer, self.protocol.peers[peer].contact));

@@ -1,4 +1,4 @@
-//! The protocol state, and the life of requests.
+//! The protocol state, and the life cycle of requests.
 
 use crate::ids::{PeerId, TransportId};
 use std::collections::VecDeque;
@@ -136,13 +136,13 @@ impl Protocol {
         self.requests.len() != 0 || self.direct.is_some()
     }
 
-    /// Returns the number of things that no event announces, so that threads must not sleep for
+    /// Returns the amount of pending work that no event announces, for which threads must not sleep
     /// long.
     pub(crate) fn polled(&self) -> usize {
         self.active.len() + self.work.len() + self.again.len() + self.dropping.len() + self.reaching
     }
 
-    /// Returns true if there are such things.
+    /// Returns true if there is such work.
     pub(crate) fn must_poll(&self) -> bool {
         self.polled() != 0
     }
@@ -317,7 +317,7 @@ impl Protocol {
     pub(crate) fn check_any_alive(&self, context: u32) -> Result<(), Error> {
         let mut dead = Ok(());
         if self.open.is_some() {
-            // Others may still send.
+            // Other peers may still send.
             return dead;
         }
         for peer in self.peers.ids().filter(|peer| *peer != self.own) {

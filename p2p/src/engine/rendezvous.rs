@@ -1,5 +1,5 @@
-//! Rendezvous: RTS, CTS, FRAGMENT and FIN at either end, and one-sided transfers: `get` by the
-//! receiver, or `put` by the sender.
+//! Rendezvous: RTS, CTS, FRAGMENT and FIN at either end, and one-sided transfers, which are `get`
+//! by the receiver or `put` by the sender.
 
 use std::io::IoSlice;
 
@@ -85,8 +85,8 @@ impl Engine {
         }
     }
 
-    /// Selects how a receive gets its bytes: `get` if the RTS has a key, `put` from the threshold
-    /// on, otherwise fragments.
+    /// Selects how a receive gets its bytes: `get` if the RTS has a key, `put` if the length
+    /// reaches the threshold, otherwise fragments.
     fn choose_method(&mut self, number: u64) {
         let transfer = &mut self.protocol.transfers[number];
         let capabilities = self.transports[transfer.transport].capabilities;

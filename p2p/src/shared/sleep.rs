@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::{Inner, Lock, Shared};
 use crate::engine::Engine;
 
-/// Shortest and longest time of a sleep while messages wait for room, which is no event. If a
-/// transport cannot wake this thread, all sleeps are the shortest.
+/// Minimum and maximum time of a sleep while messages wait for room, which no event announces. If a
+/// transport cannot wake this thread, all sleeps take the minimum.
 const NAPS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(100));
 /// Such a sleep takes this fraction of the time without an event so far.
 const NAP_PART: u32 = 8;
@@ -120,7 +120,8 @@ fn descriptors(inner: &mut Inner) -> Option<Arc<Vec<OwnedFd>>> {
     if inner.descriptors.is_none() {
         let copy = |(_, transport): (_, &mut crate::engine::Transport)| {
             transport.capabilities.blocking.then_some(())?;
-            // A copy: it is polled without the lock, and the transport may be closed meanwhile.
+            // A copy: it is polled without the lock, and the transport may be closed in the
+            // meantime.
             transport.btl.wait_fd()?.try_clone_to_owned().ok()
         };
         let all: Option<Vec<OwnedFd>> = inner.engine.transports.iter_mut().map(copy).collect();

@@ -30,7 +30,7 @@ fn pair(length: usize, (readable, writable): (bool, bool)) -> Pair {
         readable,
         writable,
     };
-    // SAFETY: it lives on, and the tests look at it after the accesses.
+    // SAFETY: it is never freed, and the tests read it after the accesses.
     assert!(unsafe { regions.expose(KEY, exposure) });
     Pair {
         all,
@@ -53,10 +53,10 @@ impl Pair {
         unsafe { self.all[0].write((bytes.as_ptr(), bytes.len()), to, None, cookie) }.unwrap();
     }
 
-    /// Reads, and returns the end and the bytes.
+    /// Reads, and returns the completion and the bytes.
     fn read(&self, length: usize, from: &Remote) -> (Completion, Vec<u8>) {
         let mut bytes = vec![0; length];
-        // SAFETY: the bytes are kept until the end is reported.
+        // SAFETY: the bytes are kept until the completion is reported.
         unsafe { self.all[0].read((bytes.as_mut_ptr(), length), from, 9) }.unwrap();
         (self.report(), bytes)
     }
@@ -74,7 +74,7 @@ impl Pair {
             length: 8,
             operands: &operands,
         };
-        // SAFETY: the place is kept until the end is reported.
+        // SAFETY: the result is kept until the completion is reported.
         unsafe { self.all[0].atomic(&atomic, (&raw mut old).cast(), to, 9) }.unwrap();
         (self.report(), old)
     }

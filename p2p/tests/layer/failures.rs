@@ -183,7 +183,7 @@ fn leaving_gracefully_does_not_end_waits_for_others() {
     layers[1].world().send(&[1; 4], 0, 0).unwrap();
     until(&[&layers[0]], "the other", || any.is_complete().unwrap());
     assert_eq!(any.wait().0.unwrap().source, 1);
-    // No peer is left to wait for.
+    // There is no peer left to wait for.
     let any = layers[0]
         .world()
         .irecv_owned(vec![0; 4], Source::Any, Tag::Any)
@@ -276,7 +276,7 @@ fn messages_of_a_peer_that_leaves_arrive_on_all_rails() {
             .map(|i| near.world().isend_owned(pattern(length, i), 1, 1).unwrap())
             .collect();
         let receiver = std::thread::spawn(move || {
-            // It polls again only when the other has left, if that does not need its help.
+            // It polls again only when the other has left, if the other does not need its help.
             std::thread::sleep(Duration::from_millis(20));
             for i in 0..12 {
                 let (result, bytes) = far
@@ -312,7 +312,7 @@ fn messages_of_a_peer_that_left_arrive_though_it_takes_no_answers() {
     // SKEW is sent upon the second message.
     config.tuning.skew_queue = 1;
     config.tuning.skew_after = Duration::ZERO;
-    // Lengths of what is sent to it meanwhile: nothing, EAGER, and RTS.
+    // Lengths of the message sent to it in the meantime: none, EAGER, and RTS.
     for answer in [None, Some(8), Some(100_000)] {
         let [near, far] = <[P2p; 2]>::try_from(start(loopbacks(2, limits).0, &config)).unwrap();
         for i in 0..100u64 {

@@ -7,7 +7,7 @@ use btl::{Btl, PeerError};
 use btl_conformance::loopback::{Killer, Limits};
 use p2p::{Error, P2p, RailReport, Setup, TransportAddress};
 
-/// Makes two ranks with one rail for each name and bandwidth.
+/// Creates two ranks with one rail for each name and bandwidth.
 fn layers(rails: &[(&'static str, u32)]) -> (Vec<P2p>, Vec<Killer>) {
     let mut transports: Vec<Vec<Box<dyn Btl>>> = vec![Vec::new(), Vec::new()];
     let mut killers = Vec::new();
