@@ -77,8 +77,8 @@ fn measure(job: &Job, joined: u64) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Sends a message to the next rank and receives that of the last one, all ranks at once. Returns
-/// the time in microseconds.
+/// Sends a message to the next rank and receives that of the previous one, all ranks at once.
+/// Returns the time in microseconds.
 fn to_neighbour(world: &Comm) -> Result<u64, Error> {
     world.barrier()?;
     let (own, size) = (world.rank(), world.size());

@@ -1,5 +1,5 @@
-//! Entries of a job's processes: those of this node are read at the start, in a large job the
-//! others when they are used.
+//! Entries of a job's processes. Those of this node are read at the start; in a large job, the
+//! others are read when they are used.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::report;
 /// Entries by rank. An error is the reason why there is none.
 pub(crate) type Entries = BTreeMap<Rank, Result<ModexEntry, String>>;
 
-/// Names of nodes by rank, as far as they were looked up.
+/// Names of the nodes that were looked up, by rank.
 pub(crate) type Nodes = Arc<Mutex<BTreeMap<Rank, String>>>;
 
 /// Reads the entry of a process.
@@ -37,7 +37,7 @@ pub(crate) struct Book {
     pub(crate) nodes: Nodes,
     /// Transports that could not be created, and why.
     pub(crate) without: Vec<(&'static str, String)>,
-    /// The paths to peers are printed.
+    /// Print the paths to peers.
     pub(crate) verbose: bool,
 }
 
@@ -52,7 +52,8 @@ impl AddressBook for Book {
         }
         let mut boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner);
         let mut entry = read_entry(&mut boot, peer).map_err(|error| error.to_string())??;
-        // Shared memory knows nothing of a process that was not added, and that one is not near.
+        // The shared-memory transport does not see processes that were not added, and this peer is
+        // not near.
         entry.addresses.retain(|address| address.transport != "shm");
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         nodes.insert(peer, entry.node);

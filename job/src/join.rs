@@ -17,8 +17,8 @@ use crate::report::{self, Report};
 use crate::transports::{self, Made, TransportSetup};
 use crate::{Job, JoinError, Options, cpus};
 
-// Keys of the bootstrap: addresses of transports, mark over reachable peers of a process and of a
-// group of processes, reachable peers, and the reason why a process cannot start (empty if it
+// Keys of the bootstrap: addresses of transports, digests of the reachable peers of a process and
+// of a group of processes, reachable peers, and the reason why a process cannot start (empty if it
 // starts).
 pub(crate) const ADDRESSES: &str = "addresses";
 const DIGEST: &str = "mark";
@@ -65,7 +65,7 @@ pub fn join_by(boot: Bootstrap, options: Options) -> Result<Job, JoinError> {
             })
         }
         Err(StartFailure::Boot(source)) => Err(JoinError::Boot { node, source }),
-        // All processes know of the failure, so each leaves in order.
+        // All processes know of the failure, so each leaves gracefully.
         Err(StartFailure::Agreed(error)) => {
             let mut boot = boot.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = boot.finalize();
@@ -229,8 +229,8 @@ fn start(
     Ok((p2p, report))
 }
 
-/// Finds out whether each process reaches each other one by the same transports, so that all start
-/// (`None`); else returns what each rank published for this one.
+/// Determines whether all processes reach each other by the same transports. Returns `None` if they
+/// do, otherwise the reachability of this process that each rank has published.
 fn agree_on_reach(boot: &mut Bootstrap, mine: &Reach) -> Result<Option<Vec<u8>>, BootError> {
     let digest = reach_digest(boot.rank(), &mine.best);
     match sum_of_digests(boot, digest)? {
@@ -270,9 +270,9 @@ fn read_digests(
     Ok(sum)
 }
 
-/// Exchanges the transports by which each process reaches those that it has tried, the own one
-/// included: publishes the parts of `mine` that concern these, and returns what each of them
-/// published for this one. Two processes that try each other try the same ones.
+/// Exchanges the transports by which each process reaches those that it has tried, including
+/// itself: publishes the parts of `mine` that concern these, and returns the part that each of them
+/// published for this process. Two processes that try each other try the same set of processes.
 fn exchange_reach(boot: &mut Bootstrap, mine: &[u8]) -> Result<Vec<u8>, BootError> {
     let (all, _) = mine.as_chunks::<REACH_BYTES>();
     let tried: Vec<_> = all.iter().filter(|reach| **reach != NOT_TRIED).collect();
@@ -325,7 +325,7 @@ fn agree_on_start(
     Ok(())
 }
 
-/// Formats the error of p2p together with the transports that could not be made.
+/// Formats the error of p2p together with the transports that could not be created.
 fn explain(
     error: &p2p::StartError,
     without: &[(&'static str, String)],

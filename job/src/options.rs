@@ -58,24 +58,24 @@ pub struct Options {
     /// Transports to use. (A message from a rank to itself needs none.)
     pub transports: Vec<Transport>,
     /// Interfaces to use for Ethernet and UDP, by name; `eth*` matches all names with that prefix.
-    /// Empty: all that the daemon serves; for UDP all that are up and have an IP address.
+    /// Empty: all that the daemon serves; for UDP, all that are up and have an IP address.
     pub interfaces: Vec<String>,
     /// Interfaces not to use; takes precedence over `interfaces`.
     pub not_interfaces: Vec<String>,
     /// Maximum number of interfaces used at once, each as a rail to each peer, 1 to 4. Default 4.
     /// The last rail has all remaining interfaces, and uses the best of them for each node.
     pub rails: usize,
-    /// Use of keys for packets over UDP. The keys are those of [`Options::key_files`], else one
-    /// that rank 0 chooses and the launcher passes on. `None`: encryption if there are files, or if
-    /// the daemon of rank 0's node has a key. With files or [`Auth::Encrypt`] or
-    /// [`Auth::Integrity`] transports that these keys do not protect are excluded: all but memory
-    /// and UDP.
+    /// Use of keys for packets over UDP. The keys are those of [`Options::key_files`], otherwise
+    /// one that rank 0 chooses and the launcher distributes. `None`: encryption if there are files,
+    /// or if the daemon of rank 0's node has a key. With files, [`Auth::Encrypt`] or
+    /// [`Auth::Integrity`], transports that these keys do not protect are excluded: all except
+    /// shared memory and UDP.
     pub auth: Option<Auth>,
     /// Files with keys, at most [`MAX_KEYS`](esp_client::MAX_KEYS). All processes of a job need
     /// one of the keys in common.
     pub key_files: Vec<PathBuf>,
-    /// Give packets over UDP that no key protects a checksum, which detects damage and
-    /// authenticates nothing. `None`: if the daemon of rank 0's node does so.
+    /// Add a checksum to packets over UDP that no key protects; it detects damage and authenticates
+    /// nothing. `None`: if the daemon of rank 0's node does so.
     pub checksum: Option<bool>,
     /// RDMA ports to use, such as `mlx5_0` or `mlx5_0:2`, one rail each. Empty: the active ones.
     pub rdma_ports: Vec<String>,

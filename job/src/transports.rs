@@ -16,9 +16,10 @@ pub(crate) struct TransportSetup<'a> {
     pub(crate) size: u32,
     /// Name that only the processes of this job know.
     pub(crate) key: &'a str,
-    /// Protection of packets over UDP, or why there is no transport over UDP.
+    /// Protection of packets over UDP, or the reason why there is no transport over UDP.
     pub(crate) protection: Result<Protection, String>,
-    /// Why transports to other nodes are excluded that this does not protect. `None`: they are not.
+    /// Reason for excluding transports to other nodes that this does not protect. `None`: they are
+    /// not excluded.
     pub(crate) only_protected: Option<String>,
     /// Ranks of other nodes are reached on use.
     pub(crate) lazy: bool,

@@ -68,7 +68,7 @@ impl Environment {
         number.map_err(|_| bad(variable, value, "expected a number"))
     }
 
-    /// Returns the longest wait for an answer.
+    /// Returns the maximum time to wait for an answer.
     fn timeout(&self) -> Result<Duration, BootError> {
         let Some(value) = self.get("ESP_BOOT_TIMEOUT") else {
             return Ok(TIMEOUT);

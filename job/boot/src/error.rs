@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Error of joining a job. The text is one line that says what happened and what to do.
+/// Error of joining a job. The text is one line with the failure and its remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// A variable of the environment is missing or has an invalid value.
@@ -32,8 +32,8 @@ pub enum BootError {
         /// The time waited.
         limit: Duration,
     },
-    /// The launcher, or a value of a peer, breaks the protocol, or a call of the PMIx
-    /// library failed.
+    /// The launcher, or a value of a peer, violates the protocol, or a call of the PMIx library
+    /// failed.
     #[error("{0}")]
     Protocol(String),
     /// A system call failed.

@@ -50,7 +50,7 @@ pub(crate) enum Code {
 pub(crate) struct Fault {
     pub(crate) code: Code,
     pub(crate) text: String,
-    /// Status of the message, as far as known.
+    /// Status of the message, if known.
     pub(crate) about: Option<p2p::Status>,
 }
 
@@ -139,7 +139,7 @@ fn of_client(error: &EspError) -> Code {
         E::UnknownName { .. } | E::AmbiguousName { .. } => Code::Address,
         E::BadArgument(_) | E::TooLong { .. } => Code::Arg,
         E::Forked => Code::State,
-        // Resources of this process; the list may grow.
+        // Resources of this process; variants may be added.
         _ => Code::System,
     }
 }

@@ -62,7 +62,7 @@ impl Folder {
                     Err(e) => Err(e).context(doing),
                 },
             );
-        // Also remains if the folder was removed.
+        // Fails if the folder was removed with the file in it.
         let _ = unlinkat(&self.fd, &new, AtFlags::empty());
         linked
     }

@@ -28,7 +28,7 @@ use wire::Wire;
 const NAME: &str = "pmi1";
 /// Maximum length of a line to send: the buffer of old launchers has 1024 bytes.
 const MAX_COMMAND: usize = 1000;
-/// Highest descriptor that is accepted from a launcher.
+/// Maximum number of a descriptor that is accepted from a launcher.
 const MAX_FD: i32 = 1 << 16;
 /// Time limit of the connection to `PMI_PORT`.
 const CONNECT: Duration = Duration::from_secs(10);

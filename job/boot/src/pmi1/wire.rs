@@ -16,7 +16,7 @@ use crate::error::Context;
 #[derive(Debug)]
 pub(super) struct Wire {
     fd: OwnedFd,
-    /// Bytes received after the last line taken.
+    /// Bytes received after the last line that was taken.
     input: Vec<u8>,
     pub(super) timeout: Duration,
 }
