@@ -173,7 +173,8 @@ impl ShmAddress {
 }
 
 /// Returns the FNV-1a hash, which distinguishes jobs and detects damage. It does not prevent
-/// forgery, which would gain nothing: a process that may open our files may do anything to us.
+/// forgery, which would gain nothing: a process that may open this process's files may do anything
+/// to it.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

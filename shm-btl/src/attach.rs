@@ -76,7 +76,7 @@ pub(crate) fn eligible(
     Ok(())
 }
 
-/// A peer's files, which were checked to be the peer's.
+/// Files of a peer, whose owner was checked.
 #[derive(Debug)]
 pub(crate) struct Files {
     data: SharedFile<OwnedFd>,
@@ -91,7 +91,7 @@ pub(crate) struct Files {
 impl Files {
     /// Opens the files that the address names.
     pub(crate) fn open(address: &ShmAddress, layout: &Layout) -> Result<Files, String> {
-        // Open the process first, then check its identity: what holds now stays true of this
+        // The process is opened before its identity is checked, so the result stays valid for this
         // descriptor.
         let pidfd = open_process(address.pid)?;
         if start_time(address.pid).ok() != Some(address.started) {

@@ -13,15 +13,16 @@
 //!     yes: contested, waits                    yes: takes the claim back, ends
 //! ```
 //!
-//! Each word has one writer, which claims first and checks then: with the fences between, of two
-//! sides that claim the last chunk concurrently at least one sees the other. The sender then
-//! withdraws its claim; the receiver waits for the outcome, and copies the chunk if the claim was
-//! withdrawn. So no chunk is copied twice or omitted. Nothing is written after the receiver has
-//! found the message complete: it has then claimed everything that the sender has not done, which a
-//! later claim of the sender sees, or opened the next offer in that word, which has another id.
+//! Each word has one writer, which first claims and then checks. Because of the fences in between,
+//! if two sides claim the last chunk concurrently, at least one sees the other's claim. The sender
+//! then withdraws its claim; the receiver waits for the outcome, and copies the chunk if the claim
+//! was withdrawn. So no chunk is copied twice or omitted. Nothing is written after the receiver has
+//! found the message complete: it has then claimed every chunk that the sender has not copied,
+//! which a later claim of the sender sees, or it has opened the next offer in that word, under
+//! another id.
 //!
 //! There is a ring of [`PLACES`] such words, so that the next message can start while the last
-//! chunk of one is still being written.
+//! chunk of the previous one is still being written.
 //!
 //! # Corruption
 //! The words select *which* chunks of an agreed range are copied, never their address. Corruption
@@ -30,7 +31,7 @@
 use crate::Corruption;
 use shmem::sync::{AtomicU64, Ordering, fence};
 
-/// Maximum number of offers of one process to another at a time.
+/// Maximum number of open offers of one process to another.
 pub(crate) const PLACES: usize = if cfg!(loom) { 1 } else { 8 };
 /// Maximum number of chunks of an offer.
 pub(crate) const MAX_CHUNKS: u32 = u16::MAX as u32;
@@ -71,7 +72,7 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Opens an offer of this many chunks, 1 to [`MOST`], under an id that is the next one of its
+    /// Opens an offer of this many chunks, 1 to [`MAX_CHUNKS`], under an id that is the next of its
     /// word.
     pub(crate) fn open(mine: &AtomicU64, id: u32, chunks: u32) -> Offer {
         // SYNC POINT claim: the sender does nothing more for the previous id in this word.
@@ -151,7 +152,7 @@ impl Offer {
         fence(Ordering::SeqCst);
     }
 
-    /// Returns true if the receiver has to wait for the sender now.
+    /// Returns true if the receiver must wait for the sender now.
     pub(crate) fn waits(&self, theirs: &AtomicU64) -> bool {
         matches!(self.settled(theirs), Ok(Some(Next::Wait)))
     }
@@ -163,7 +164,7 @@ impl Offer {
     }
 }
 
-/// Copies chunks from the back on the sender's side, at most `most` of them. `done` is the number
+/// Copies chunks from the back on the sender's side, at most `limit` of them. `done` is the number
 /// returned by earlier calls for this offer. `copy` copies one chunk, or returns false to leave it
 /// to the receiver. Returns the number of chunks done, and whether there may be more to do.
 pub(crate) fn help(

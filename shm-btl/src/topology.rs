@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Closest resource that the CPUs of two processes share, in the worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Relation {
-    /// A cache of the second level or further out.
+    /// A cache of the second level or higher.
     SharedCache,
     /// A socket, but no cache.
     SameSocket,
@@ -93,7 +93,7 @@ impl Default for Topology {
     }
 }
 
-/// Highest valid CPU number; a file with a larger one is malformed.
+/// Maximum CPU number; a file with a larger one is malformed.
 const MAX_CPU: u32 = 65_535;
 
 impl Topology {
@@ -158,7 +158,7 @@ impl Topology {
     }
 }
 
-/// Returns the CPUs of the largest cache from the second level on that `cpu` belongs to.
+/// Returns the CPUs of the largest cache of the second level or higher to which `cpu` belongs.
 fn largest_cache(dir: &Path, cpu: u32) -> Option<CpuSet> {
     let mut best: Option<(u32, CpuSet)> = None;
     for index in 0..16 {

@@ -108,8 +108,8 @@ fn a_killed_process_leaves_nothing_and_the_others_continue() {
         }
         processes[0].child.kill().expect("running");
         let killed = Instant::now();
-        // The remaining rank detects it as well, and leaves in order, perhaps before we have read
-        // everything that the dead one sent.
+        // The remaining rank detects it as well, and leaves gracefully, possibly before this
+        // process has read everything that the dead one sent.
         let failure =
             |seen: &Seen, rank| seen.failed.iter().find(|(peer, _)| *peer == rank).cloned();
         until("the failures", || {

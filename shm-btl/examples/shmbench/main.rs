@@ -1,5 +1,6 @@
-//! Measures latency and bandwidth of the shared-memory transport between two pinned processes, next
-//! to what the machine can do: a cache line between these two CPUs, and memcpy.
+//! Measures latency and bandwidth of the shared-memory transport between two pinned processes,
+//! compared with the limits of the machine: the transfer of a cache line between these two CPUs,
+//! and memcpy.
 //!
 //! `cargo run --release -p shm-btl --example shmbench [-- cpu cpu rounds]`, or `-- poll` for the
 //! cost of polling many peers, `-- self` for the CPU time of a message. Rounds of all measurements
@@ -325,7 +326,7 @@ fn poll_cost() -> Outcome<()> {
     Ok(())
 }
 
-/// Prints the CPU time of a short message to the own rank, when no cache line has to move.
+/// Prints the CPU time of a short message of a rank to itself, for which no cache line has to move.
 fn own_cost() -> Outcome<()> {
     struct Count(u64);
     impl btl::Events for Count {

@@ -10,13 +10,13 @@ use crate::fifo::Help;
 use crate::layout::PUTTING;
 use shmem::sync::{AtomicU64, Ordering};
 
-/// Length from which help is requested: a shorter message is copied before the other side has
-/// started.
+/// Minimum length for which help is requested: a shorter message is copied before the other side
+/// has started.
 const FROM: usize = 48 << 10;
 /// Number of chunks of a message, unless they become too short or too long.
 const CHUNKS: usize = 8;
-/// Bytes of the shortest and longest chunk. A system call costs as much as copying 8 KiB; at the
-/// end one side waits for a chunk of the other.
+/// Minimum and maximum size of a chunk, in bytes. A system call costs as much as copying 8 KiB; at
+/// the end one side waits for a chunk of the other.
 const CHUNK: (usize, usize) = (32 << 10, 128 << 10);
 const PAGE: usize = 4096;
 /// Maximum number of bytes that this side copies for a peer in one call.
@@ -128,8 +128,8 @@ impl CoopGet {
         self.offer.stop(mine);
     }
 
-    /// Returns true if the sender writes nothing more: it has completed, or after
-    /// [`CoopGet::stop`].
+    /// Returns true if the sender writes nothing more: the copy is complete or, after
+    /// [`CoopGet::stop`], the sender has stopped.
     pub(super) fn is_stopped(&self, peer: &Peer) -> bool {
         self.result.is_some() || self.offer.stopped(self.words(peer).1)
     }
@@ -137,7 +137,8 @@ impl CoopGet {
 
 impl ShmBtl {
     /// Starts to copy, and asks the peer to help. The memory at `to` is lent until completion.
-    /// `None`: not started, because the message is too short, or too many are open.
+    /// Returns `None` if it was not started, because the message is too short or too many copies
+    /// are open.
     pub(super) fn start_coop(
         &mut self,
         rank: Rank,
@@ -150,7 +151,7 @@ impl ShmBtl {
             return None;
         }
         let (chunk, chunks) = cut(length)?;
-        // Gets that completed meanwhile make room, although they are reported later.
+        // Gets that have completed in the meantime make room, although they are reported later.
         self.advance_gets();
         let id = self.added(rank)?.last_offer.wrapping_add(1);
         let in_place = |get: &CoopGet| {
@@ -196,7 +197,7 @@ impl ShmBtl {
         Some(Ok(Started::Pending))
     }
 
-    /// Advances all open copies as far as possible now.
+    /// Advances all open copies until they would have to wait.
     fn advance_gets(&mut self) {
         let mut gets = std::mem::take(&mut self.gets);
         for get in &mut gets {
@@ -241,8 +242,8 @@ impl ShmBtl {
             }
     }
 
-    /// Handles a request for help with one of our messages. Returns true if there was something to
-    /// do.
+    /// Handles a request for help with one of this process's messages. Returns true if there was
+    /// something to do.
     pub(super) fn help_with(&mut self, rank: Rank, asked: Help) -> bool {
         // The next request in this entry means that the previous copy is complete.
         self.helping

@@ -205,7 +205,7 @@ impl ShmBtl {
             let (peers, inbound) = (&self.peers, &self.inbound);
             let at_work = |rank: Option<Rank>, id| {
                 let stands = Self::confirms(peers, rank, id);
-                // Read after the check above: a claim reported meanwhile is in the queue.
+                // Read after the check above: a claim reported in between is in the queue.
                 let unread = |from: &Inbound| {
                     rank.is_none_or(|rank| rank == from.rank)
                         && !matches!(from.consumer.poll(), Ok(None))

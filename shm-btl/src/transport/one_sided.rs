@@ -55,7 +55,7 @@ impl ShmBtl {
         peer.one_sided.then_some(peer).ok_or(SendError::Unsupported)
     }
 
-    /// Checks that the process id still belongs to the peer, if that was not checked for long. The
+    /// Checks that the process id still belongs to the peer, if the last check was long ago. The
     /// kernel reuses an id only after all others.
     pub(super) fn check_identity(&mut self, rank: Rank) -> Result<(), SendError> {
         if coarse_now().saturating_sub(self.checked_at) < 2 * super::LIVENESS_INTERVAL {

@@ -75,14 +75,15 @@ impl Peer {
         self.closed_here || matches!(self.ending, Some(PeerError::Violation(_)))
     }
 
-    /// Returns true if the peer has ended the connection or closed: its memory is its own again.
+    /// Returns true if the peer has ended the connection or closed, so that it may use its memory
+    /// for something else.
     pub(super) fn has_revoked(&self) -> bool {
         // SYNC POINT revoke
         is_revoked(self.producer.theirs()) || self.has_left()
     }
 
     /// Returns the result of a copy of the peer's memory. The copy has failed if the peer may have
-    /// used that memory for something else meanwhile.
+    /// used that memory for something else in the meantime.
     pub(super) fn copied_from(&self, result: Result<(), CmaError>) -> Result<(), CmaError> {
         match result {
             Ok(()) | Err(CmaError::Fault) if self.has_revoked() => Err(CmaError::Revoked),
@@ -164,8 +165,8 @@ impl ShmBtl {
         Ok(self.path(&address, &one_copy))
     }
 
-    /// Makes a peer usable. `places`: of the pair for this process in the peer's memory, and of
-    /// that for the peer here.
+    /// Connects a peer. `places`: index of the pair for this process in the peer's memory, and of
+    /// the pair for the peer in this process's memory.
     pub(super) fn connect(
         &mut self,
         rank: Rank,

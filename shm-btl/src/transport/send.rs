@@ -63,8 +63,8 @@ impl ShmBtl {
     }
 }
 
-/// Sends through a chunk. Each peer may hold a fair share of them, so that one that does not read
-/// leaves the others theirs.
+/// Sends through a chunk. Each peer may hold a fair share of the chunks, so that a peer that does
+/// not read leaves enough for the others.
 fn through_pool(
     own: &mut Own,
     peer: &mut Peer,
