@@ -17,7 +17,7 @@ pub struct IbConfig {
     pub rank: u32,
     /// Number of ranks in the job.
     pub size: u32,
-    /// Secret of the job; processes with another one are unreachable.
+    /// Secret of the job; processes with a different secret are unreachable.
     pub job_key: Vec<u8>,
     /// Device and port, such as `mlx5_0` or `mlx5_0:2`; `None` selects the active port with index
     /// `rail`.

@@ -2,8 +2,8 @@
 //!
 //! The receiver has a ring of blocks for each peer. A message takes consecutive blocks; one that
 //! starts near the end continues in spare blocks after it and counts as if it wrapped around. Both
-//! sides count alike, so no message carries its position. Credits return in the immediate of the
-//! next message, or in a message of their own when half of them are owed.
+//! sides count the same way, so no message carries its position. Credits return in the immediate of
+//! the next message, or in a message of their own when half of them are unreturned.
 
 /// The sender's view of the ring.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl ReceiveCredits {
         self.owed += count;
     }
 
-    /// Returns whether credits should be returned without waiting for a message.
+    /// Returns true if credits should be returned without waiting for a message.
     pub(crate) fn is_due(&self) -> bool {
         self.owed > 0 && self.owed * 2 >= self.blocks
     }
@@ -133,7 +133,7 @@ mod tests {
         assert!(sent > 1000 && !credits.give(blocks + 1));
     }
 
-    /// Without any message in return, the sender does not get stuck.
+    /// The sender does not get stuck, even without any message in return.
     #[test]
     fn half_of_the_blocks_are_always_returned() {
         for blocks in [8, 9, 64] {

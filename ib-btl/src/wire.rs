@@ -91,7 +91,7 @@ impl PeerAddress {
         }
     }
 
-    /// Returns whether the values are within their limits.
+    /// Returns true if the values are within their limits.
     pub(crate) fn is_sound(&self) -> bool {
         (self.blocks == 0 || (8..=4096).contains(&self.blocks)) && (1..=5).contains(&self.mtu)
     }
@@ -226,7 +226,7 @@ impl Key {
         Key { check, ..self }
     }
 
-    /// Decodes a key; `None` if it is not one of `owner`.
+    /// Decodes a key; `None` if it is not a key of `owner`.
     pub(crate) fn of(bytes: &[u8], owner: u64) -> Option<Key> {
         Key::decode(bytes).filter(|key| key.nonce == owner && *key == key.sealed())
     }

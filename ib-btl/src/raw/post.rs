@@ -41,7 +41,7 @@ impl Verbs {
             let good = status == GOOD
                 && self.datagrams.read(slot * SLOT, GRH, &mut header)
                 && self.datagrams.read(slot * SLOT + GRH, length, &mut bytes);
-            // A queue pair that accepts no more receives: peers give up in time.
+            // If the queue pair accepts no more receives, peers time out.
             let _ = self.receive_datagram(slot);
             let has_header = wc.wc_flags & WC_GRH != 0;
             let from = Source {
@@ -163,7 +163,7 @@ impl Nic for Verbs {
         };
         let memory = ptr::with_exposed_provenance_mut(address);
         let l = self.library;
-        // SAFETY: alive; the caller's promise.
+        // SAFETY: alive; the rest is guaranteed by the caller.
         let mr = unsafe {
             let mr = (l.ibv_reg_mr)(self.pd.ptr(), memory, length, access);
             Object::new("ibv_reg_mr", mr, l.ibv_dereg_mr)
@@ -344,7 +344,7 @@ impl Nic for Verbs {
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: alive; the request is copied by the call; the buffer is the caller's promise.
+        // SAFETY: alive; the request is copied by the call; the buffer is guaranteed by the caller.
         check(call, unsafe { post(srq.ptr(), &raw mut wr, &raw mut bad) })
     }
 
@@ -411,7 +411,7 @@ impl Nic for Verbs {
     fn calm(&mut self) {
         let (l, channel) = (self.library, self.channel.ptr());
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // Bounded: each `arm` makes at most one event.
+        // Bounded: each `arm` causes at most one event.
         for _ in 0..16 {
             // SAFETY: alive; the descriptor does not block.
             if unsafe { (l.ibv_get_cq_event)(channel, &raw mut cq, &raw mut context) } != 0 {

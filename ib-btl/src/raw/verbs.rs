@@ -51,7 +51,8 @@ impl<T> Object<T> {
     /// Wraps the result of a call that returns an object, or NULL and sets errno.
     ///
     /// # Safety
-    /// The object is valid, and the caller's, until `end` is called for it.
+    /// Unless it is null, `object` must be valid and owned by the caller until `end` is called for
+    /// it.
     pub(super) unsafe fn new(
         call: &'static str,
         object: *mut T,
@@ -159,7 +160,7 @@ pub(crate) struct Verbs {
     pub(super) library: &'static Library,
     pub(super) about: About,
     pub(super) gid_index: u8,
-    /// Maximum number of reads in flight on a connection: the peer's, and the own ones.
+    /// Maximum number of reads in flight on a connection: the peer's, and this process's.
     pub(super) reads: [u8; 2],
     /// Connections by the number of the queue pair, for arrivals in the shared queue.
     pub(super) numbers: HashMap<u32, u32>,
@@ -168,7 +169,7 @@ pub(crate) struct Verbs {
     pub(super) wc: [Wc; BATCH],
 }
 
-// SAFETY: libibverbs may be called from any thread, and this value is used by one at a time.
+// SAFETY: libibverbs may be called from any thread, and one thread at a time uses this value.
 unsafe impl Send for Verbs {}
 
 impl fmt::Debug for Verbs {

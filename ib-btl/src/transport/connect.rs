@@ -15,8 +15,8 @@ use crate::wire::{ASK, HAVE, Hello, LEAVING, PeerAddress};
 /// Time without any datagram of a peer after which it is lost. A live process requests its
 /// connections when it adds its peers.
 const SILENT_LIMIT: Duration = Duration::from_secs(8);
-/// Time after which a peer is lost that has requested a connection but does not answer, perhaps
-/// because it computes.
+/// Time after which a peer that has requested a connection but does not answer, possibly because it
+/// computes, is lost.
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 impl IbBtl {
@@ -155,7 +155,7 @@ impl IbBtl {
         }
     }
 
-    /// Waits at most [`IbConfig::add_wait`](crate::IbConfig::add_wait) for the connection. Other
+    /// Waits at max [`IbConfig::add_wait`](crate::IbConfig::add_wait) for the connection. Other
     /// events are kept for `progress`.
     fn wait_for(&mut self, rank: Rank) -> bool {
         let begin = Instant::now();

@@ -32,7 +32,7 @@ impl Tx for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Get)
@@ -48,7 +48,7 @@ impl Tx for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Put)
@@ -68,7 +68,7 @@ impl NoticedPuts for IbBtl {
         offset: usize,
         token: u64,
     ) -> Result<Started, SendError> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let local = local.expose_provenance();
             self.start(peer, local, length, (key, offset), token, How::Last)
@@ -87,11 +87,11 @@ impl NoticedPuts for IbBtl {
         let mut header = [0; MAX_HEADER];
         let free = length > 0 && !self.notices.contains_key(&number);
         let Some(place) = header.get_mut(..notice.len()).filter(|_| free) else {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: guaranteed by the caller.
             return unsafe { self.register_as(memory, length, 0) };
         };
         place.copy_from_slice(notice);
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         let region = unsafe { self.register_as(memory, length, number) }?;
         self.notices.insert(
             number,
@@ -126,7 +126,7 @@ impl IbBtl {
         let handle = self.next_region;
         let mut rkey = 0;
         if length > 0 {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: guaranteed by the caller.
             let held = unsafe { self.cache.acquire(&mut **nic, address, length) }?;
             self.regions.insert(handle, (held.id, notice));
             rkey = held.rkey;
@@ -196,7 +196,7 @@ impl Btl for IbBtl {
     }
 
     unsafe fn register(&mut self, memory: *mut u8, length: usize) -> Result<Region, RegisterError> {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.register_as(memory, length, 0) }
     }
 
@@ -229,8 +229,7 @@ impl Btl for IbBtl {
     }
 
     /// Waits up to `DROP_WAIT` for the last messages. A stopped queue pair refuses every access,
-    /// even
-    /// with keys of registrations that the cache keeps.
+    /// even with keys of registrations that the cache keeps.
     fn drop_peer(&mut self, rank: Rank) -> bool {
         let connected = match self.peer(rank).map(|peer| &peer.state) {
             _ if self.nic.is_none() => return true,

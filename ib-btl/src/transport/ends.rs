@@ -42,7 +42,7 @@ impl IbBtl {
     pub(super) fn fail_by(&mut self, rank: Rank, status: u32) {
         let error = match status {
             // When a process ends, its memory is released before its queue pairs. Otherwise the
-            // peer has lied.
+            // peer has announced a wrong key.
             REMOTE_ACCESS => PeerError::Lost(
                 "its memory is not accessible: it is ending, or never registered it".into(),
             ),

@@ -413,7 +413,7 @@ impl IbBtl {
         }
     }
 
-    /// Returns whether all messages to a peer have arrived. Requests a completion if none is
+    /// Returns true if all messages to a peer have arrived. Requests a completion if none is
     /// pending.
     pub(super) fn flush_peer(&mut self, rank: Rank) -> bool {
         let Some(peer) = self.peer(rank) else {

@@ -43,7 +43,7 @@ const SGES: usize = MESSAGE_BLOCKS + 1;
 pub struct Stats {
     /// Received messages of no known peer.
     pub strays: u64,
-    /// Connection requests from another port or queue pair than the rank's address names.
+    /// Connection requests from a port or queue pair other than that in the rank's address.
     pub forged: u64,
     /// Counters of the registration cache.
     pub cache: CacheStats,
@@ -191,8 +191,8 @@ fn find(peers: &mut [Option<Box<Peer>>], rank: Rank) -> Option<&mut Peer> {
     peers.get_mut(rank as usize)?.as_deref_mut()
 }
 
-/// Returns the time since a fixed moment, with a resolution of some milliseconds. The coarse clock
-/// is cheap also where the precise one is not.
+/// Returns the time since a fixed moment, with a resolution of a few milliseconds. The coarse clock
+/// is cheap even where the precise one is not.
 fn now() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     Duration::new(
@@ -278,7 +278,7 @@ impl IbBtl {
     /// Opens a port of this machine.
     ///
     /// # Errors
-    /// There is no port, or it cannot be used; the error says why.
+    /// There is no port, or it cannot be used; the error contains the reason.
     pub fn new(config: IbConfig) -> Result<IbBtl, IbError> {
         config.check()?;
         let (device, port) = match &config.device {

@@ -40,7 +40,7 @@ impl HeldSends for IbBtl {
         }
         let bytes = match length {
             0 => &[],
-            // SAFETY: readable for `length` bytes, as the caller promises.
+            // SAFETY: readable for `length` bytes, as the caller guarantees.
             _ => unsafe { std::slice::from_raw_parts(body, length) },
         };
         let depth = self.depth();
@@ -56,7 +56,7 @@ impl HeldSends for IbBtl {
             let Some(nic) = &mut self.nic else {
                 return Err(SendError::Closed);
             };
-            // SAFETY: the caller's promise, until completion.
+            // SAFETY: guaranteed by the caller until completion.
             unsafe { self.cache.acquire(&mut **nic, address, length) }.ok()
         };
         // An inline body is copied by the post; one that cannot be registered is copied to blocks.
@@ -140,7 +140,7 @@ impl IbBtl {
         let Some(nic) = &mut self.nic else {
             return Err(SendError::Closed);
         };
-        // SAFETY: the caller's promise, until completion.
+        // SAFETY: guaranteed by the caller until completion.
         let held = unsafe { self.cache.acquire(&mut **nic, local, length) };
         // Memory that cannot be registered is sent in messages by the layer above.
         let held = held.map_err(|_| SendError::Unsupported)?;
@@ -242,7 +242,7 @@ impl IbBtl {
             let to = (operation.remote, operation.rkey);
             let number = id(rank, OPERATION, index);
             let mode = PostMode::Registered;
-            // SAFETY: registered, and the caller's promise, until completion.
+            // SAFETY: registered until completion; the rest is guaranteed by the caller.
             let result = unsafe { nic.post(peer.queue, number, verb, &[sge], to, mode) };
             if let Err(error) = result {
                 return self.fail(rank, PeerError::Lost(error.to_string()));
