@@ -32,7 +32,7 @@
 //! | `ESP_BTL_VERBOSE=1` | each process prints on standard error how it reaches each peer, and why |
 //! | `ESP_TUNE` | the file of thresholds that `esplab tune` has written; default `~/.config/esp/tune.toml`, if it exists; empty: none |
 //! | `ESP_PATH` | `lease`, `daemon`, or `auto` (default): whether a process uses a lease, see `esp-client` |
-//! | `ESP_LAZY_FROM` | number of ranks from which a process reaches those of other nodes when it first communicates with them, not at the start; that of rank 0 counts; default 65 |
+//! | `ESP_LAZY_FROM` | minimum number of ranks of a job in which a process reaches those of other nodes when it first communicates with them, not at the start; that of rank 0 counts; default 65 |
 //! | `ESP_CONNECTIONS` | number of connections of a process, at each rail, above which it ends the one that it has not used for the longest time; default 256 |
 //! | `ESP_BOOT`, `ESP_BOOT_TIMEOUT` | see the crate `boot` |
 //! | `ESP_SOCKET` | the daemon's socket, see `esp-client` |

@@ -81,12 +81,12 @@ pub struct Options {
     pub rdma_ports: Vec<String>,
     /// Blocks and thresholds of RDMA.
     pub rdma: Rdma,
-    /// Number of ranks from which a process reaches those of other nodes when it first communicates
-    /// with them, not at the start. The value of rank 0 counts. Default 65.
+    /// Minimum number of ranks of a job in which a process reaches those of other nodes when it
+    /// first communicates with them, not at the start. The value of rank 0 counts. Default 65.
     pub lazy_from: u32,
     /// Print the path to each peer on standard error.
     pub verbose: bool,
-    /// Sizes from which one copy within a node is faster than two. `None`: the defaults.
+    /// Sizes above which one copy within a node is faster than two. `None`: the defaults.
     pub thresholds: Option<Thresholds>,
     /// Origin of the thresholds, for the report.
     pub thresholds_from: String,

@@ -123,8 +123,8 @@ fn rails(
     }
 }
 
-/// Number of ranks from which receive blocks are shared by default: separate blocks take 268 KiB
-/// per peer.
+/// Minimum number of ranks for which receive blocks are shared by default: separate blocks take 268
+/// KiB per peer.
 const SHARED_FROM: u32 = 257;
 
 fn ib_config(setup: &TransportSetup<'_>) -> IbConfig {

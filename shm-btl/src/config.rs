@@ -17,7 +17,7 @@ pub struct ShmConfig {
     /// Identity of an open transport ([`btl::PendingPeers`]), which peers use instead of a rank.
     /// Not 0.
     pub identity: Option<u64>,
-    /// Sizes from which a message is copied once.
+    /// Minimum sizes of messages that are copied once.
     pub thresholds: Thresholds,
     /// Long messages are copied once, by the kernel, where the system allows it. If false, they are
     /// copied twice, through shared memory, and neither side uses cross-memory attach.

@@ -1,5 +1,5 @@
 //! Caches and sockets that CPUs share, from sysfs; the relation of two processes by the CPUs they
-//! may run on; and the sizes from which one copy is faster than two (hybrid paper, section 4.1).
+//! may run on; and the sizes above which one copy is faster than two (hybrid paper, section 4.1).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,8 +31,8 @@ impl fmt::Display for Relation {
     }
 }
 
-/// Length from which a message is copied once by the kernel instead of twice through shared memory.
-/// Below it, the system call costs more than the second copy.
+/// Minimum length of a message that is copied once by the kernel instead of twice through shared
+/// memory. Below it, the system call costs more than the second copy.
 ///
 /// The defaults lie far above the paper's: a call with its page look-ups costs one to two
 /// microseconds, and its copy reaches half the bandwidth with today's mitigations, while two copies

@@ -10,7 +10,7 @@ use crate::nic::{Completion, GOOD, PostMode, Sge, Verb};
 use crate::wire::{Arrival, Kind, PREFIX, classify, immediate, prefix, read_prefix};
 use crate::{BLOCK, MESSAGE_BLOCKS};
 
-/// Length from which bodies are delivered in place. Only shorter ones are interpreted more than
+/// Minimum length of a body that is delivered in place. Only shorter ones are interpreted more than
 /// once.
 const IN_PLACE: usize = 1024;
 

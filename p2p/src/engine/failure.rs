@@ -79,7 +79,7 @@ impl Engine {
     /// Removes memory of this process from a failed peer's reach; repeated until that is done.
     pub(super) fn drop_peer(&mut self, peer: PeerId) {
         let mut quiet = true;
-        // Also on transports that are not rails of the peer, because it may be connected there.
+        // Including transports that are not rails of the peer, because it may be connected there.
         for (_, transport) in self.transports.iter_mut() {
             quiet &= transport.btl.drop_peer(peer.rank());
         }
