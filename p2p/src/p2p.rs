@@ -162,8 +162,8 @@ impl P2p {
     }
 
     /// Polls all transports. Returns the number of events. Programs that compute for a long time
-    /// should call it now and then, or in a separate thread; all other calls that wait or test poll
-    /// as well.
+    /// should call it now and then, or in a separate thread; other calls make progress by
+    /// themselves.
     pub fn progress(&self) -> usize {
         let mut engine = self.shared.lock();
         if engine.protocol.closed {

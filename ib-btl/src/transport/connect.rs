@@ -155,7 +155,7 @@ impl IbBtl {
         }
     }
 
-    /// Waits at max [`IbConfig::add_wait`](crate::IbConfig::add_wait) for the connection. Other
+    /// Waits at most [`IbConfig::add_wait`](crate::IbConfig::add_wait) for the connection. Other
     /// events are kept for `progress`.
     fn wait_for(&mut self, rank: Rank) -> bool {
         let begin = Instant::now();
