@@ -302,7 +302,7 @@ impl Conn {
             ));
         }
         if self.rx.finished {
-            return Err("bytes behind the peer's FIN".into());
+            return Err("bytes after the peer's FIN".into());
         }
         self.rx.delivered = end;
         for (place, byte) in self.rx.name.iter_mut().skip(offset as usize).zip(bytes) {

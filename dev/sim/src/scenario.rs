@@ -25,7 +25,7 @@ const FIRST_PORT: u16 = 40_000;
 pub struct NodePlan {
     /// Name of the preset of its links.
     pub links: &'static str,
-    /// Largest frame that its cable carries, if smaller than its MTU.
+    /// True if its cable silently drops frames shorter than its MTU.
     pub black_hole: bool,
     /// Configuration of the node.
     pub config: NodeConfig,
@@ -84,7 +84,7 @@ impl Scenario {
         }
         let carrier = *separate.pick(&[Carrier::Raw, Carrier::Udp4, Carrier::Udp6, Carrier::Raw]);
         for node in &mut nodes {
-            node.config.mtu = node.config.mtu.max(carrier.least_mtu());
+            node.config.mtu = node.config.mtu.max(carrier.min_mtu());
         }
         let mut flows = flows(&mut rng, &nodes, hostile);
         for flow in &mut flows {
@@ -151,8 +151,8 @@ impl Scenario {
         world
     }
 
-    /// Has half of the programs report late what they read, and some of those that connect read
-    /// through a buffer of a few packets, or less than two.
+    /// Makes half of the programs report late what they read, and some of the connecting ones read
+    /// through a buffer of a few packets, or of less than two.
     fn choose_readers(&mut self, rng: &mut Rng) {
         for flow in &mut self.flows {
             flow.active.reports_late = rng.chance(500_000);
@@ -202,7 +202,7 @@ impl Scenario {
         }
     }
 
-    /// Has services end at random times: up to four times, possibly of several nodes at once.
+    /// Ends services at random times: up to four times, possibly those of several nodes at once.
     fn add_losses(&mut self, rng: &mut Rng) {
         // Where frames are altered, MOVE frames are, too.
         if self.hostile || !rng.chance(300_000) {
@@ -289,7 +289,7 @@ fn node(rng: &mut Rng, hostile: bool) -> NodePlan {
     }
 }
 
-/// Decides whether a node offers ECN, and from which queue on its switch port marks.
+/// Decides whether a node offers ECN, and at which length of the queue its switch port marks.
 fn choose_ecn(rng: &mut Rng, config: &mut NodeConfig) {
     config.endpoint.ecn = rng.chance(700_000);
     config.port.down.mark = *rng.pick(&[None, Some(0), Some(1), Some(5), Some(20)]);
