@@ -35,7 +35,7 @@ const PROGRAMS: u16 = 8;
 const BLOCK: usize = 128 << 10;
 /// Payload of a full frame in bytes.
 const PAYLOAD: f64 = 1489.0;
-/// Ports are chosen in turn from those of which a block belongs to each engine.
+/// First of the ports used in turn. Each engine owns a block of them.
 const FIRST_PORT: u16 = 33_000;
 const PORTS: u16 = 32_000;
 
@@ -46,7 +46,7 @@ pub struct EnginesTask {
     pub engines: Role,
     /// Port of the server.
     pub port: u16,
-    /// Milliseconds of sending, from the end of the client's standard input on.
+    /// Milliseconds of sending, which starts at the end of the client's standard input.
     pub millis: u64,
 }
 

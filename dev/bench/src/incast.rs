@@ -62,7 +62,7 @@ pub struct IncastTask {
 pub struct Flow {
     /// Bytes received.
     pub bytes: u64,
-    /// Longest time without any, in nanoseconds.
+    /// Longest time without received bytes, in nanoseconds.
     pub stall: u64,
 }
 
@@ -335,7 +335,8 @@ impl Bench {
     }
 }
 
-/// Returns the options of the wire. Without offload, so that the queue holds as many bytes of all.
+/// Returns the options of the wire. Segmentation offload is off, so that a frame of the queue holds
+/// as many bytes on every path.
 fn wire() -> WireOptions {
     WireOptions {
         rate: Some(RATE),

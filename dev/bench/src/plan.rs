@@ -55,7 +55,7 @@ pub struct Case {
     pub wait: Wait,
     /// Traffic.
     pub work: Work,
-    /// False: segmentation offload of both nodes is off meanwhile.
+    /// False: segmentation offload of both nodes is off during the measurement.
     pub offload: bool,
 }
 
@@ -77,7 +77,7 @@ impl Case {
 impl Bench {
     /// Returns the cases in the same lab that differ by the protocol alone. TCP is measured in one
     /// of the labs that differ by the protection of ESP's packets.
-    pub fn beside(&self, case: &Case, path: Protocol) -> Vec<usize> {
+    pub fn counterparts(&self, case: &Case, path: Protocol) -> Vec<usize> {
         let lab = |index: usize| self.labs.get(index).copied().unwrap_or_default();
         let plain = |index| LabPlan {
             protection: Protection::None,
@@ -431,7 +431,7 @@ mod tests {
             {
                 let lab = bench.labs[case.lab];
                 let tcp = [Protocol::Tcp, Protocol::TcpNoOffload]
-                    .map(|path| bench.beside(case, path).len());
+                    .map(|path| bench.counterparts(case, path).len());
                 let alone = ["idle", "leases"].contains(&bench.about.name);
                 assert_eq!(tcp.contains(&1), !alone, "{}: {case:?}", bench.about.name);
                 let raw = match (bench.about.name, case.work) {
@@ -442,7 +442,7 @@ mod tests {
                     _ => 0,
                 };
                 assert_eq!(
-                    bench.beside(case, Protocol::Raw).len(),
+                    bench.counterparts(case, Protocol::Raw).len(),
                     raw,
                     "{}: {case:?}",
                     bench.about.name

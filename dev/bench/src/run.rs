@@ -22,7 +22,7 @@ use lab::{Carriers, Lab, LabOptions, cpu_time, cpu_times};
 
 /// Time limit of a worker for a case.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// First port of the servers. Each case uses the next one, apart from remains of earlier cases.
+/// First port of the servers. Each case uses the next one, to avoid remains of earlier cases.
 const FIRST_PORT: u16 = 7100;
 /// Number of ports used in turn.
 const PORTS: u16 = 20_000;

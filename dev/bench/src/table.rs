@@ -23,9 +23,9 @@ pub enum Style {
 pub struct Ratio {
     /// Median of the rounds' ratios.
     pub median: f64,
-    /// Smallest ratio of a round.
+    /// Minimum of the rounds' ratios.
     pub low: f64,
-    /// Largest ratio of a round.
+    /// Maximum of the rounds' ratios.
     pub high: f64,
 }
 

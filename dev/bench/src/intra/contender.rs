@@ -158,7 +158,7 @@ impl Workshop {
             }
             Contender::Ucx => Err(Failure::new("ucx_perftest takes no work by line")),
             Contender::P2p(_) | Contender::Transport => {
-                let program = std::env::current_exe().doing("the own program")?;
+                let program = std::env::current_exe().doing("finding the running program")?;
                 Group::start(who.name(), ranks, |socket| {
                     let rank = |rank: usize| {
                         let mut command = Command::new(&program);

@@ -13,7 +13,7 @@ const ONE_COPY_FROM: usize = 4096;
 const CARD: &str = "card";
 
 /// Joins with the settings of the contender. `cores`: number of cores of all ranks; each rank is
-/// pinned to one and would take it for the only one.
+/// pinned to one and would consider it the only one.
 pub fn job(who: Contender, cores: usize) -> Result<Job, Failure> {
     let mut options = Options::from_env().doing("joining")?;
     options.transports = vec![Transport::Shm];

@@ -10,7 +10,7 @@ use cli::out::{Doing, Failure};
 
 /// Time limit of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Time limit of the server to listen.
+/// Time for the server to listen, before each attempt.
 const LISTENS: Duration = Duration::from_millis(40);
 /// Attempts to reach the server.
 const ATTEMPTS: usize = 20;

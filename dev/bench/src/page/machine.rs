@@ -21,7 +21,7 @@ pub(super) fn table(facts: &[Fact]) -> String {
     format!("| the machine of the last run | |\n| --- | --- |\n{rows}")
 }
 
-/// Returns the facts that tell machines apart, in one line.
+/// Returns the facts that distinguish machines, in one line.
 pub(crate) fn summary() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

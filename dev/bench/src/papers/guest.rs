@@ -1,7 +1,7 @@
 //! RDMA over soft-RoCE in the guest of `tests/vm`, which has a kernel of its own.
 //!
-//! The guest is started by the scripts of the source tree, with examples that were built beside
-//! this program. It is not set up here, because that downloads a kernel and an emulator.
+//! The guest is started by the scripts of the source tree, with the examples of the build that this
+//! program is from. It is not set up here, because that downloads a kernel and an emulator.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
