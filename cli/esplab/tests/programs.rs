@@ -389,7 +389,7 @@ fn a_report_that_cannot_be_continued_is_refused_before_the_measurement() -> Test
     fs::remove_dir_all(&dir)?;
     // One line: without one for the beginning of a benchmark.
     let text = refusal(&output);
-    assert!(text.contains("results.json is no report"), "{text}");
+    assert!(text.contains("results.json is not a report"), "{text}");
     Ok(())
 }
 
