@@ -1,4 +1,4 @@
-// What the machine can do: a cache line handed between two cores, memcpy, the kernel's copy from another process.
+// Limits of the machine: a cache line handed between two cores, memcpy, the kernel's copy from another process.
 #include "worker.h"
 #include <stdatomic.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-//! Comparison with an earlier report: what is slower or faster beyond the noise.
+//! Comparison with an earlier report: figures that are slower or faster beyond the noise.
 
 use std::fmt::{self, Write};
 

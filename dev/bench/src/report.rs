@@ -11,7 +11,7 @@ use crate::task::{Carrier, Protocol, TaskResult, Wait, Work};
 /// Bytes of ESP's header, which follows the EtherType (W-08).
 const HEADER: u32 = 11;
 
-/// One line of `esplab bench --json`. Fields without meaning for a benchmark are left out.
+/// One line of `esplab bench --json`. Fields without meaning for a benchmark are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// Name of the benchmark.

@@ -9,7 +9,7 @@ use super::work::{Answer, Work};
 use crate::samples::{median, percentile};
 use crate::table::{Column, Ratio, Style, render, rounded};
 
-/// One line of `esplab bench --json`. Fields without meaning are left out.
+/// One line of `esplab bench --json`. Fields without meaning are omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     /// Name of the benchmark.

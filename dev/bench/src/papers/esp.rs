@@ -68,7 +68,7 @@ pub(super) static PAPER: Paper = Paper {
             ratio: None,
             here: "own ping-pong of 64 B over the component on two nodes",
             take: Take::Pair(pair("mpi", "ping-pong", Some(64), "esp", "tcp")),
-            less: "Ranks that poll never sleep, so only the cost of the frames is left, and that \
+            less: "Ranks that poll never sleep, so only the cost of the frames remains, and that \
                    of TCP is low without a card.",
             more: "Short messages take raw Ethernet without the IP stack of either node.",
         },
@@ -120,7 +120,7 @@ pub(super) static PAPER: Paper = Paper {
             ratio: None,
             here: "own loop over MPI_Allreduce, 16 B, two nodes",
             take: Take::Pair(pair("mpi", "allreduce, 2 nodes", Some(16), "esp", "tcp")),
-            less: "Ranks that poll never sleep, so only the cost of the frames is left.",
+            less: "Ranks that poll never sleep, so only the cost of the frames remains.",
             more: "It is one short message in each direction, whose path is shorter.",
         },
         Row {

@@ -81,7 +81,7 @@ const TABLES: [(&str, [&str; 3]); 2] = [
     ("held", ["copied", "held", "held + cache"]),
 ];
 
-/// Parses what the guest printed: lines of `round N:`, and tables of `ib-figure6`.
+/// Parses the guest's output: lines of `round N:`, and tables of `ib-figure6`.
 fn values(said: &str) -> Vec<(&'static str, Value)> {
     let mut all = Vec::new();
     let mut table = None;

@@ -13,7 +13,7 @@
 //! | `between` | sockets of two nodes |
 //! | `mpi` | programs of Open MPI over the nodes of a lab |
 //! | `kernels`, `hpl`, `abinit` | these programs, and how their output is read |
-//! | `guest` | what is measured in the soft-RoCE guest |
+//! | `guest` | measurements in the soft-RoCE guest |
 //! | [`results`] | `papers.json` |
 //! | [`page`] | `papers.md` |
 //! | `charts` | its charts |
