@@ -385,7 +385,7 @@ fn limits_and_programs_of_the_machine_are_found() {
     let text = examine_by(&lab, 0, &locked, &[]);
     assert!(text.what("host.memlock").contains("only 64 KiB"));
 
-    // An Open MPI that ignores the component, for it is of another release.
+    // An Open MPI that ignores the component, because it is of another release.
     let folder = lab.dir().join("bin");
     std::fs::create_dir(&folder).expect("a folder");
     let program = folder.join("ompi_info");

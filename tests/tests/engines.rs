@@ -100,7 +100,7 @@ fn a_port_is_served_by_the_engine_of_its_present_listener() {
             let (mut server, _) = server(&lab, 1, 7000, 1);
             echoes(&client(&lab, from), 1, 7000);
             server.kill();
-            wait_until("nothing is left of it", || {
+            wait_until("nothing of it remains", || {
                 let status = client(&lab, 1).status().expect("a status");
                 status.listeners.is_empty() && status.connections.is_empty()
             });
