@@ -42,7 +42,7 @@ struct Node {
     taken: BTreeSet<u32>,
 }
 
-/// Both nodes, and what the station has seen.
+/// Both nodes, and the packets that the station has seen.
 struct Wire {
     nodes: [Node; 2],
     recorded: Vec<Recorded>,
@@ -105,7 +105,7 @@ impl Wire {
         self.collect(from);
     }
 
-    /// Records what a node's layer sends by itself.
+    /// Records the packets that a node's layer sends by itself.
     fn collect(&mut self, of: usize) {
         let Some(node) = self.nodes.get_mut(of) else {
             return;

@@ -114,7 +114,7 @@ struct Node<S> {
     dirty: bool,
 }
 
-/// What a run has measured.
+/// Measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Frames dropped because a node's ring was full.
@@ -240,7 +240,7 @@ impl<S: Stack> World<S> {
         }
     }
 
-    /// Returns what was measured.
+    /// Returns the measurements.
     pub fn measured(&self) -> &Measured {
         &self.measured
     }
@@ -357,7 +357,7 @@ impl<S: Stack> World<S> {
         self.drain(index, program);
     }
 
-    /// Passes on what a transport reports, until it has nothing more, and sends its packets.
+    /// Passes on all notices of a transport, and sends its packets.
     fn drain(&mut self, index: u32, program: &mut impl Program) {
         self.nodes[index as usize].dirty = false;
         self.nodes[index as usize].stack.settle(self.now);

@@ -213,7 +213,7 @@ impl Conn {
         calls
     }
 
-    /// Reports to the endpoint what was read.
+    /// Reports the bytes that were read to the endpoint.
     pub(crate) fn report(&mut self) -> Call {
         self.rx.reported = self.rx.consumed;
         Call::Consumed(self.rx.consumed)

@@ -226,7 +226,7 @@ impl Scenario {
                 continue;
             }
             let at = Duration::from_micros(rng.magnitude(1, 20_000));
-            // What is too long with the headers of UDP is shortened when it is sent.
+            // A datagram that is too long with the headers of UDP is shortened when it is sent.
             let most = self.nodes[from].config.mtu.min(self.nodes[to].config.mtu) - 12;
             let bytes = rng.below(u64::from(most)) as usize;
             let kind = *rng.pick(&[EdpKind::EchoRequest, EdpKind::InfoRequest, EdpKind::Data]);

@@ -363,7 +363,7 @@ impl Conn {
         }
     }
 
-    /// Sets the timers after a change of what is in flight.
+    /// Sets the timers after a change of the segments in flight.
     fn plan(&mut self, now: u64) {
         let waiting = self.pipe + self.lost > 0;
         self.rto_at = waiting.then(|| now + self.rto());

@@ -56,7 +56,7 @@ pub struct Segment {
     echo: u64,
 }
 
-/// A connection with what the node notes about it.
+/// A connection and the node's notes about it.
 #[derive(Debug)]
 struct Entry {
     conn: Conn,

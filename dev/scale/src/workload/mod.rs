@@ -76,7 +76,7 @@ impl Workload {
         Workload::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Returns what is sent, in a sentence.
+    /// Describes the messages in a sentence.
     pub fn about(self) -> &'static str {
         match self {
             Workload::Incast => {

@@ -1,4 +1,4 @@
-//! Deadlines: what a side of a connection must have sent by now.
+//! Deadlines of the packets that a side of a connection has to send.
 //!
 //! The times of the rules do not include the host's. The host of a scenario may take up to [`HOST`]
 //! longer because of timers, receptions and a full queue.

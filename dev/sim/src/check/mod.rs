@@ -1,6 +1,6 @@
 //! Observer of every frame that endpoints send: checks that it is well formed ([`frame`]) and obeys
-//! the rules that span frames ([`flow`]). It knows the delivered frames, and so what a sender can
-//! know.
+//! the rules that span frames ([`flow`]). It knows which frames were delivered, and therefore all
+//! that a sender can know.
 
 mod deadlines;
 pub mod flow;
