@@ -85,7 +85,7 @@ static void cross_copy(struct page *page, int rank, pid_t other, uint64_t *turn,
     if (rank) {
         atomic_store(&page->copied, 0);
         atomic_store(&page->theirs, (uintptr_t)mine);
-        line_rounds(page, rank, turn, 1); // The address is set.
+        line_rounds(page, rank, turn, 1); // Rank 0 may read the address.
         while (!atomic_load(&page->copied)) usleep(1000);
         free(mine);
         return;

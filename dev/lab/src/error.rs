@@ -54,8 +54,8 @@ pub enum LabError {
     },
     /// Another process has locked a folder of the lab for too long.
     #[error(
-        "{} has been in use by another esplab for more than a minute; wait for that process or end it \
-         (`fuser {}` shows it)",
+        "{} has been in use by another esplab for more than a minute; wait for that process or end \
+         it (`fuser {}` shows it)",
         dir.display(),
         dir.display()
     )]

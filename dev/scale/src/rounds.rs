@@ -33,9 +33,9 @@ pub struct Fault {
     pub leaf: u32,
     /// Spine switch.
     pub spine: u32,
-    /// True if the link carries frames from then.
+    /// True if the link carries frames afterwards.
     pub alive: bool,
-    /// True if the routing uses it from then.
+    /// True if the routing uses it afterwards.
     pub routed: bool,
 }
 

@@ -38,7 +38,7 @@ impl Soak {
         let mut started = || -> io::Result<Child> {
             let out = File::create(report)?;
             let errors = out.try_clone()?;
-            // It ends when the other end of this pipe is closed, even because CI was killed.
+            // It ends when the other end of this pipe is closed, even if CI was killed.
             soak.env("LEASH", "1").stdin(Stdio::piped());
             soak.stdout(out).stderr(errors).spawn()
         };

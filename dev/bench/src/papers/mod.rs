@@ -1,5 +1,5 @@
 //! The experiments of five papers, repeated: for each the paper's figure, what is run in its place,
-//! and our figure compared with that of the transport that the paper compared with.
+//! and our figure compared with that of the paper's reference transport.
 //!
 //! A *run* measures once for all rows that need it, in alternating rounds. The rows of a paper name
 //! the run and the figures that they show, so that the page follows from the figures alone.
