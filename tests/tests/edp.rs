@@ -109,7 +109,7 @@ fn nodes_answer_echo_and_information() {
             (info.src, info.kind, info.sequence),
             (mac(node).into(), EdpKind::InfoReply, 9)
         );
-        let info = NodeInfo::parse(&bytes).expect("information");
+        let about = NodeInfo::parse(&bytes).expect("information");
         let expected = (
             1,
             1489,
@@ -119,11 +119,11 @@ fn nodes_answer_echo_and_information() {
         );
         assert_eq!(
             (
-                info.version,
-                info.max_payload,
-                info.features,
-                info.incarnation,
-                info.name
+                about.version,
+                about.max_payload,
+                about.features,
+                about.incarnation,
+                about.name
             ),
             expected
         );
