@@ -1,4 +1,4 @@
-//! `fi_read` and `fi_write`, as C sees them.
+//! C interface of `fi_read` and `fi_write`.
 
 use std::ffi::{c_int, c_void};
 
@@ -45,7 +45,7 @@ impl Call {
         }
     }
 
-    /// A write without a completion.
+    /// Returns a write without a completion.
     fn injected(local: Local, to: (u64, u64, u64), data: Option<u64>) -> Call {
         Call {
             data,
@@ -57,7 +57,8 @@ impl Call {
 }
 
 /// # Safety
-/// `ep` is as `object::body` says; local memory and parts are valid, and lent until the completion.
+/// `ep` must meet the conditions of `object::body`. Parts must be valid, and local memory must stay
+/// valid until the completion.
 unsafe fn start(
     ep: *mut c_void,
     call: &Call,
@@ -85,24 +86,24 @@ unsafe fn start(
 }
 
 /// # Safety
-/// As [`start`].
+/// As for [`start`].
 unsafe fn start_read(ep: *mut c_void, call: &Call) -> isize {
     // SAFETY: the caller promises it.
     unsafe { start(ep, call, |found, access| found.core.read(access)) }
 }
 
 /// # Safety
-/// As [`start`].
+/// As for [`start`].
 unsafe fn start_write(ep: *mut c_void, call: &Call) -> isize {
     // SAFETY: the caller promises it.
     unsafe { start(ep, call, |found, access| found.core.write(access)) }
 }
 
 /// Returns the arguments of a message of C, whose remote memory must be one part as long as the
-/// local ones.
+/// local parts together.
 ///
 /// # Safety
-/// Null, or the program's message with its parts.
+/// `msg` must be null or the program's message with valid parts.
 unsafe fn of_message(msg: *const MsgRma, flags: u64) -> Result<Call, c_int> {
     // SAFETY: the caller promises it.
     let msg = unsafe { msg.as_ref() }.ok_or(-EINVAL)?;
@@ -125,8 +126,8 @@ unsafe fn of_message(msg: *const MsgRma, flags: u64) -> Result<Call, c_int> {
     })
 }
 
-/// Defines a call: its name, its arguments before those of the remote memory, local memory and
-/// number, and how it starts.
+/// Defines a call: its name, its arguments before those of the remote memory, its local memory, its
+/// number, and the function that starts it.
 macro_rules! call {
     ($name:ident, ($($argument:ident: $type:ty),*), $local:expr, $data:expr, $start:ident) => {
         unsafe extern "C" fn $name(
