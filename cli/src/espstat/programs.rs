@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use preload_wire::{SocketStatus, Sockets, Way};
+use preload_wire::{DataPath, SocketStatus, Sockets};
 use serde::Serialize;
 
 use crate::{out, table};
@@ -106,8 +106,8 @@ fn row(program: &str, socket: &SocketStatus) -> Vec<String> {
         count(socket.sent),
         count(socket.received),
         match &socket.way {
-            Way::Copied => "ESP, copied".to_owned(),
-            Way::Tcp(why) => format!("TCP: {}", out::printable(why)),
+            DataPath::Copied => "ESP, copied".to_owned(),
+            DataPath::Tcp(why) => format!("TCP: {}", out::printable(why)),
         },
     ]
 }
@@ -147,8 +147,8 @@ mod tests {
             received: None,
         };
         let sockets = vec![
-            socket("10.0.0.1:80", Way::Copied),
-            socket("10.0.0.2:80", Way::Tcp("no\u{1b}answer".into())),
+            socket("10.0.0.1:80", DataPath::Copied),
+            socket("10.0.0.2:80", DataPath::Tcp("no\u{1b}answer".into())),
         ];
         let one = Sockets {
             pid: 42,

@@ -1,4 +1,4 @@
-//! Requests of programs.
+//! Serves the requests of programs.
 
 use std::io::{self, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, recv};
 
 use super::{MAX_SOCKETS, Node, datagrams, listeners, streams, system, tcp};
 
-/// Answers requests: at once where that cannot block, else in a thread of its own each.
+/// Answers requests: at once if that cannot block, or else each in a thread of its own.
 pub(super) fn serve(node: &Arc<Node>, control: &UnixListener) {
     for stream in control.incoming() {
         // Other users may connect, too.
@@ -21,7 +21,7 @@ pub(super) fn serve(node: &Arc<Node>, control: &UnixListener) {
             continue;
         }
         let Ok(stream) = stream else {
-            // Out of descriptors: others are closed meanwhile.
+            // Out of descriptors: others may be closed in the meantime.
             thread::sleep(std::time::Duration::from_millis(10));
             continue;
         };
@@ -46,8 +46,8 @@ pub(super) fn serve(node: &Arc<Node>, control: &UnixListener) {
     }
 }
 
-/// Returns true if the request is there, as it is for most, which are written right after the
-/// connection is made.
+/// Returns true if the request has arrived. Most have, because programs write it right after they
+/// connect.
 fn has_line(stream: &UnixStream) -> bool {
     let mut bytes = [0; 1024];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -55,7 +55,7 @@ fn has_line(stream: &UnixStream) -> bool {
     waiting.is_ok_and(|(count, _)| bytes.iter().take(count).any(|&byte| byte == b'\n'))
 }
 
-/// Returns true if the answer needs no other process, and is short.
+/// Returns true if the answer is short and needs no other process.
 fn is_quick(request: &Request) -> bool {
     matches!(
         request,
@@ -67,7 +67,7 @@ fn is_quick(request: &Request) -> bool {
     )
 }
 
-/// Reads the request, unless it is given, and answers it.
+/// Answers a request, which is read first if it is `None`.
 fn answer_late(node: &Arc<Node>, stream: &UnixStream, request: Option<Sealed>) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -112,7 +112,8 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
         Request::Open => {
             Client::shared()?;
             table.check_room()?;
-            // Not a count: other users could take the names that it leads to.
+            // Random instead of a counter: otherwise other users could take the names that follow
+            // from it.
             let id = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
             return Ok(Answer::Opened { id });
         }

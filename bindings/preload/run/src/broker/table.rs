@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use esp_client::control::ConnectionStatus;
 use esp_client::{Client, EdpSocket, EspAddr, EspStream, MacAddr, NodeAddr};
 use nix::errno::Errno;
-use preload_wire::{Enet, SocketStatus, State, Way};
+use preload_wire::{DataPath, Enet, SocketStatus, State};
 
 use super::datagrams::Direct;
 use super::{MAX_SOCKETS, system};
 
-/// Number of streams that have ended by an error and are remembered.
+/// Maximum number of remembered streams that ended by an error.
 const REMEMBERED: usize = 1024;
 
 /// A socket.
@@ -35,7 +35,7 @@ pub(super) struct Datagrams {
     pub(super) received: AtomicU32,
     pub(super) dropped: AtomicU32,
     pub(super) socket: Mutex<Option<Arc<EdpSocket>>>,
-    /// `None`: not connected.
+    /// `None` if not connected.
     pub(super) direct: Mutex<Option<Arc<Direct>>>,
 }
 
@@ -72,12 +72,12 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Table {
     entries: Mutex<HashMap<String, Arc<Entry>>>,
-    /// Those that ended by an error, oldest first.
+    /// Sockets that ended by an error, the oldest first.
     ended: Mutex<VecDeque<(String, State)>>,
 }
 
 impl Table {
-    /// Returns the socket of this name, which is made if it is new.
+    /// Returns the socket of this name, which is created if it is new.
     pub(super) fn entry(&self, name: &str) -> io::Result<Arc<Entry>> {
         self.check_room()?;
         Ok(Arc::clone(
@@ -93,7 +93,7 @@ impl Table {
         Ok(())
     }
 
-    /// Ends a socket. What ended it by an error is remembered.
+    /// Removes a socket. If it ended by an error, its state is remembered.
     pub(super) fn remove(&self, name: &str) {
         let Some(entry) = lock(&self.entries).remove(name) else {
             return;
@@ -114,9 +114,10 @@ impl Table {
         lock(&self.entries).keys().cloned().collect()
     }
 
-    /// Ends those of these sockets of programs whose names are gone.
+    /// Removes the sockets in `all` that are not among the current `names`.
     pub(super) fn sweep(&self, all: &[String], names: &HashSet<String>) {
-        // An accepted stream has a name of the broker, and ends by itself.
+        // The name of an accepted stream is the broker's, so the stream is not removed here: it
+        // ends by itself.
         for name in all.iter().filter(|name| !names.contains(*name)) {
             self.remove(name);
         }
@@ -154,7 +155,7 @@ impl Table {
         let status = in_use.map(|state| SocketStatus {
             local: text(state.local),
             peer: state.peer.map(text).unwrap_or_default(),
-            way: Way::Copied,
+            way: DataPath::Copied,
             sent: None,
             received: None,
         });
@@ -207,7 +208,7 @@ impl Table {
     }
 }
 
-/// Returns the address in the form of `AF_ENET`; zeros for one of UDP.
+/// Returns the address in the form of `AF_ENET`; zeros for a UDP address.
 pub(super) fn enet(addr: &EspAddr) -> Enet {
     let mac = match addr.addr {
         NodeAddr::Mac(mac) => mac.0,
@@ -226,7 +227,7 @@ pub(super) fn mtu(client: &Client, interface: Option<&str>) -> u32 {
     client.interface(interface).map_or(0, |own| own.mtu)
 }
 
-/// Locks; the broker's data are right after a panic, too.
+/// Locks a mutex, even a poisoned one: the broker's data is consistent after a panic, too.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
