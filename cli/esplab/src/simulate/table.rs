@@ -8,7 +8,7 @@ use scale::workload::Workload;
 
 use super::DEFAULT_MTU;
 
-/// A column: its heading, `>` before one of numbers, and the cell of a row.
+/// A column: its heading, with `>` before one of numbers, and the function for the cell of a row.
 type Column = (&'static str, fn(&Row) -> String);
 
 const COLUMNS: [Column; 14] = [
@@ -49,7 +49,7 @@ pub(super) fn usual_time(kind: Workload) -> [&'static str; 2] {
     }
 }
 
-/// Formats a number with three digits or more.
+/// Formats a number with at least three digits.
 fn number(value: f64) -> String {
     match value {
         10.0.. => format!("{value:.0}"),
