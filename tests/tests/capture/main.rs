@@ -339,7 +339,7 @@ fn errors_say_what_to_do() {
     for (args, part) in [
         (&["dump", "-i", "eth0", "tcp"][..], "write esp, edp"),
         (&["dump", "-r", "/nonexistent"], "opening /nonexistent"),
-        (&["dump", "-r", "/proc/version"], "no pcap or pcapng"),
+        (&["dump", "-r", "/proc/version"], "not a pcap or pcapng"),
     ] {
         let failed = run(esp, args);
         assert_eq!(
