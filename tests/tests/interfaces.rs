@@ -257,7 +257,7 @@ fn total_loss_is_explained() {
     wait_until("the daemon notices", || !state(&here).0);
     explained("eth0 has no carrier");
     ip_in_switch(&lab, "link del dev port0");
-    explained("eth0 does not exist any more");
+    explained("eth0 no longer exists");
     drop(third);
 }
 

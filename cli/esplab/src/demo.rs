@@ -11,7 +11,7 @@ use bench::plan;
 use bench::report;
 use bench::run::Rig;
 use bench::table::Style;
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use lab::{Carriers, Lab, LabOptions};
 
 /// Show the stack at work: two nodes; echoes and checked transfers over raw Ethernet and UDP;

@@ -20,7 +20,7 @@ use clap::Args;
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 
 use super::internal::parse_process;
-use cli::out::{Doing, Failure, Verdict};
+use cli::out::{Context, Failure, Verdict};
 use cli::signal::Signals;
 use lab::ProcessRef;
 

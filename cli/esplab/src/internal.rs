@@ -12,7 +12,7 @@ use bench::intra::contender::Contender;
 use bench::intra::{join, ours};
 use bench::task::Task;
 use bench::{engines, incast, programs, rails, worker};
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use lab::{ProcessRef, UserNs, Watch};
 
 /// `esplab hold`: keeps a namespace alive as long as the lab or the switch exists.

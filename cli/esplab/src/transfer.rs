@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use cli::ends;
 use cli::names::Names;
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use cli::units;
 
 /// First bytes of a transfer.

@@ -17,7 +17,7 @@ use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 use bench::intra::ours;
 use bench::intra::work::{WINDOW, Work};
 use bench::samples::median;
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 
 /// Value of a threshold that is never reached: the largest number in TOML.
 const NEVER: usize = i64::MAX as usize;

@@ -28,8 +28,8 @@ struct Line<'a> {
     socket: &'a SocketStatus,
 }
 
-/// Asks all brokers of this node at a time, so that one that does not answer delays no other one.
-/// Those of other users do not answer.
+/// Asks all brokers of this node concurrently, so that one without an answer does not delay the
+/// others. Brokers of other users do not answer.
 fn all() -> Vec<Sockets> {
     let brokers = preload_wire::brokers();
     thread::scope(|scope| {
@@ -43,15 +43,15 @@ fn all() -> Vec<Sockets> {
     })
 }
 
-/// Asks the broker of this id.
+/// Asks the broker with this ID.
 fn ask(id: &str) -> io::Result<Sockets> {
     let deadline = Instant::now() + PATIENCE;
     let stream = connected(&preload_wire::control_of(id))?;
     preload_wire::list(&stream, deadline)
 }
 
-/// Connects to a socket in the abstract namespace without waiting: another user's socket of such a
-/// name may accept nothing. A broker accepts at once.
+/// Connects to a socket in the abstract namespace without waiting: another user's socket with such
+/// a name may never accept. A broker accepts at once.
 fn connected(name: &str) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use nix::sys::socket::{Backlog, bind, listen};
 
-    /// Any user can make a socket with the name of a broker.
+    /// Any user can create a socket with the name of a broker.
     #[test]
     fn a_socket_that_accepts_nothing_is_not_waited_for() {
         let name = format!("esp.test{}.control", std::process::id());

@@ -15,7 +15,7 @@ use crate::samples::median;
 use crate::stream::{Stream, connect, listen};
 use crate::table::{Column, Style, render, rounded};
 use crate::task::{LISTENING, Protocol, Role};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions, WireOptions};
 
 /// Name, title and limits.

@@ -12,7 +12,7 @@ use crate::samples::{Samples, median};
 use crate::stream::{connect, listen};
 use crate::table::{Column, Style, median_of, of_rounds, render, rounded};
 use crate::task::{HOLDING, LISTENING, Protocol, Role};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions};
 
 /// Name, title and limits.

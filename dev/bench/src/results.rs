@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::samples::median;
 use crate::{engines, incast, intra, programs, rails, report};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Name of the file in the folder of a report.
 pub const FILE: &str = "results.json";

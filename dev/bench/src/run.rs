@@ -17,7 +17,7 @@ use crate::protect::{Protection, without_kernel_tls};
 use crate::report::{Measured, Results};
 use crate::scratch::Scratch;
 use crate::task::{HOLDING, LISTENING, Protocol, Role, Task, TaskResult, Wait, Work};
-use cli::out::{self, Doing, Failure};
+use cli::out::{self, Context, Failure};
 use lab::{Carriers, Lab, LabOptions, cpu_time, cpu_times};
 
 /// Time limit of a worker for a case.

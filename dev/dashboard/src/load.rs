@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use lab::{Lab, LabOptions, Node, WireOptions};
 use tempfile::TempDir;
 

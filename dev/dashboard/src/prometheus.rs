@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use serde_json::Value;
 use tempfile::TempDir;
 

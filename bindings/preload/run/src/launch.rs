@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cli::out::{self, Doing, Failure, Verdict};
+use cli::out::{self, Context, Failure, Verdict};
 use esp_client::{Client, Protection};
 use nix::unistd::{close, execvpe, geteuid};
 use preload_wire::{Broker, VARIABLE};

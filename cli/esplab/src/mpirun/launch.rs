@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::Flags;
 use super::installed::{Installed, Mpi};
 use super::provider;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Arguments and variables of a launcher.
 #[derive(Debug, Default)]

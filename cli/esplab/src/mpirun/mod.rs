@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{guard, up};
-use cli::out::{Doing, Failure, Verdict};
+use cli::out::{Context, Failure, Verdict};
 use installed::{Installed, Mpi};
 use lab::{Lab, LabOptions};
 use launch::{Launch, Place};

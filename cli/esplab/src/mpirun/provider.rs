@@ -4,7 +4,7 @@ use std::env;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// File name by which libfabric finds the provider.
 const PROVIDER: &str = "libesp-fi.so";

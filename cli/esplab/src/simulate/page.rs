@@ -10,7 +10,7 @@ use scale::run::{Plan, Row};
 use scale::workload::Workload;
 
 use super::table;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// File of the page.
 const PAGE: &str = "scale.md";

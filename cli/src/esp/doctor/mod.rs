@@ -20,7 +20,7 @@ mod tests;
 
 pub(super) use flags::Flags;
 
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use facts::Facts;
 use finding::{Finding, Level};

@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::decode::Types;
 use super::{Dump, Seen};
-use crate::out::{self, Doing, Failure};
+use crate::out::{self, Context, Failure};
 use crate::signal::Interrupt;
 
 /// Number of frames between two checks for Ctrl-C.

@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub(super) use flags::Flags;
 
 use crate::names::Names;
-use crate::out::{self, Doing, Failure, Verdict};
+use crate::out::{self, Context, Failure, Verdict};
 use crate::signal::Interrupt;
 use decode::{Packet, Types, decode};
 use filter::Filter;

@@ -11,7 +11,7 @@ use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{Linktype, PcapBlockOwned, PcapError, PcapHeader, create_reader};
 
 use super::Seen;
-use crate::out::{Doing, Failure};
+use crate::out::{Context, Failure};
 
 /// Length of the buffer, in bytes: no block may be longer.
 const BUFFER_BYTES: usize = 1 << 20;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::group::Group;
 use crate::scratch::Scratch;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// A means to move bytes between processes of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::work::{Answer, Work};
 use crate::scratch::Scratch;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Time limit of a launcher until all ranks have connected.
 const START: Duration = Duration::from_secs(60);

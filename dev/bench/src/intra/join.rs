@@ -5,7 +5,7 @@ use job::{Job, Options, Transport};
 use shm_btl::{ShmBtl, ShmConfig, Thresholds};
 
 use super::contender::{Contender, Ours};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Threshold of contenders with one copy: shorter messages take less time than the system call.
 const ONE_COPY_FROM: usize = 4096;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::contender::find;
 use super::work::{Answer, Work};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Time limit of a test.
 const PATIENCE: Duration = Duration::from_secs(60);

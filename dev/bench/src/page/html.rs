@@ -10,7 +10,7 @@ use super::sections::label;
 use crate::about::About;
 use crate::results::{Figure, Unit};
 use crate::task::Protocol;
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// Maximum number of groups in a chart of bars.
 const MAX_GROUPS: usize = 6;

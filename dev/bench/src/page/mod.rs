@@ -21,7 +21,7 @@ use crate::cores::Cores;
 use crate::results::{self, Figure};
 use crate::table::wrapped;
 use crate::{engines, incast, intra, plan, programs, rails};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// File of the page.
 const PAGE: &str = "performance.md";

@@ -10,7 +10,7 @@ use super::Context;
 use super::mpi::{Collected, Value};
 use super::results::Outcome;
 use crate::results::Unit;
-use cli::out::{Doing, Failure};
+use cli::out::{Context as _, Failure};
 
 /// Time limit of the guest in seconds.
 const PATIENCE: u32 = 600;

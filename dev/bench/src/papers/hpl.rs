@@ -11,7 +11,7 @@ use super::mpi::{Collected, Site, Value, missing};
 use super::results::Outcome;
 use crate::intra::contender::find;
 use crate::results::Unit;
-use cli::out::{Doing, Failure};
+use cli::out::{Context as _, Failure};
 
 /// Order of the matrix, in full and quick.
 const ORDER: [usize; 2] = [2000, 1000];

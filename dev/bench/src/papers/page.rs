@@ -10,7 +10,7 @@ use super::results::{Results, p99_ratio, ratio};
 use super::{PAPERS, RUNS};
 use crate::results::{Figure, Unit};
 use crate::table::{Ratio, wrapped};
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 
 /// File of the page.
 pub const PAGE: &str = "papers.md";

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Context;
 use crate::results::Figure;
 use crate::table::{Ratio, rounded};
-use cli::out::{Doing, Failure};
+use cli::out::{Context as _, Failure};
 
 /// Name of the file.
 pub const FILE: &str = "papers.json";

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cli::out::{Doing, Failure, Verdict};
+use cli::out::{Context, Failure, Verdict};
 use esp_client::Spin;
 use preload_wire::{Broker, VARIABLE, abstract_addr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -4,7 +4,7 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use cli::out::{Doing, Failure};
+use cli::out::{Context, Failure};
 use serde::Deserialize;
 
 /// Maximum length of the file, in bytes.
