@@ -169,7 +169,7 @@ impl Call {
         if msg.rma_iov_count != 1 || msg.rma_iov.is_null() {
             return Err(-EINVAL);
         }
-        // SAFETY: one part, as the program says.
+        // SAFETY: the list has one part.
         let remote = unsafe { &*msg.rma_iov };
         Ok(Call {
             count: Some(remote.count),
@@ -245,7 +245,7 @@ macro_rules! call {
             ctx: *mut c_void,
         ) -> isize {
             let call = Call::new($operands, (to, address, key), (datatype, op), ctx);
-            // SAFETY: what the program passes.
+            // SAFETY: the program passes valid arguments.
             unsafe { start(ep, &call.of_kind($kind)) }
         }
     };
@@ -260,7 +260,7 @@ macro_rules! message_call {
             $($argument: $type,)*
             flags: u64,
         ) -> isize {
-            // SAFETY: what the program passes.
+            // SAFETY: the program passes valid arguments.
             unsafe {
                 match Call::of_message(msg, flags) {
                     Ok(call) => start(ep, &call.of_kind($kind)),
@@ -280,7 +280,7 @@ macro_rules! valid_call {
             op: c_int,
             count: *mut usize,
         ) -> c_int {
-            // SAFETY: what the program passes.
+            // SAFETY: the program passes valid arguments.
             unsafe { valid(ep, $family, (datatype, op), count) }
         }
     };
@@ -317,7 +317,7 @@ unsafe extern "C" fn inject(
         silent: true,
         ..Call::new(Values::One(at, count), to, (datatype, op), none)
     };
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe { start(ep, &call) }
 }
 
@@ -440,7 +440,7 @@ pub(crate) unsafe extern "C" fn query(
         FI_COMPARE_ATOMIC => Family::Compare,
         _ => return -EINVAL,
     };
-    // SAFETY: the object of this table, and what the program passes.
+    // SAFETY: the object of this table, and valid arguments of the program.
     let (found, attr) = unsafe { (domain(domain_at), attr.as_mut()) };
     code(found.and_then(|_| {
         let attr = attr.ok_or(-EINVAL)?;

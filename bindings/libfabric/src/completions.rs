@@ -16,7 +16,7 @@ use crate::queue::{Entry, errno};
 
 /// Flags of accesses of peers.
 pub(crate) const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// Flags that select what a counter counts.
+/// Flags that select the operations that a counter counts.
 const COUNTED: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | REMOTE;
 
 impl Core {

@@ -1,4 +1,4 @@
-//! `fi_getinfo`: what the provider offers.
+//! `fi_getinfo`: describes the offers of the provider.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -108,7 +108,7 @@ unsafe fn destination(
     hints: Option<&Info>,
 ) -> Result<Option<Name>, c_int> {
     let of_source = flags & FI_SOURCE != 0;
-    // SAFETY: the program passes as many bytes as it says.
+    // SAFETY: the program passes addresses with their lengths.
     let (from, to) = hints.map_or((None, None), |hints| unsafe {
         (
             hinted(hints.src_addr, hints.src_addrlen),

@@ -43,7 +43,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// An entry that says nothing.
+    /// An entry without any values.
     pub(crate) const EMPTY: Entry = Entry {
         context: 0,
         flags: 0,

@@ -182,7 +182,7 @@ unsafe extern "C" fn read_from(
     count: usize,
     sources: *mut u64,
 ) -> isize {
-    // SAFETY: the object of this table, and what the program passes.
+    // SAFETY: the object of this table, and valid arguments of the program.
     long(unsafe { queue(at).and_then(|found| take(found, place, count, sources)) })
 }
 
@@ -215,7 +215,7 @@ unsafe extern "C" fn wait_from(
         if !found.queue.wait(deadline(timeout)) {
             return Err(-EAGAIN);
         }
-        // SAFETY: what the program passes.
+        // SAFETY: the program passes valid arguments.
         unsafe { take(found, place, count, sources) }
     }))
 }

@@ -110,7 +110,7 @@ unsafe fn of_message(msg: *const MsgRma, flags: u64) -> Result<Call, c_int> {
     if msg.rma_iov_count != 1 || msg.rma_iov.is_null() {
         return Err(-EINVAL);
     }
-    // SAFETY: one part, as the program says.
+    // SAFETY: the list has one part.
     let (remote, parts) = unsafe { (&*msg.rma_iov, parts(msg.iov, msg.iov_count)?) };
     if total(parts)? != remote.length {
         return Err(-EINVAL);
@@ -139,7 +139,7 @@ macro_rules! call {
             ctx: *mut c_void,
         ) -> isize {
             let call = Call::new($local, (to, address, key), ctx);
-            // SAFETY: what the program passes.
+            // SAFETY: the program passes valid arguments.
             unsafe { $start(ep, &Call { data: $data, ..call }) }
         }
     };
@@ -182,7 +182,7 @@ call!(
 );
 
 unsafe extern "C" fn readmsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match of_message(msg, flags) {
             Ok(call) => start_read(ep, &Call { data: None, ..call }),
@@ -192,7 +192,7 @@ unsafe extern "C" fn readmsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) ->
 }
 
 unsafe extern "C" fn writemsg(ep: *mut c_void, msg: *const MsgRma, flags: u64) -> isize {
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe {
         match of_message(msg, flags) {
             Ok(call) => start_write(ep, &call),
@@ -210,7 +210,7 @@ unsafe extern "C" fn inject(
     key: u64,
 ) -> isize {
     let call = Call::injected(Local::One(at, length), (to, address, key), None);
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe { start_write(ep, &call) }
 }
 
@@ -224,6 +224,6 @@ unsafe extern "C" fn injectdata(
     key: u64,
 ) -> isize {
     let call = Call::injected(Local::One(at, length), (to, address, key), Some(data));
-    // SAFETY: what the program passes.
+    // SAFETY: the program passes valid arguments.
     unsafe { start_write(ep, &call) }
 }

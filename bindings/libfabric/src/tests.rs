@@ -41,7 +41,7 @@ fn close(object: *mut c_void) -> i32 {
 fn null_pointers_and_wrong_objects_are_refused() {
     let mut place = null_mut();
     let none = null_mut();
-    // SAFETY: the calls check what they get.
+    // SAFETY: the calls check their arguments.
     unsafe {
         let info = info::getinfo(0, null(), null(), 0, null(), null_mut());
         assert_eq!(info, -EINVAL);

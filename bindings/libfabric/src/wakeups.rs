@@ -97,7 +97,7 @@ impl Wakeups {
     }
 
     /// Prepares a sleep until one of the endpoints has an event or the bell is rung. Returns false
-    /// if there is something to do now, which `nothing` checks last.
+    /// if there is work to do now, which `nothing` checks last.
     pub(crate) fn prepare(
         &self,
         cores: &[Arc<Core>],

@@ -74,7 +74,7 @@ pub(super) fn run(flags: &Flags) -> Result<Verdict, Failure> {
 
 /// Waits until the launcher ends; ends it if its creator has ended, or on request.
 fn guard(launcher: &mut Child, creator: ProcessRef) -> io::Result<ExitStatus> {
-    // Blocked only from here on, because the launcher must not inherit the blocked signal.
+    // Blocked only now, because the launcher must not inherit the blocked signal.
     let request = Signals::block(&[Signal::TERM.as_raw()])?;
     if let Some(ended) = process(launcher)? {
         let is_over = match creator.open() {

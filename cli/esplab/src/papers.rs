@@ -57,7 +57,7 @@ fn explained() -> String {
     text + &format!("\n  {:<12} {full:>7} {quick:>7}", "all")
 }
 
-/// Formats a time as `40 s` or `3 min`; zero, for a run that is left out, as a dash.
+/// Formats a time as `40 s` or `3 min`; zero, for a run that is skipped, as a dash.
 fn show(time: Duration) -> String {
     match time.as_secs() {
         0 => "-".into(),

@@ -306,7 +306,7 @@ fn a_daemon_that_cannot_start_is_reported_with_its_log() -> TestResult {
     let name = options.name.ok_or("it was named")?;
     assert!(
         matches!(lab::open(&name), Err(LabError::NotFound { .. })),
-        "no lab is left"
+        "a lab remains"
     );
     Ok(())
 }
@@ -377,7 +377,7 @@ fn loss_is_as_configured() -> TestResult {
     assert_eq!(
         arrived + lost,
         count,
-        "only what the rule dropped is missing"
+        "only frames that the rule dropped are missing"
     );
     Ok(())
 }

@@ -87,9 +87,9 @@ struct Heard(BTreeSet<Claim>);
 struct Table {
     /// Names and addresses, in the order of the names.
     lines: Vec<(String, MacAddr)>,
-    /// Answers that are left out because of a contradiction or an invalid name.
+    /// Answers without a line because of a contradiction or an invalid name.
     problems: Vec<String>,
-    /// Answers that are left out because the format has no field for them.
+    /// Answers without a line because the format has no field for them.
     remarks: Vec<String>,
 }
 

@@ -12,8 +12,8 @@ use crate::suggest::closest;
 /// Maximum wait for answers to a broadcast.
 const WAIT: Duration = Duration::from_millis(250);
 
-/// Returns a hint what the user may have meant. If no known name is similar, searches the names
-/// that the nodes of the segment announce.
+/// Returns a hint to the name that the user may have meant. If no known name is similar, searches
+/// the names that the nodes of the segment announce.
 pub(crate) fn of(name: &str, names: &Names) -> Option<String> {
     if let Some(known) = closest(name, names.all()) {
         return Some(format!("did you mean `{known}`?"));

@@ -106,7 +106,7 @@ pub(super) fn network(plan: &Plan) -> String {
             "{nodes} nodes at {host_gbits} Gbit/s, MTU {}, {per_leaf} to a leaf switch; {leaves} \
              leaf switches with a link of {fabric_gbits} Gbit/s to each of {spines} spine \
              switches; {delay} ns for each cable with its switch; a shared buffer of {buffer} MiB \
-             in a switch; marks from {mark_kib} KiB on at 25 Gbit/s; seed {}.",
+             in a switch; marking threshold {mark_kib} KiB at 25 Gbit/s; seed {}.",
             plan.mtu, plan.seed
         ),
         100,
