@@ -36,8 +36,8 @@ pub(crate) unsafe extern "C" fn open(
         version
     };
     let identity = (FI_CLASS_FABRIC, context);
-    // `fid_fabric` ends with the version, which is the body of this object. SAFETY: `place` is
-    // writable.
+    // `fid_fabric` ends with the version, which is the body of this object.
+    // SAFETY: `place` is writable.
     unsafe { publish(place, identity, OPS.at(), [FABRIC_OPS.at()], version) }
 }
 

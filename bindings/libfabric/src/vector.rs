@@ -38,7 +38,8 @@ pub(crate) fn padded(name: &[u8]) -> Name {
 
 /// Decodes a name that [`padded`] made.
 pub(crate) fn decode(name: &Name) -> Option<(u64, Vec<p2p::TransportAddress>)> {
-    // The last byte of a name may be zero, so all lengths from the last nonzero byte are tried.
+    // The last byte of a name may be zero, so all lengths are tried, starting at the last nonzero
+    // byte.
     let end = name.iter().rposition(|byte| *byte != 0)? + 1;
     (end..=NAME).find_map(|end| parse(&name[..end]))
 }

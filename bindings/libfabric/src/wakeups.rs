@@ -125,7 +125,7 @@ impl Wakeups {
         nothing()
     }
 
-    /// Starts to watch the descriptors of new endpoints, and stops to watch those of closed ones.
+    /// Starts watching the descriptors of new endpoints, and stops watching those of closed ones.
     fn adopt(&self, cores: &[Arc<Core>]) -> io::Result<()> {
         let mut known = lock(&self.endpoints);
         known.retain(|_, (core, fds)| {

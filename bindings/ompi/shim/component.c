@@ -106,8 +106,7 @@ int esp_shim_register(void)
      * message of 256 KiB took twice as long with 64 KiB in the first fragment as with 4 KiB. */
     module->btl_rndv_eager_limit = 4 * 1024;
     /* A quarter of a ring, minus headers. Longer fragments are faster if the data is not in the
-     * cache.
-     */
+     * cache. */
     module->btl_max_send_size = 252 * 1024;
     module->btl_rdma_pipeline_send_length = 128 * 1024;
     module->btl_rdma_pipeline_frag_size = 1 << 20;

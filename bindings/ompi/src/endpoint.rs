@@ -60,7 +60,7 @@ pub(crate) struct Endpoint {
 
 /// A peer as reached through one module (`struct mca_btl_base_endpoint_t`). A message is short if
 /// it fits into one frame of the rail: each further frame costs another pass through the kernel
-/// with raw Ethernet, but only little with UDP.
+/// with raw Ethernet, but little with UDP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ModuleEndpoint {

@@ -369,7 +369,7 @@ impl Runtime {
                     // SAFETY: Open MPI keeps the result's place writable until the completion.
                     unsafe { memory::store(result, value, four_bytes) };
                 }
-                // Its data completes a get; `Done` can only refuse it.
+                // A get is completed by its data; `Done` can only refuse it.
                 let succeeded = !refused && !matches!(operation.kind, OperationKind::Get { .. });
                 self.complete(operation.completion, succeeded);
             }

@@ -364,8 +364,8 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     kernel::sendmsg(fd, message, flags)
 }
 
-/// Returns true for a socket whose bytes are carried by ESP. ESP has no out-of-band data, which the
-/// broker would not read.
+/// Returns true for a socket whose bytes are carried by ESP. The broker would not read out-of-band
+/// data, which ESP does not have.
 pub(crate) fn is_over_esp(fd: c_int) -> bool {
     Own::of(fd).is_some() || tcp::is_over_esp(fd)
 }

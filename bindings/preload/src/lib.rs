@@ -11,8 +11,7 @@
 //! | stream of `AF_ENET` | a stream of `AF_UNIX`, connected to the broker |
 //! | listener of `AF_ENET` | a listener of `AF_UNIX`, to which the broker connects |
 //! | datagram socket of `AF_ENET` | a datagram socket of `AF_UNIX` |
-//! | stream or listener of TCP over ESP | a TCP socket, connected to or from the broker on loopback
-//! |
+//! | stream or listener of TCP over ESP | a TCP socket on loopback, connected to or by the broker |
 //!
 //! The broker copies between these and ESP. So the kernel does everything that moves bytes or
 //! waits: `read`, `write`, flags of `recv`, `poll`, `epoll`, `dup`, `fork`, `exec`, `SCM_RIGHTS`,

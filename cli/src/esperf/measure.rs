@@ -180,7 +180,7 @@ pub(super) fn measure(
     shared.stop();
     let now = links();
     let rest = last.next(&shared, start, now.clone());
-    // A rest of less than a tenth of an interval is due to rounding.
+    // A remainder of less than a tenth of an interval is due to rounding.
     if rest.to - rest.from > interval.as_secs_f64() / 10.0 {
         report(&rest)?;
     }

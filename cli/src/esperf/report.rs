@@ -28,7 +28,7 @@ pub(super) struct Report {
     intervals: Vec<Value>,
 }
 
-/// Number of bytes in a time.
+/// Number of bytes in an interval.
 #[derive(Clone, Copy)]
 struct Flow {
     from: f64,

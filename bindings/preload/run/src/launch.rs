@@ -49,7 +49,7 @@ pub(crate) fn run(flags: &Flags, ignores_pipe: bool) -> Result<Verdict, Failure>
         Protection::from_environment().map_err(Failure::new)?;
     } else if let Err(error) = Client::shared() {
         out::note(format_args!(
-            "esprun: {error}; until it can be reached, sockets of AF_ENET fail with EAFNOSUPPORT"
+            "esprun: {error}; without a daemon, sockets of AF_ENET fail with EAFNOSUPPORT"
         ));
     }
     let broker = Broker {

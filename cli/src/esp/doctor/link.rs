@@ -3,7 +3,7 @@
 use super::facts::{Daemon, Facts, Link, Present, State};
 use super::finding::Finding;
 
-/// Rate of frames that are dropped or not for this node above which it is a storm, per second.
+/// Rate above which frames that are dropped or not for this node are a storm, in frames per second.
 const STORM: f64 = 2000.0;
 /// Minimum delay of interrupts that causes a warning, in microseconds.
 const LONG_DELAY: u32 = 50;
