@@ -20,10 +20,11 @@ pub static ABOUT: About = About {
     name: "engines",
     title: "8 programs of each node stream one way through its daemon with 1, 2 and 4 engines, \
             MTU 1500",
-    limits: "With one engine its thread is the limit. With several, all threads together take no more time \
-             for a frame, and the busiest takes a part of it, by the programs that it serves. Where \
-             there are cores for all, the rate can grow by as much: that is calculated, for here the \
-             engines of both nodes and all programs share two cores, whose time is the limit.",
+    limits: "With one engine its thread is the limit. With several, all threads together take no \
+             more time for a frame, and the busiest thread takes only the share of the programs \
+             that it serves. If there are cores for all threads, the rate can grow accordingly. \
+             That is calculated, because here the engines of both nodes and all programs share \
+             two cores, whose time is the limit.",
     millis: [4_000, 3_000],
 };
 

@@ -20,10 +20,10 @@ pub static ABOUT: About = About {
     name: "programs",
     title: "1, 8 and 64 programs of each node through its daemon, round trips of 64 bytes, \
             MTU 1500",
-    limits: "Idle programs cost a daemon nothing, because it looks only at those that have rung. \
-             When all are active, each message of a program wakes another process here: the two \
-             cores are the limit, and a daemon that is never idle takes less time for a message \
-             than one that polls between two.",
+    limits: "Idle programs cost a daemon nothing, because it visits only those whose doorbell is \
+             set. When all are active, each message of a program wakes another process here: the \
+             two cores are the limit, and a daemon that is never idle takes less time for a \
+             message than one that also polls between two messages.",
     millis: [5_000, 3_000],
 };
 
