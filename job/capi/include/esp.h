@@ -1,6 +1,7 @@
 /*
- * esp.h: messages between the processes of a job, over shared memory within a node and raw Ethernet
- * between nodes; and byte streams between any two programs, without a job (the last part).
+ * esp.h: messages between the processes of a job, over shared memory within a node and raw
+ * Ethernet, UDP or RDMA between nodes; and byte streams between any two programs, without a job
+ * (the last part).
  *
  * A program of a job is started by mpirun, mpiexec or alone; see docs/launchers.md. Compile and
  * link:
@@ -239,7 +240,7 @@ int esp_alltoall(const void *out, int64_t length, void *into, esp_comm_t comm);
  *    wait (ESP_ERR_AGAIN); otherwise it returns ESP_ERR_TIMEOUT when the time has passed.
  *  - One thread may read a stream while another writes it. A call that waits while another thread
  *    closes the handle continues; the stream is closed when it returns.
- *  - When the daemon ends, calls wait up to 15 seconds for the next one, and streams and listeners
+ *  - When the daemon ends, calls wait up to 35 seconds for the next one, and streams and listeners
  *    continue there, including those of a poller. Those over leases continue without a daemon.
  *  - Handles do not work in a child of fork().
  */

@@ -48,12 +48,12 @@ struct edp_stats {
 struct esp_stats {
     uint32_t sent;
     uint32_t retransmitted;
-    uint32_t send_errors;
+    uint32_t send_errors;         /* always 0 */
     uint32_t received;
     uint32_t out_of_order;
     uint32_t dropped;
-    uint32_t lost;
-    uint32_t requests;            /* for retransmission */
+    uint32_t lost;                /* always 0 */
+    uint32_t requests;            /* for retransmission; always 0 */
 };
 
 #ifdef __cplusplus
