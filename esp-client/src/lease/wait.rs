@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use esp_engine::shm::Spin;
-use esp_engine::{CONTENDED_TIME, Clock, Command, Engine, YIELD_HOGGED};
+use esp_engine::{CONTENDED_TIME, CONTENDED_YIELD, Clock, Command, Engine};
 
 use super::engine::{EmbeddedEngine, STEP_ASIDE};
 use super::parked::{Event, Slept};
@@ -113,7 +113,7 @@ impl EmbeddedEngine {
         }
         std::thread::yield_now();
         let after = Clock.now();
-        let alone = after.since(before) <= YIELD_HOGGED;
+        let alone = after.since(before) <= CONTENDED_YIELD;
         if !alone {
             let until = (after + CONTENDED_TIME).as_nanos();
             self.contended_until.store(until, Ordering::Relaxed);
