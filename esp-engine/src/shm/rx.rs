@@ -73,7 +73,7 @@ impl RxProducer {
         Ok(producer)
     }
 
-    /// Returns the bytes that the program has consumed, as of the last good
+    /// Returns the number of bytes that the program has consumed, as of the last successful
     /// [`RxProducer::poll_consumed`].
     pub fn consumed(&self) -> u64 {
         self.consumed
@@ -84,13 +84,14 @@ impl RxProducer {
         self.finished
     }
 
-    /// Returns the bytes that the ring holds.
+    /// Returns the capacity of the ring, in bytes.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.region.rx().capacity()
     }
 
-    /// Returns the bytes that fit, as of the last good [`RxProducer::poll_consumed`].
+    /// Returns the free space of the ring, in bytes, as of the last successful
+    /// [`RxProducer::poll_consumed`].
     #[inline]
     pub fn room(&self) -> usize {
         // end - consumed <= capacity holds always.
@@ -156,7 +157,7 @@ impl RxProducer {
         Ok(())
     }
 
-    /// Returns the bytes put that the program has not consumed, as of the last good
+    /// Returns the number of bytes put that the program has not consumed, as of the last successful
     /// [`RxProducer::poll_consumed`].
     #[inline]
     pub fn unread(&self) -> u64 {
@@ -217,7 +218,7 @@ impl RxProducer {
         self.store_head();
     }
 
-    /// Returns the bytes put since the start.
+    /// Returns the number of bytes put since the start.
     #[inline]
     pub fn put_total(&self) -> u64 {
         self.end
@@ -263,13 +264,14 @@ impl RxConsumer {
         }
     }
 
-    /// Returns the bytes that the ring holds.
+    /// Returns the capacity of the ring, in bytes.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.region.rx().capacity()
     }
 
-    /// Returns the bytes delivered since the start, clamped, and whether no more will come.
+    /// Returns the number of bytes delivered since the start, clamped, and whether no more will
+    /// come.
     #[inline]
     fn delivered(&self) -> (u64, bool) {
         // SYNC POINT rx-head
@@ -288,7 +290,7 @@ impl RxConsumer {
         usize::try_from(head - self.tail).unwrap_or(0)
     }
 
-    /// Returns the bytes that can be read now.
+    /// Returns the number of bytes that can be read now.
     #[inline]
     pub fn available(&self) -> usize {
         self.between(self.delivered().0)
@@ -309,7 +311,7 @@ impl RxConsumer {
         take
     }
 
-    /// Copies readable bytes, from `ahead` bytes after the consumed ones on.
+    /// Copies readable bytes, starting `ahead` bytes after the consumed ones.
     #[inline]
     pub(super) fn fetch(&self, ahead: usize, bytes: &mut [u8]) {
         debug_assert!(ahead + bytes.len() <= self.capacity());
@@ -360,7 +362,7 @@ impl RxConsumer {
         word.store(self.tail, Ordering::Release);
     }
 
-    /// Returns the bytes consumed since the start.
+    /// Returns the number of bytes consumed since the start.
     #[inline]
     pub fn consumed(&self) -> u64 {
         self.tail
@@ -393,7 +395,7 @@ impl RxConsumer {
     }
 }
 
-/// Shows other threads of the program the bytes that its [`RxConsumer`] can read. Takes no lock and
+/// Shows other threads of the program how many bytes its [`RxConsumer`] can read. Takes no lock and
 /// never waits; the result may be outdated on return.
 #[derive(Clone, Debug)]
 pub struct RxView {
@@ -406,8 +408,8 @@ impl RxView {
         RxView { region }
     }
 
-    /// Returns the bytes that can be read, and whether nothing will come after them; clamped as for
-    /// the consumer.
+    /// Returns the number of bytes that can be read, and whether nothing will come after them;
+    /// clamped as for the consumer.
     #[inline]
     pub fn available(&self) -> (usize, bool) {
         let words = self.region.words();
@@ -416,7 +418,7 @@ impl RxView {
             // SYNC POINT rx-head
             let head = words.rx_head.0.count.load(Ordering::Acquire);
             // An unchanged tail belongs to the head read in between. If it changed, another thread
-            // has read meanwhile.
+            // has read in between.
             let again = words.rx_tail.0.load(Ordering::Acquire);
             if again == tail {
                 let there = usize::try_from((head & !FIN).wrapping_sub(tail)).unwrap_or(usize::MAX);
