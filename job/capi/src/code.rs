@@ -119,7 +119,8 @@ impl From<EspError> for Fault {
 fn of_client(error: &EspError) -> Code {
     use EspError as E;
     match error {
-        E::Unreachable { .. } | E::DaemonGone { .. } | E::DaemonSilent { .. } => Code::Daemon,
+        E::Unreachable { .. } | E::DaemonGone { .. } | E::DaemonAbsent { .. } => Code::Daemon,
+        E::DaemonSilent { .. } => Code::Daemon,
         E::BadControl { .. } | E::Memory { .. } => Code::Daemon,
         E::Denied { kind, .. } => match kind {
             ErrorKind::BadRequest | ErrorKind::BadArgument | ErrorKind::NotFound => Code::Arg,
