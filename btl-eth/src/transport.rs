@@ -494,7 +494,7 @@ impl Btl for EthBtl {
             let Some(peer) = self.peer(rank) else { break };
             if let Some(channel) = peer.channel() {
                 channel.stream.arm(Interest::Readable);
-                if channel.stream.has_news(channel.incomplete) {
+                if channel.stream.is_readable_beyond(channel.incomplete) {
                     return false;
                 }
             }

@@ -390,7 +390,7 @@ fn one_thread_serves_connecting_and_accepted_streams() {
             .find(|r| r.peer_addr().port == stream.local_addr().port)
             .unwrap();
         to.arm(Interest::Readable);
-        assert!(!to.has_news(0));
+        assert!(!to.is_readable_beyond(0));
         while !far_poller.try_sleep() {
             far_poller.poll(|_| ());
         }
