@@ -100,7 +100,7 @@ pub enum DecodeError {
         /// Number that arrived.
         got: usize,
     },
-    /// Descriptors arrived that no message names. They are closed.
+    /// Descriptors arrived that belong to no message. They are closed.
     #[error("{got} descriptors arrived that belong to no control message")]
     UnexpectedDescriptors {
         /// Their number.
@@ -179,15 +179,15 @@ impl<T: Message> Decoder<T> {
         }
         self.bytes.extend_from_slice(bytes);
         self.descriptors.extend(descriptors);
-        // More than a message and the next one may have. They would wait until all messages before
-        // them are decoded, which may take long.
+        // More than this message and the next one may have. They would wait until all messages
+        // before them are decoded, which may take long.
         let got = self.descriptors.len();
         if got > 2 * MAX_DESCRIPTORS {
             self.fail(&DecodeError::UnexpectedDescriptors { got });
         }
     }
 
-    /// Ends the stream by a fatal error.
+    /// Ends the stream with a fatal error.
     fn fail(&mut self, error: &DecodeError) {
         self.failed = Some(error.clone());
         self.bytes = BytesMut::new();
