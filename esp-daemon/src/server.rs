@@ -15,7 +15,7 @@ use crate::node::Node;
 use crate::peer::{Credentials, Identify};
 use crate::refusal::Refusal;
 use crate::session;
-use crate::stats::Seldom;
+use crate::stats::LogLimiter;
 
 /// Send buffer of a control connection in bytes; bounds the unread replies (and descriptors) in the
 /// kernel.
@@ -35,7 +35,7 @@ pub async fn serve(
     stop: watch::Receiver<bool>,
 ) {
     let mut sessions = JoinSet::new();
-    let logged = Seldom::default();
+    let logged = LogLimiter::default();
     let mut stopped = std::pin::pin!(until(stop.clone()));
     loop {
         tokio::select! {
@@ -50,7 +50,7 @@ pub async fn serve(
                 }
                 Err(error) => {
                     node.stats.accept_errors.add();
-                    if logged.now() {
+                    if logged.allow() {
                         warn!(%error, "cannot accept a program");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;

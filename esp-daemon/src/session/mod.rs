@@ -35,7 +35,7 @@ use crate::server::until;
 use crate::stats::Count;
 use accept::Listening;
 
-/// Malformed requests after which a program is disconnected.
+/// Number of malformed requests after which a program is disconnected.
 const MALFORMED_LIMIT: u32 = 16;
 /// Maximum length of a stored program name in bytes.
 const NAME_BYTES: usize = 64;
@@ -99,7 +99,7 @@ struct Session {
     _program: Charge,
 }
 
-/// Serves one program until it disconnects, is disconnected, or `stop` becomes true. Then frees all
+/// Serves one program until it disconnects, is disconnected, or `stop` becomes true, and frees all
 /// of its resources.
 pub(crate) async fn serve(
     node: Arc<Node>,
@@ -372,8 +372,8 @@ impl Session {
             Request::Hello { version, .. } => Err(SessionEnd::Violation(
                 ErrorKind::Version,
                 format!(
-                    "esp-daemon speaks version {VERSION} of the control messages, the program {version}; \
-                         both must be of one release"
+                    "esp-daemon speaks version {VERSION} of the control protocol, the program version {version}; \
+                         install the same release of both"
                 ),
             )),
             _ => {
@@ -383,7 +383,7 @@ impl Session {
         }
     }
 
-    /// Registers the program, which `engine` of the last daemon has served; the reply has its page,
+    /// Registers the program, which `engine` of the last daemon has served. The reply has its page,
     /// its descriptors and its id.
     fn hello(&mut self, program: &str, engine: Option<u8>) -> Result<ReplyWithFds, Refusal> {
         let program = printable(program);
@@ -409,7 +409,7 @@ impl Session {
             .node
             .add_client(self.credentials, program, seat, self.to_session.clone());
         let number = client.id;
-        // From here on `Drop` removes the client.
+        // Once this is set, `Drop` removes the client.
         self.client = Some(client);
         let command = Command::AddClient {
             client: number,
@@ -443,7 +443,7 @@ impl Session {
             }
             (Reply::Error(refusal.into()), Vec::new())
         });
-        // Only a status could be too long, and it is truncated where it is made.
+        // Only a status could be too long, and `status.rs` truncates it.
         let encoded = encode(&Envelope { id, body }).or_else(|error| {
             let body = Reply::Error(Refusal::new(ErrorKind::Limit, error).into());
             encode(&Envelope { id, body })
@@ -453,8 +453,8 @@ impl Session {
         }
     }
 
-    /// Returns the time since which the program is overdue, the counter of programs that miss this
-    /// deadline, and its description.
+    /// Returns, for each deadline, the time since which the program owes something, the counter of
+    /// programs that miss the deadline, and its description.
     fn debts(&self) -> [(Option<Instant>, &Count, &'static str); 3] {
         let stats = &self.node.stats;
         let hello = self.client.is_none().then_some(self.connected);
@@ -548,8 +548,8 @@ impl Drop for Session {
             // The listeners' ports are freed (drop) after this command, so that commands of their
             // next owner follow it.
             self.node.remove_client(client);
-            // Leases end after the listeners: a port that is not held any more must have no
-            // listener of this program.
+            // Leases end after the listeners: a port that is no longer held must have no listener
+            // of this program.
             for lease in self.node.leases.numbers(client.id) {
                 self.node.end_lease(lease);
             }

@@ -160,21 +160,21 @@ impl Session {
     }
 
     /// Answers with the status, once no other program of the user has an unread one: a user's
-    /// programs hold the memory of one at a time.
+    /// programs hold the memory of only one at a time.
     pub(super) async fn status(&mut self, id: u64) -> Result<(), SessionEnd> {
         let answer = if self.take_status_turn().await? {
             let status = status::of(&self.node, self.credentials).await;
             status.map(|status| (Reply::Status(Box::new(status)), Vec::new()))
         } else {
-            let why = "another program of this user does not read its status; retry later";
+            let why = "another program of this user has not read its status; retry later";
             Err(Refusal::new(ErrorKind::Limit, why))
         };
         self.answer(id, answer);
         Ok(())
     }
 
-    /// Waits for the turn to have a status; false if it does not come in time. Handles events
-    /// meanwhile, because their queue would grow.
+    /// Waits for the permit to have a status; false if it is not granted in time. Handles events
+    /// during the wait, because their queue would grow.
     async fn take_status_turn(&mut self) -> Result<bool, SessionEnd> {
         let turn = self.node.accounts.status_turn(self.credentials.uid);
         let (None, Some(turn)) = (&self.status_turn, turn) else {
@@ -221,7 +221,7 @@ impl Session {
         let claims = self
             .claim_for_listener(client, links, port)
             .or_else(|refusal| {
-                if self.node.free_ports_of_the_dead() {
+                if self.node.free_orphaned_ports() {
                     self.claim_for_listener(client, links, port)
                 } else {
                     Err(refusal)
@@ -353,7 +353,7 @@ impl Session {
         Ok((reply, vec![prepared.descriptor]))
     }
 
-    /// Has the engine take the socket of a slot; frees the slot if it does not.
+    /// Passes the socket of a slot to the engine, and frees the slot if the engine refuses it.
     pub(super) async fn start<T: Send + 'static, E: Into<Refusal> + Send + 'static>(
         &self,
         client: &Client,
@@ -394,15 +394,15 @@ impl Session {
         self.node.engines.send(client.engine(), command)
     }
 
-    /// Acquires slot, rings, charges and port of a socket. On error nothing stays acquired.
+    /// Acquires slot, rings, charges and port of a socket. On an error, all are released.
     pub(super) fn prepare(
         &self,
         client: &Client,
         kind: SlotUse,
-        (rings, least_rx): (Rings, u32),
+        (rings, min_rx): (Rings, u32),
         port: Option<PortClaim>,
     ) -> Result<Prepared, Refusal> {
-        let sizes = self.node.grant(rings, least_rx)?;
+        let sizes = self.node.grant(rings, min_rx)?;
         let charges = self.charge_socket(kind, sizes)?;
         let (region, descriptor) =
             Region::create(sizes).map_err(|error| Refusal::system("create the rings", &error))?;
@@ -431,7 +431,7 @@ impl Session {
     }
 
     /// Charges the user for a socket and its rings. The receive ring of a stream counts twice: data
-    /// after a gap waits in the engine's memory, as much as there is room in the ring.
+    /// after a gap waits in the engine's memory, at most as much as the ring has room for.
     pub(super) fn charge_socket(
         &self,
         kind: SlotUse,
@@ -456,7 +456,7 @@ impl Session {
         ])
     }
 
-    /// Claims a port, or any free one (port 0), which the program's engine serves.
+    /// Claims a port, or any free one (port 0), for the program's engine.
     pub(super) async fn claim_port(
         &self,
         client: &Client,
