@@ -80,7 +80,7 @@ impl Slots {
         None
     }
 
-    /// Takes a certain slot; false if it is in use or out of range.
+    /// Takes a given slot; false if it is in use or out of range.
     pub(crate) fn reserve_at(&mut self, slot: Slot, kind: SlotUse, holdings: Holdings) -> bool {
         if usize::from(slot) >= SLOTS || self.table.contains_key(&slot) {
             return false;
@@ -127,7 +127,7 @@ impl Slots {
         Some(self.table.get(&slot)?.holdings.rings)
     }
 
-    /// Returns true when the program has this slot with this use.
+    /// Returns true if the program has this slot for this use.
     pub(crate) fn is(&self, slot: Slot, kind: SlotUse) -> bool {
         let held = self.table.get(&slot);
         held.is_some_and(|held| held.kind == kind && !held.program_done)
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certain_slot_can_be_reserved_once() {
+    fn a_given_slot_can_be_reserved_once() {
         let mut slots = Slots::default();
         assert!(slots.reserve_at(3, SlotUse::Stream, nothing()));
         assert!(!slots.reserve_at(3, SlotUse::Edp, nothing()));

@@ -1,5 +1,5 @@
-//! Programs that bring sockets of an earlier daemon: lies are refused, cost only their author, and
-//! leave nothing behind.
+//! Programs that bring sockets of an earlier daemon: false claims are refused, harm only their
+//! program, and leave nothing behind.
 
 mod support;
 

@@ -180,11 +180,11 @@ fn a_program_that_reads_nothing_is_disconnected_and_delays_no_other() {
     })
     .unwrap();
     deaf.stream.set_nonblocking(true).unwrap();
-    let mut asked = 0;
+    let mut posted = 0;
     eventually("it is cut off", || {
         for _ in 0..100 {
             match deaf.raw(&request) {
-                Ok(()) => asked += 1,
+                Ok(()) => posted += 1,
                 // its own send buffer is full: the daemon has stopped taking requests
                 Err(_) => break,
             }
@@ -192,8 +192,8 @@ fn a_program_that_reads_nothing_is_disconnected_and_delays_no_other() {
         honest.open(0);
         rig.count("control_slow_readers") == 1
     });
-    assert!(asked > 100, "it never got to the point");
-    // Bounded: a socket buffer, the outbox, and what was read at once.
+    assert!(posted > 100, "the test never reached its limit");
+    // Bounded: a socket buffer, the outbox, and the requests of one read.
     assert!(
         rig.count("control_requests") < 2000,
         "{}",
@@ -285,7 +285,7 @@ fn a_program_that_corrupts_memory_is_disconnected() {
         what: "a test",
     });
     let Some(Reply::Error(error)) = program.last_words() else {
-        panic!("no word")
+        panic!("no reply")
     };
     assert!(error.message.contains("a test"), "{}", error.message);
     assert_eq!(rig.count("programs_corrupted_memory"), 1);

@@ -31,8 +31,7 @@ fn receive(socket: &mut common::Program, count: usize) {
 /// together with those of others.
 #[test]
 fn a_flood_of_datagrams_to_this_node_drops_none() {
-    let Some(nodes) = TwoNodes::new_or_skip("a_flood_of_datagrams_to_the_own_node_drops_none")
-    else {
+    let Some(nodes) = TwoNodes::new_or_skip("a_flood_of_datagrams_to_this_node_drops_none") else {
         return;
     };
     let mut flood = Host::start(&nodes.a, |_| {});

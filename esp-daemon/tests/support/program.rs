@@ -114,7 +114,7 @@ impl Program {
         Ok(())
     }
 
-    /// Returns the next reply with its id and descriptors; `None` when the daemon has disconnected.
+    /// Returns the next reply with its id and descriptors; `None` if the daemon has disconnected.
     #[track_caller]
     pub fn next(&mut self) -> Option<(u64, Reply, Vec<OwnedFd>)> {
         loop {
@@ -128,7 +128,7 @@ impl Program {
             };
             assert!(
                 poll(&mut fds, Some(&patience)).unwrap() > 0,
-                "the daemon says nothing"
+                "no reply from the daemon"
             );
             match receive(&self.stream, &mut self.decoder) {
                 Ok(0) => return None,
@@ -139,7 +139,7 @@ impl Program {
         }
     }
 
-    /// Returns the reply to a certain request, which has to be the next.
+    /// Returns the reply to a given request, which must be the next reply.
     #[track_caller]
     pub fn reply_to(&mut self, id: u64) -> (Reply, Vec<OwnedFd>) {
         let (of, reply, descriptors) = self.next().expect("a reply");
@@ -169,7 +169,7 @@ impl Program {
         self.reply_to(id).0
     }
 
-    /// Sends a request that has to be refused.
+    /// Sends a request that must be refused.
     #[track_caller]
     pub fn refused(&mut self, request: Request) -> (ErrorKind, String) {
         match self.ask(request) {
