@@ -347,7 +347,7 @@ impl Client {
         self.session().welcome().interfaces.clone()
     }
 
-    /// Returns the interface of this name or, for `None`, the daemon's default: the first that is
+    /// Returns the interface with this name or, for `None`, the daemon's default: the first that is
     /// up, else the first; see [`Client::interfaces`].
     pub fn interface(&self, name: Option<&str>) -> Option<InterfaceInfo> {
         let welcome = self.session().welcome();
@@ -359,7 +359,7 @@ impl Client {
         found.cloned()
     }
 
-    /// Returns the MTU of the interface of this name.
+    /// Returns the MTU of the interface with this name.
     pub(crate) fn mtu(&self, name: &str) -> Option<u32> {
         let welcome = self.session().welcome();
         let mut all = welcome.interfaces.iter();

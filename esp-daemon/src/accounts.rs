@@ -99,7 +99,7 @@ impl Accounts {
     /// Charges a user.
     ///
     /// # Errors
-    /// The exceeded limit; nothing is charged then.
+    /// The exceeded limit. In this case nothing is charged.
     pub fn charge(
         self: &Arc<Self>,
         uid: u32,

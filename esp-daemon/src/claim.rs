@@ -177,7 +177,7 @@ impl SocketClaim {
     /// Creates the socket and its directory. The descriptor listens and is non-blocking.
     ///
     /// # Errors
-    /// See [`StartError`]; nothing of another daemon is changed then.
+    /// See [`StartError`]. In this case nothing of another daemon is changed.
     pub(crate) fn take(
         path: &Path,
         mode: u32,

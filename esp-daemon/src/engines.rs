@@ -73,8 +73,8 @@ impl Engines {
         self.set.incarnation()
     }
 
-    /// Takes a place for a program: at the engine of this number, if there is one, else at the one
-    /// with the fewest programs.
+    /// Takes a place for a program: at the engine with this number, if there is one, else at the
+    /// one with the fewest programs.
     pub(crate) fn seat(&self, engine: Option<u8>) -> Seat {
         let mut programs = lock(&self.programs);
         let numbers = 0..self.count();

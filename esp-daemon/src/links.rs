@@ -62,7 +62,7 @@ impl Link {
     }
 }
 
-/// Returns the link of this name.
+/// Returns the link with this name.
 pub(crate) fn by_name<'a>(links: &'a [Link], name: &str) -> Result<(LinkId, &'a Link), Refusal> {
     let found = numbered(links).find(|(_, link)| link.name == name);
     found.ok_or_else(|| {

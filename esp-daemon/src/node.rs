@@ -377,7 +377,7 @@ impl Node {
     }
 
     /// Assigns a port that the program has claimed to its engine, and waits until the frames reach
-    /// it. Waits also for the streams of ended programs of other engines to be closed.
+    /// it. Also waits until the streams of ended programs of other engines are closed.
     pub(crate) async fn assign_port(&self, program: Claimant, port: Port) -> Result<(), Refusal> {
         if self.engines.count() == 1 {
             return Ok(());

@@ -284,8 +284,8 @@ pub enum EngineEvent {
         /// The connection.
         handle: ConnHandle,
     },
-    /// A slot is free: its stream or datagram socket has ended, and the engine does not use its
-    /// region any more.
+    /// A slot is free: its stream or datagram socket has ended, and the engine no longer uses its
+    /// region.
     Closed {
         /// Owner.
         client: ClientId,

@@ -340,7 +340,7 @@ fn serving_doorbells_is_not_a_poll() -> Outcome {
     let (mut engine, _handle, _link, _page) = embedded(&namespace)?;
     engine.poll();
     let polled = engine.polled_at();
-    eventually("the clock goes on", || Clock.now() > polled);
+    eventually("the clock advances", || Clock.now() > polled);
     engine.poll_doorbells();
     assert_eq!(engine.polled_at(), polled);
     engine.poll();

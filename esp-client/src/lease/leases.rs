@@ -203,8 +203,8 @@ impl Leases {
     /// Adds a lease that this session granted to the table.
     ///
     /// # Errors
-    /// The daemon has ended, and the next one has adopted the leases of the table: it would not
-    /// adopt this one any more.
+    /// The daemon has ended, and the next one has adopted the leases of the table: it would no
+    /// longer adopt this one.
     pub(super) fn keep(&self, session: &Session, ports: &Arc<LeasedPorts>) -> Result<(), EspError> {
         let registry = lock(&self.registry);
         if std::ptr::eq(&*registry.keeper, session) {

@@ -50,7 +50,7 @@ pub(crate) struct Session {
     sending: Mutex<()>,
     pub(super) calls: Mutex<Calls>,
     pub(super) slots: Mutex<HashMap<u16, HeldSlot>>,
-    /// Listeners by a number of this session; those of daemons change.
+    /// Listeners by a number of this session, because their numbers at daemons change.
     pub(super) listeners: Mutex<HashMap<u64, HeldListener>>,
     /// Requests without a reply for the next daemon.
     pub(super) posts: Mutex<Vec<Request>>,

@@ -46,8 +46,8 @@ pub(super) struct Next {
     pub(super) unsent: VecDeque<u64>,
 }
 
-/// Returns true if this error of opening a connection is that of a daemon that has ended, or is
-/// stopping, and left its work to the next one: it then keeps its lock file.
+/// Returns true if this error of opening a connection means that a daemon has ended, or is
+/// stopping, and leaves its work to the next one: it then keeps its lock file.
 pub(super) fn is_between_daemons(socket: &Path, error: &EspError) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     let is_absent = match error {

@@ -174,8 +174,8 @@ impl Carrier {
         }
     }
 
-    /// Returns the state of the link's interface, `None` if it does not exist any more. Packet
-    /// sockets know their interface; `index` is that of a UDP socket.
+    /// Returns the state of the link's interface; `None` if it no longer exists. Packet sockets
+    /// know their interface; `index` is that of a UDP socket.
     pub(super) fn link_state(&self, index: u32) -> io::Result<Option<LinkState>> {
         match self {
             Carrier::Ethernet { esp, .. } => esp.socket.link_state(),
