@@ -42,7 +42,7 @@ impl TxProducer {
             region,
         };
         let shared = producer.region.words().tx_tail.0.load(Ordering::Acquire);
-        // No more is known than that at most a full ring is pending.
+        // All that is known: at most a full ring is pending.
         producer.tail = shared.clamp(head.saturating_sub(producer.capacity() as u64), head);
         producer
     }
