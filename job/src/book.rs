@@ -8,15 +8,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use boot::{BootError, Bootstrap};
 use p2p::{AddressBook, PathReport, Rank, TransportAddress};
 
-use crate::join::ADDRESSES;
 use crate::modex::ModexEntry;
 use crate::report;
 
-/// Entries by rank. An error is the reason why there is none.
-pub(crate) type Entries = BTreeMap<Rank, Result<ModexEntry, String>>;
+/// Key of the bootstrap: entry of a process.
+pub(crate) const ADDRESSES: &str = "addresses";
 
-/// Names of the nodes that were looked up, by rank.
-pub(crate) type Nodes = Arc<Mutex<BTreeMap<Rank, String>>>;
+/// Names of nodes, by rank.
+pub(crate) type Names = BTreeMap<Rank, String>;
+
+/// Names of the nodes that were looked up.
+pub(crate) type Nodes = Arc<Mutex<Names>>;
 
 /// Reads the entry of a process.
 pub(crate) fn read_entry(

@@ -47,6 +47,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)
 )]
 
+mod agree;
 mod book;
 mod cpus;
 pub mod endpoint;
@@ -55,6 +56,7 @@ mod groups;
 mod join;
 mod modex;
 mod options;
+mod peers;
 mod places;
 mod protection;
 mod report;
