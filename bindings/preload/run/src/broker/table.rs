@@ -78,19 +78,23 @@ pub(super) struct Table {
 
 impl Table {
     /// Returns the socket of this name, which is made if it is new.
+    ///
+    /// # Errors
+    /// ENOBUFS: it is new, and there are too many.
     pub(super) fn entry(&self, name: &str) -> io::Result<Arc<Entry>> {
-        self.check_room()?;
-        Ok(Arc::clone(
-            lock(&self.entries).entry(name.to_owned()).or_default(),
-        ))
+        let mut entries = lock(&self.entries);
+        if let Some(entry) = entries.get(name) {
+            return Ok(Arc::clone(entry));
+        }
+        check_room(&entries)?;
+        let entry = Arc::<Entry>::default();
+        entries.insert(name.to_owned(), Arc::clone(&entry));
+        Ok(entry)
     }
 
     /// Fails with ENOBUFS if there are too many sockets.
     pub(super) fn check_room(&self) -> io::Result<()> {
-        if lock(&self.entries).len() >= MAX_SOCKETS {
-            return Err(Errno::ENOBUFS.into());
-        }
-        Ok(())
+        check_room(&lock(&self.entries))
     }
 
     /// Ends a socket. What ended it by an error is remembered.
@@ -207,6 +211,13 @@ impl Table {
     }
 }
 
+fn check_room(entries: &HashMap<String, Arc<Entry>>) -> io::Result<()> {
+    if entries.len() >= MAX_SOCKETS {
+        return Err(Errno::ENOBUFS.into());
+    }
+    Ok(())
+}
+
 /// Returns the address in the form of `AF_ENET`; zeros for one of UDP.
 pub(super) fn enet(addr: &EspAddr) -> Enet {
     let mac = match addr.addr {
@@ -229,4 +240,20 @@ pub(super) fn mtu(client: &Client, interface: Option<&str>) -> u32 {
 /// Locks; the broker's data are right after a panic, too.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_table_serves_the_sockets_that_it_has() {
+        let table = Table::default();
+        let name = |number: usize| format!("esp.1.s.7.{number}");
+        for number in 0..MAX_SOCKETS {
+            assert!(table.entry(&name(number)).is_ok());
+        }
+        assert!(table.entry(&name(MAX_SOCKETS)).is_err() && table.check_room().is_err());
+        assert!(table.entry(&name(0)).is_ok());
+    }
 }
