@@ -120,8 +120,10 @@ impl Table {
 
     /// Ends those of these sockets of programs whose names are gone.
     pub(super) fn sweep(&self, all: &[String], names: &HashSet<String>) {
-        // An accepted stream has a name of the broker, and ends by itself.
-        for name in all.iter().filter(|name| !names.contains(*name)) {
+        // An accepted stream has a name of the broker, which may not be bound yet, and ends by
+        // itself.
+        let is_gone = |name: &&String| !is_accepted(name) && !names.contains(*name);
+        for name in all.iter().filter(is_gone) {
             self.remove(name);
         }
     }
@@ -211,6 +213,11 @@ impl Table {
     }
 }
 
+/// Returns true for the name of the broker's end of an accepted stream.
+fn is_accepted(name: &str) -> bool {
+    name.split('.').nth(2) == Some("p")
+}
+
 fn check_room(entries: &HashMap<String, Arc<Entry>>) -> io::Result<()> {
     if entries.len() >= MAX_SOCKETS {
         return Err(Errno::ENOBUFS.into());
@@ -255,5 +262,14 @@ mod tests {
         }
         assert!(table.entry(&name(MAX_SOCKETS)).is_err() && table.check_room().is_err());
         assert!(table.entry(&name(0)).is_ok());
+    }
+    #[test]
+    fn an_accepted_stream_is_kept_before_its_name_is_bound() {
+        let table = Table::default();
+        let all = ["esp.1.p.0f.1c", "esp.1.s.7.1", "esp.1.d.7.2"].map(String::from);
+        let entries = all.each_ref().map(|name| table.entry(name).unwrap());
+        table.sweep(&all, &HashSet::new());
+        assert_eq!(table.names(), all[..1]);
+        assert_eq!(entries.map(|entry| entry.is_gone()), [false, true, true]);
     }
 }
