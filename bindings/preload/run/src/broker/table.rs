@@ -1,9 +1,10 @@
 //! The sockets of `AF_ENET` of all programs, by name.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use esp_client::control::ConnectionStatus;
 use esp_client::{Client, EdpSocket, EspAddr, EspStream, MacAddr, NodeAddr};
@@ -12,9 +13,6 @@ use preload_wire::{Enet, SocketStatus, State, Way};
 
 use super::datagrams::Direct;
 use super::{MAX_SOCKETS, system};
-
-/// Number of streams that have ended by an error and are remembered.
-const REMEMBERED: usize = 1024;
 
 /// A socket.
 #[derive(Default)]
@@ -72,8 +70,9 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Table {
     entries: Mutex<HashMap<String, Arc<Entry>>>,
-    /// Those that ended by an error, oldest first.
-    ended: Mutex<VecDeque<(String, State)>>,
+    /// Those that ended by an error, and when: until the program closes its socket, which is not
+    /// seen of an accepted one; [`MAX_SOCKETS`] at most.
+    ended: Mutex<HashMap<String, (Instant, State)>>,
 }
 
 impl Table {
@@ -99,32 +98,41 @@ impl Table {
 
     /// Ends a socket. What ended it by an error is remembered.
     pub(super) fn remove(&self, name: &str) {
-        let Some(entry) = lock(&self.entries).remove(name) else {
+        // Locked until the error is remembered, for which the program may ask.
+        let mut entries = lock(&self.entries);
+        let Some(entry) = entries.remove(name) else {
             return;
         };
         entry.gone.store(true, Ordering::Relaxed);
         let state = entry.state();
-        if state.errno != 0 {
-            let mut ended = lock(&self.ended);
-            ended.push_back((name.to_owned(), state));
-            if ended.len() > REMEMBERED {
-                ended.pop_front();
+        if state.errno == 0 {
+            return;
+        }
+        let mut ended = lock(&self.ended);
+        if ended.len() >= MAX_SOCKETS {
+            let oldest = ended.iter().min_by_key(|(_, (since, _))| *since);
+            if let Some(oldest) = oldest.map(|(name, _)| name.clone()) {
+                ended.remove(&oldest);
             }
         }
+        ended.insert(name.to_owned(), (Instant::now(), state));
     }
 
-    /// Returns the names of all sockets.
+    /// Returns the names of all sockets, and of those whose errors are remembered.
     pub(super) fn names(&self) -> Vec<String> {
-        lock(&self.entries).keys().cloned().collect()
+        let mut names: Vec<_> = lock(&self.entries).keys().cloned().collect();
+        names.extend(lock(&self.ended).keys().cloned());
+        names
     }
 
-    /// Ends those of these sockets of programs whose names are gone.
+    /// Ends those of these sockets of programs whose names are gone, and forgets their errors.
     pub(super) fn sweep(&self, all: &[String], names: &HashSet<String>) {
         // An accepted stream has a name of the broker, which may not be bound yet, and ends by
         // itself.
         let is_gone = |name: &&String| !is_accepted(name) && !names.contains(*name);
         for name in all.iter().filter(is_gone) {
             self.remove(name);
+            lock(&self.ended).remove(name);
         }
     }
 
@@ -134,8 +142,8 @@ impl Table {
             return entry.state();
         }
         let ended = lock(&self.ended);
-        let found = ended.iter().rev().find(|(other, _)| other == name);
-        found.map(|(_, state)| state.clone()).unwrap_or_default()
+        let found = ended.get(name).map(|(_, state)| state.clone());
+        found.unwrap_or_default()
     }
 
     /// Returns the state of a socket, like [`Table::state`], and resets `is_new`.
@@ -271,5 +279,23 @@ mod tests {
         table.sweep(&all, &HashSet::new());
         assert_eq!(table.names(), all[..1]);
         assert_eq!(entries.map(|entry| entry.is_gone()), [false, true, true]);
+    }
+    #[test]
+    fn errors_are_known_until_the_program_closes_its_socket() {
+        let table = Table::default();
+        let name = |number: usize| format!("esp.1.s.7.{number}");
+        let fail = |name: &str| {
+            let entry = table.entry(name).unwrap();
+            entry.set(|state| state.errno = 104);
+            table.remove(name);
+        };
+        (0..MAX_SOCKETS).for_each(|number| fail(&name(number)));
+        let known = |number: usize| table.state(&name(number)).errno == 104;
+        assert!((0..MAX_SOCKETS).all(known));
+        table.sweep(&table.names(), &(0..10).map(name).collect());
+        assert!((0..MAX_SOCKETS).all(|number| known(number) == (number < 10)));
+        (0..=MAX_SOCKETS).for_each(|number| fail(&format!("esp.1.p.{number}.1c")));
+        assert_eq!(table.names().len(), MAX_SOCKETS);
+        assert!(!known(0), "the oldest one is forgotten");
     }
 }
