@@ -37,7 +37,8 @@ pub(super) fn serve(node: &Arc<Node>, control: &UnixListener) {
                 Err(_) => continue,
             }
         }
-        node.busy("request", {
+        // Without a thread there is no answer.
+        let _ = node.busy("request", {
             let node = Arc::clone(node);
             move |_| {
                 let _ = answer_late(&node, &stream, request);
@@ -119,7 +120,7 @@ fn handle(node: &Arc<Node>, request: Request) -> io::Result<Answer> {
         Request::Bind { name, addr } if streams::is_stream(&node.broker, &name) => {
             streams::bind(node, &name, addr)?;
         }
-        Request::Bind { name, addr } => datagrams::bind(node, name, addr)?,
+        Request::Bind { name, addr } => datagrams::bind(node, &name, addr)?,
         Request::Listen { name, backlog } => listeners::listen(node, &name, backlog)?,
         Request::Connect {
             name,

@@ -31,8 +31,8 @@ const FAMILY: u32 = 2;
 const SENDERS: usize = 64;
 
 /// Binds a socket.
-pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()> {
-    let entry = node.table.entry(&name)?;
+pub(super) fn bind(node: &Arc<Node>, name: &str, addr: Enet) -> io::Result<()> {
+    let entry = node.table.entry(name)?;
     // Locked until the state has the port: of two requests at a time one fails, and finds it there.
     let mut bound = lock(&entry.datagrams.socket);
     if bound.is_some() {
@@ -53,21 +53,24 @@ pub(super) fn bind(node: &Arc<Node>, name: String, addr: Enet) -> io::Result<()>
         interface: system::interface_index(socket.interface()),
         mac,
     };
-    let from_program = FromProgram::bind(&node.broker.addressed(&name), &name)?;
+    let from_program = FromProgram::bind(&node.broker.addressed(name), name)?;
     entry.set(|state| {
         state.local = local;
         state.mtu = u32::try_from(socket.max_payload()).unwrap_or(u32::MAX);
     });
     *bound = Some(Arc::clone(&socket));
     drop(bound);
-    let (one, other) = (Arc::clone(&entry), Arc::clone(&socket));
-    node.busy("edp-send", move |_| {
+    let (one, other, own) = (Arc::clone(&entry), Arc::clone(&socket), name.to_owned());
+    let sending = node.busy("edp-send", move |_| {
         send_addressed(&one, &other, &from_program);
     });
-    node.busy("edp-receive", move |node| {
-        receive(node, &name, &entry, &socket);
+    let receiving = sending.and_then(|()| {
+        node.busy("edp-receive", move |node| {
+            receive(node, &own, &entry, &socket);
+        })
     });
-    Ok(())
+    // Ends the first thread without the second one.
+    receiving.inspect_err(|_| node.table.remove(name))
 }
 
 /// Connects a socket to a port of a node, or ends that.
@@ -89,7 +92,14 @@ pub(super) fn direct(node: &Arc<Node>, name: &str, peer: Option<Enet>) -> io::Re
     let direct = Arc::new(Direct { peer, from_program });
     entry.set(|state| state.peer = Some(peer));
     *lock(&entry.datagrams.direct) = Some(Arc::clone(&direct));
-    node.busy("edp-direct", move |_| send_direct(&entry, &socket, &direct));
+    let sending = Arc::clone(&entry);
+    let began = node.busy("edp-direct", move |_| {
+        send_direct(&sending, &socket, &direct);
+    });
+    began.inspect_err(|_| {
+        entry.set(|state| state.peer = None);
+        *lock(&entry.datagrams.direct) = None;
+    })?;
     Ok(Answer::Direct { name: own })
 }
 

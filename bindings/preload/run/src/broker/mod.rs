@@ -18,13 +18,14 @@ mod tcp;
 use std::io::{self, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cli::out::{Doing, Failure, Verdict};
 use esp_client::Spin;
+use nix::errno::Errno;
 use preload_wire::{Broker, VARIABLE, abstract_addr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
@@ -62,18 +63,47 @@ struct Node {
 
 impl Node {
     /// Runs `serve` in a thread, for which the broker stays.
-    fn busy(self: &Arc<Node>, name: &str, serve: impl FnOnce(&Node) + Send + 'static) {
+    ///
+    /// # Errors
+    /// ENOBUFS: there is no thread for it.
+    fn busy(
+        self: &Arc<Node>,
+        name: &str,
+        serve: impl FnOnce(&Node) + Send + 'static,
+    ) -> io::Result<()> {
+        self.busy_with(name, (), |node, ()| serve(node))
+            .map_err(|(error, ())| error)
+    }
+
+    /// Runs `serve` like [`Node::busy`], with `owned`.
+    ///
+    /// # Errors
+    /// Those of [`Node::busy`], with `owned`.
+    fn busy_with<T: Send + 'static>(
+        self: &Arc<Node>,
+        name: &str,
+        owned: T,
+        serve: impl FnOnce(&Node, T) + Send + 'static,
+    ) -> Result<(), (io::Error, T)> {
         let node = Arc::clone(self);
         self.busy.fetch_add(1, Ordering::SeqCst);
         let thread = thread::Builder::new().name(name.into());
+        // A thread that does not start drops what it would own.
+        let (give, given) = mpsc::channel();
         let spawned = thread.spawn(move || {
-            serve(&node);
+            if let Ok(owned) = given.recv() {
+                serve(&node, owned);
+            }
             node.busy.fetch_sub(1, Ordering::SeqCst);
         });
         if spawned.is_err() {
-            // The sockets that `serve` owned are closed.
             self.busy.fetch_sub(1, Ordering::SeqCst);
+            // EAGAIN would mean to a program that it can try again.
+            return Err((Errno::ENOBUFS.into(), owned));
         }
+        // The thread waits for it.
+        let _ = give.send(owned);
+        Ok(())
     }
 }
 

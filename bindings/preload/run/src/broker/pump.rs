@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use esp_client::{EspError, EspStream};
+use nix::errno::Errno;
 
 /// Bytes that are copied at a time.
 const BLOCK: usize = 64 << 10;
@@ -25,22 +26,24 @@ enum Ended {
 }
 
 /// Copies in both directions until both have ended. Before the program's end is closed for an error
-/// of the stream, `failed` gets the error.
+/// of the stream, or because the broker is out of descriptors or threads, `failed` gets the error.
 pub(super) fn pump(local: &UnixStream, stream: EspStream, failed: impl FnOnce(&io::Error)) {
     // The only error is a time of zero.
     let _ = stream.set_write_timeout(Some(LOOK));
     let stream = Arc::new(stream);
-    let Ok(other) = local.try_clone() else {
-        close(local, Shutdown::Both);
-        return;
-    };
     // The program's end is closed with bytes for it underway.
     let is_broken = Arc::new(AtomicBool::new(false));
     let (sending, broken) = (Arc::clone(&stream), Arc::clone(&is_broken));
-    let sender = thread::Builder::new().name("to-esp".into());
-    let sender = sender.spawn(move || send(&other, &sending, &broken));
+    let sender = local.try_clone().and_then(|other| {
+        let thread = thread::Builder::new().name("to-esp".into());
+        thread.spawn(move || send(&other, &sending, &broken))
+    });
     let Ok(sender) = sender else {
+        failed(&Errno::ENOBUFS.into());
         close(local, Shutdown::Both);
+        if let Some(stream) = Arc::into_inner(stream) {
+            stream.abort();
+        }
         return;
     };
     let received = receive(local, &stream);

@@ -160,8 +160,9 @@ pub(super) fn begin(node: &Arc<Node>, name: &str, peer: Enet, filled: u64) -> io
         goes_on.is_some() || halves.late.contains_key(name)
     };
     entry.set(|state| state.connecting = true);
-    let name = name.to_owned();
-    node.busy("connect", move |node| {
+    let (own, connecting) = (name.to_owned(), Arc::clone(&entry));
+    let began = node.busy("connect", move |node| {
+        let (name, entry) = (own, connecting);
         let opened = match has_begun {
             true => take_late(&name),
             false => open(&entry, peer),
@@ -182,7 +183,13 @@ pub(super) fn begin(node: &Arc<Node>, name: &str, peer: Enet, filled: u64) -> io
         // Before the socket is closed, so that the program finds the error.
         node.table.remove(&name);
     });
-    Ok(())
+    began.inspect_err(|error| {
+        entry.set(|state| {
+            state.connecting = false;
+            state.errno = system::errno(error);
+        });
+        node.table.remove(name);
+    })
 }
 
 fn wait_for_socket(name: &str) -> io::Result<UnixStream> {
@@ -242,13 +249,11 @@ pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
             continue;
         };
         drop(halves);
-        let (name, Ok(entry)) = (name.to_owned(), node.table.entry(name)) else {
+        let Ok(entry) = node.table.entry(name) else {
+            stream.abort();
             continue;
         };
-        node.busy("stream", move |node| {
-            serve(&entry, &socket, stream);
-            node.table.remove(&name);
-        });
+        serve_busily(node, "stream", name, (entry, socket, stream));
     }
 }
 
@@ -258,8 +263,29 @@ fn is_allowed(socket: &UnixStream) -> bool {
     other.is_ok_and(|other| system::is_user_of_programs(other.uid.as_raw()))
 }
 
+/// Copies in a thread of this name until both directions have ended, and then ends the socket
+/// called `name`. Without a thread, both sides get an error.
+pub(super) fn serve_busily(
+    node: &Arc<Node>,
+    thread: &str,
+    name: &str,
+    ends: (Arc<Entry>, UnixStream, EspStream),
+) {
+    let own = name.to_owned();
+    let served = node.busy_with(thread, ends, move |node, (entry, socket, stream)| {
+        serve(&entry, &socket, stream);
+        node.table.remove(&own);
+    });
+    if let Err((error, (entry, _socket, stream))) = served {
+        entry.set(|state| state.errno = system::errno(&error));
+        // Before the socket is closed, so that the program finds the error.
+        node.table.remove(name);
+        stream.abort();
+    }
+}
+
 /// Copies until both directions have ended.
-pub(super) fn serve(entry: &Entry, local: &UnixStream, stream: EspStream) {
+fn serve(entry: &Entry, local: &UnixStream, stream: EspStream) {
     pump(local, stream, |error| {
         entry.set(|state| state.errno = system::errno(error));
     });

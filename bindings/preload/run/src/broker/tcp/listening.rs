@@ -33,7 +33,7 @@ pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<(
     }
     let mut port = Port::open(node, place).ok();
     let serving = Arc::clone(node);
-    node.busy("tcp-listener", move |_| {
+    let began = node.busy("tcp-listener", move |_| {
         // The port is held by a broker that has not yet found its program ended, or by another
         // program; or there is no network yet.
         while port.is_none() {
@@ -48,7 +48,7 @@ pub(crate) fn listen(node: &Arc<Node>, place: Place, inode: u64) -> io::Result<(
             port.serve();
         }
     });
-    Ok(())
+    began.inspect_err(|_| drop(lock(&node.tcp.listeners).remove(&place)))
 }
 
 /// Notes a program's listener. Returns false if its place has a thread, which may still serve the
