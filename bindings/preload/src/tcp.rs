@@ -64,25 +64,27 @@ pub(crate) enum Way {
     Esp(Addr),
     /// A signal has interrupted the wait for the peer's node.
     Interrupted,
+    /// No way: the peer's node has accepted, and the broker will not take the connection.
+    Failed(Errno),
 }
 
 /// Asks whether the peer's node has ESP at this address.
 pub(crate) fn way(fd: c_int, addr: &Addr) -> Way {
     match detour(fd, addr) {
-        Ok(Some(via)) => Way::Esp(via),
+        Ok(way) => way,
         Err(libc::EINTR) => Way::Interrupted,
-        _ => Way::Tcp,
+        Err(_) => Way::Tcp,
     }
 }
 
-/// Returns the address to connect to in place of `addr`, if the peer's node has ESP there. The
-/// socket is then bound.
+/// Returns the way to `addr`: by the broker if the peer's node has ESP there. The socket is then
+/// bound.
 ///
 /// # Errors
 /// EINTR: see [`Way::Interrupted`]; others leave the socket to TCP.
-fn detour(fd: c_int, addr: &Addr) -> Result<Option<Addr>, Errno> {
+fn detour(fd: c_int, addr: &Addr) -> Result<Way, Errno> {
     let Some(candidate) = Candidate::of(fd, addr) else {
-        return Ok(None);
+        return Ok(Way::Tcp);
     };
     let broker = broker().ok_or(libc::EAFNOSUPPORT)?;
     let request = Request::TcpConnect {
@@ -96,14 +98,16 @@ fn detour(fd: c_int, addr: &Addr) -> Result<Option<Addr>, Errno> {
     };
     let (ticket, via) = match asked {
         Ok(Answer::Via { ticket, via }) => (ticket, via),
-        Ok(_) => return Ok(None),
+        Ok(_) => return Ok(Way::Tcp),
         Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
     };
     let Some(local) = candidate.bind(fd, via.ip()) else {
-        return Ok(None);
+        return Ok(Way::Tcp);
     };
-    let _ = ask(Request::TcpClaim { ticket, local });
-    Ok(Some(Addr::of_inet(via, candidate.family)))
+    Ok(match ask(Request::TcpClaim { ticket, local }) {
+        Ok(_) => Way::Esp(Addr::of_inet(via, candidate.family)),
+        Err(errno) => Way::Failed(errno),
+    })
 }
 
 /// A socket that may be connected by ESP.
