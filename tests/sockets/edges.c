@@ -171,6 +171,19 @@ static void end(struct sockaddr_enet server) {
     CHECK(read_byte(fd) == 0);
 }
 
+static struct sockaddr_enet there;
+
+static ssize_t connect_there(int fd) { return connect_to(fd, &there); }
+
+/* A connection that could not be asked for is not there when the program calls again. */
+static void unasked(struct sockaddr_enet server) {
+    int fd = socket(PF_ENET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    there = server;
+    CHECK(limited(0, connect_there, fd) == -1 && errno == EMFILE);
+    CHECK(connect_to(fd, &server) == -1 && errno == ECONNABORTED);
+    CHECK(connect_to(fd, &server) == -1 && errno == ECONNABORTED);
+}
+
 /* Connects to one peer, another one, and the first one again, and then many times; waits with the
  * socket open. */
 static void peers(struct sockaddr_enet server) {
@@ -336,6 +349,7 @@ int main(int argc, char **argv) {
     else if (strcmp(argv[1], "planted") == 0) planted(addr);
     else if (strcmp(argv[1], "listening") == 0) listening(port);
     else if (strcmp(argv[1], "end") == 0) end(addr);
+    else if (strcmp(argv[1], "unasked") == 0) unasked(addr);
     else if (strcmp(argv[1], "peers") == 0) peers(addr);
     else if (strcmp(argv[1], "many") == 0) many(addr);
     else if (strcmp(argv[1], "both_first") == 0) both_first(addr);

@@ -150,6 +150,15 @@ pub(crate) fn wait_for(
     }
 }
 
+/// Returns true if both directions of a stream have been shut down.
+pub(crate) fn is_hung_up(fd: c_int) -> bool {
+    let now = timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    wait_for(fd, 0, Some(&now)) == Ok(true)
+}
+
 pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     call!(SYS_recvmsg, fd, message, flags) as isize
 }

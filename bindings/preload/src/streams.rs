@@ -133,6 +133,8 @@ fn connect_again(fd: c_int, own: &Own) -> Result<(), Errno> {
     }
     match state.errno {
         0 if state.connecting => Err(libc::EALREADY),
+        // The broker has not got the request, or has closed its end before.
+        0 if kernel::is_hung_up(fd) => Err(libc::ECONNABORTED),
         0 if state.is_new => Ok(()),
         0 => Err(libc::EISCONN),
         errno => Err(errno),

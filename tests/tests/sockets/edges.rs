@@ -91,6 +91,13 @@ fn the_end_of_a_stream_is_no_reset_without_free_descriptors() {
 }
 
 #[test]
+fn a_connection_that_could_not_be_asked_for_has_failed() {
+    if let Some(edges) = Edges::new("a_connection_that_could_not") {
+        edges.passes("unasked");
+    }
+}
+
+#[test]
 fn two_processes_send_the_first_datagrams_of_a_socket() {
     if let Some(edges) = Edges::new("two_processes_send") {
         edges.passes("both_first");
