@@ -33,6 +33,7 @@
 //! | `kernel` | the calls of the kernel, without this library |
 //! | `memory` | structures of C in the program's memory |
 //! | `own` | sockets of `AF_ENET`: their names, and the broker |
+//! | `signals` | waits that signals interrupt |
 //! | `streams`, `datagrams`, `options` | calls on these |
 //! | `tcp` | calls on sockets of TCP |
 //! | `interpose`, `many` | the functions that programs call |
@@ -54,5 +55,6 @@ pub mod many;
 mod memory;
 mod options;
 mod own;
+mod signals;
 mod streams;
 mod tcp;

@@ -1,6 +1,7 @@
 //! Unmodified programs under esprun: sockets of AF_ENET from C, and TCP over ESP.
 
 mod addresses;
+mod brokers;
 mod descriptors;
 mod edges;
 mod starting;

@@ -124,44 +124,20 @@ impl Broker {
         format!("{name}.{tag}")
     }
 
-    /// Sends a request and waits for the answer. `user` returns the user of a socket's other end:
-    /// once the broker has ended, other users may take its name.
+    /// Sends a request to the broker, to which `stream` is connected; the answer comes there, too.
+    /// `user` is that of the other end: once the broker has ended, other users may take its name.
     ///
     /// # Errors
-    /// The broker has ended or does not answer, or another user does.
-    pub fn ask(
-        &self,
-        request: Request,
-        user: impl Fn(&UnixStream) -> Option<u32>,
-    ) -> io::Result<Answer> {
-        let patience = match &request {
-            Request::TcpListen { .. } => LISTEN_PATIENCE,
-            _ => PATIENCE,
-        };
-        let stream = self.send(request, user)?;
-        stream.set_read_timeout(Some(patience))?;
-        read_line(&stream)
-    }
-
-    /// Sends a request; the stream then has the answer. See [`Broker::ask`].
-    ///
-    /// # Errors
-    /// The broker has ended, or another user has its name.
-    pub fn send(
-        &self,
-        request: Request,
-        user: impl Fn(&UnixStream) -> Option<u32>,
-    ) -> io::Result<UnixStream> {
-        let stream = UnixStream::connect_addr(&abstract_addr(&self.control())?)?;
-        if user(&stream) != Some(self.uid) {
+    /// Another user has the name, or the broker has ended.
+    pub fn send(&self, stream: &UnixStream, user: Option<u32>, request: Request) -> io::Result<()> {
+        if user != Some(self.uid) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let sealed = Sealed {
             secret: self.secret.clone(),
             request,
         };
-        write_line(&stream, &sealed)?;
-        Ok(stream)
+        write_line(stream, &sealed)
     }
 }
 
@@ -231,6 +207,16 @@ pub enum Request {
     TcpNames { local: SocketAddr, peer: SocketAddr },
     /// Asks for all sockets; without the secret, by the broker's user or root. See [`list`].
     Sockets,
+}
+
+impl Request {
+    /// Returns the maximum wait for the answer, if it does not depend on another node.
+    pub fn patience(&self) -> Duration {
+        match self {
+            Request::TcpListen { .. } => LISTEN_PATIENCE,
+            _ => PATIENCE,
+        }
+    }
 }
 
 /// Answer of the broker.
@@ -374,14 +360,17 @@ pub fn list(stream: &UnixStream, deadline: Instant) -> io::Result<Sockets> {
 ///
 /// # Errors
 /// Those of the stream; the line is longer than 4 KiB or is no such message.
-pub fn read_line<T: serde::de::DeserializeOwned>(stream: &UnixStream) -> io::Result<T> {
+pub fn read_line<T: serde::de::DeserializeOwned>(stream: impl Read) -> io::Result<T> {
     read_to(stream, MAX_MESSAGE)
 }
 
 /// A stream whose reads end at a time, however many there are.
-struct Until<'a> {
-    stream: &'a UnixStream,
-    deadline: Instant,
+#[derive(Debug)]
+pub struct Until<'a> {
+    /// The stream, whose read timeout is changed.
+    pub stream: &'a UnixStream,
+    /// That time.
+    pub deadline: Instant,
 }
 
 impl Read for Until<'_> {
