@@ -161,6 +161,13 @@ static ssize_t read_byte(int fd) {
     return read(fd, &byte, 1);
 }
 
+static int error_of(int fd) {
+    int error = -1;
+    socklen_t length = sizeof error;
+    CHECK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0);
+    return error;
+}
+
 /* Without a descriptor to ask with, the end of a stream is not taken for a reset. */
 static void end(struct sockaddr_enet server) {
     int fd = socket(PF_ENET, SOCK_STREAM, 0);
@@ -182,6 +189,36 @@ static void unasked(struct sockaddr_enet server) {
     CHECK(limited(0, connect_there, fd) == -1 && errno == EMFILE);
     CHECK(connect_to(fd, &server) == -1 && errno == ECONNABORTED);
     CHECK(connect_to(fd, &server) == -1 && errno == ECONNABORTED);
+}
+
+/* Accepts a stream that is reset. */
+static void reset(int port) {
+    int listener = socket(PF_ENET, SOCK_STREAM, 0);
+    CHECK(bind_to(listener, port) == 0 && listen(listener, 1) == 0);
+    printf("ready\n");
+    fflush(stdout);
+    int fd = accept(listener, NULL, NULL);
+    CHECK(fd >= 0 && read_byte(fd) == -1 && errno == ECONNRESET);
+}
+
+/* The broker can connect a stream, and has no threads to copy for it; then none to connect one.
+ * Reads the broker's process and how many threads its user may have. */
+static void without_threads(struct sockaddr_enet server) {
+    int fd = socket(PF_ENET, SOCK_STREAM, 0), broker;
+    int other = socket(PF_ENET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    unsigned long most;
+    printf("ready\n");
+    fflush(stdout);
+    CHECK(scanf("%d %lu", &broker, &most) == 2);
+    struct rlimit limit = {most, most};
+    CHECK(prlimit(broker, RLIMIT_NPROC, &limit, NULL) == 0);
+    CHECK(connect_to(fd, &server) == 0);
+    CHECK(read_byte(fd) == -1 && errno == ENOBUFS && error_of(fd) == ENOBUFS);
+    printf("failed\n");
+    fflush(stdout);
+    CHECK(scanf("%lu", &most) == 1);
+    CHECK(connect_to(other, &server) == -1 && errno == ENOBUFS);
+    CHECK(connect_to(other, &server) == -1 && errno == ENOBUFS);
 }
 
 /* Connects to one peer, another one, and the first one again, and then many times; waits with the
@@ -212,13 +249,6 @@ static void alarm_in(long microseconds, int restart) {
     struct itimerval once = {.it_value = {microseconds / 1000000, microseconds % 1000000}};
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     CHECK(setitimer(ITIMER_REAL, &once, NULL) == 0);
-}
-
-static int error_of(int fd) {
-    int error = -1;
-    socklen_t length = sizeof error;
-    CHECK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0);
-    return error;
 }
 
 /* Signals while a program connects: to a node that does not answer, and often to the server. */
@@ -339,6 +369,11 @@ int main(int argc, char **argv) {
     CHECK(argc >= 3);
     int port = atoi(argv[2]);
     if (strcmp(argv[1], "serve") == 0) serve(port);
+    if (strcmp(argv[1], "reset") == 0) {
+        reset(port);
+        printf("PASS\n");
+        return 0;
+    }
     CHECK(argc >= 4);
     struct sockaddr_enet addr = any(port);
     unsigned mac[6];
@@ -349,6 +384,7 @@ int main(int argc, char **argv) {
     else if (strcmp(argv[1], "planted") == 0) planted(addr);
     else if (strcmp(argv[1], "listening") == 0) listening(port);
     else if (strcmp(argv[1], "end") == 0) end(addr);
+    else if (strcmp(argv[1], "without_threads") == 0) without_threads(addr);
     else if (strcmp(argv[1], "unasked") == 0) unasked(addr);
     else if (strcmp(argv[1], "peers") == 0) peers(addr);
     else if (strcmp(argv[1], "many") == 0) many(addr);

@@ -1,6 +1,5 @@
 //! Programs whose broker does not do what that of esprun does: a stand-in has its socket.
 
-use std::io::Write;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;

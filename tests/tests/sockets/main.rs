@@ -5,9 +5,10 @@ mod brokers;
 mod descriptors;
 mod edges;
 mod starting;
+mod strangers;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;

@@ -1,0 +1,81 @@
+//! What other users of the node can do to a broker, and what a shortage does to its programs.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// A user without other processes.
+const USER: u32 = 54321;
+
+/// Returns the number of threads of [`USER`].
+fn threads() -> u64 {
+    let user = format!("Uid:\t{USER}\t");
+    let all = fs::read_dir("/proc").expect("the processes").flatten();
+    let texts = all.filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok());
+    let own = texts.filter(|text| text.contains(&user));
+    let number = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("Threads:"));
+        line.and_then(|count| count.trim().parse::<u64>().ok())
+    };
+    own.filter_map(number).sum()
+}
+
+/// Waits until a broker has no threads for requests and streams.
+fn wait_for_rest(broker: u32) {
+    wait_until("the broker serves nothing", || {
+        let threads = fs::read_dir(format!("/proc/{broker}/task")).expect("its threads");
+        let paths = threads.map(|thread| thread.expect("one").path().join("comm"));
+        let mut names = paths.filter_map(|path| fs::read_to_string(path).ok());
+        names.all(|name| !matches!(name.trim(), "request" | "stream" | "to-esp" | "connect"))
+    });
+}
+
+#[test]
+fn a_stream_without_a_thread_ends_by_an_error() {
+    let Some(lab) = lab_or_skip("a_stream_without_a_thread", &LabOptions::new(2)) else {
+        return;
+    };
+    // Independent of the umask.
+    let socket = lab.socket(0);
+    let folder = socket.parent().expect("a folder");
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("open it for the user");
+    let program = compiled("edges");
+    let mut server = esprun(&lab, 1, &[], &program);
+    let mut server = Killed(server.args(["reset", "2805"]).spawn().expect("start it"));
+    let mut out = prints(&mut server.0, "ready");
+    let mut client = lab.command(0, "env").expect("a command");
+    // Other users have no access to the lab's directory, but in their own one.
+    client.current_dir(folder);
+    client.args([
+        "ESP_SOCKET=esp.sock",
+        "setpriv",
+        "--clear-groups",
+        "--regid",
+        &USER.to_string(),
+    ]);
+    client.args(["--reuid", &USER.to_string()]);
+    client.arg(programs().join("esprun")).arg(&program);
+    client.args(["without_threads", "2805", &Node(1).mac_text()]);
+    client.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut client = Killed(client.spawn().expect("start it"));
+    let mut steps = prints(&mut client.0, "ready");
+    let broker = broker_of(client.0.id());
+    wait_for_rest(broker);
+    let mut input = client.0.stdin.take().expect("a pipe");
+    // One for the request, or the stream: that has two.
+    let most = threads() + 1;
+    for (numbers, expected) in [
+        (format!("{broker} {most}"), "failed\n"),
+        (most.to_string(), "PASS\n"),
+    ] {
+        wait_for_rest(broker);
+        // An error: the program says why it has ended.
+        let _ = writeln!(input, "{numbers}");
+        let mut line = String::new();
+        steps.read_line(&mut line).expect("read");
+        assert_eq!(line, expected);
+    }
+    let mut line = String::new();
+    out.read_line(&mut line).expect("read");
+    assert_eq!(line, "PASS\n");
+}
