@@ -139,6 +139,32 @@ static void planted(struct sockaddr_enet server) {
     CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
 }
 
+/* The kernel, if it can, refuses descriptors that others send to the sockets of a program. */
+static void refusing(int port) {
+    enum { PASSRIGHTS = 83 }; /* SO_PASSRIGHTS, of Linux 6.16 */
+    int fds[2] = {socket(PF_ENET, SOCK_DGRAM, 0), socket(PF_ENET, SOCK_STREAM, 0)};
+    int pair[2], off = 0;
+    CHECK(bind_to(fds[1], port) == 0 && listen(fds[1], 1) == 0);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    int refuses = setsockopt(pair[0], SOL_SOCKET, PASSRIGHTS, &off, sizeof off) == 0;
+    for (int i = 0; i < 2; i++) {
+        int other = socket(AF_UNIX, i == 0 ? SOCK_DGRAM : SOCK_STREAM, 0);
+        struct sockaddr_un name;
+        socklen_t length = sizeof name;
+        CHECK(syscall(SYS_getsockname, fds[i], &name, &length) == 0);
+        CHECK(connect(other, (struct sockaddr *)&name, length) == 0);
+        char control[CMSG_SPACE(sizeof other)] = {0}, byte = 'x';
+        struct iovec part = {&byte, 1};
+        struct msghdr message = {NULL, 0, &part, 1, control, sizeof control, 0};
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof other);
+        memcpy(CMSG_DATA(header), &other, sizeof other);
+        CHECK((sendmsg(other, &message, 0) == -1 && errno == EPERM) == refuses);
+    }
+}
+
 /* `listen` fails again while another listener has the port, and listens when it returns 0. */
 static void listening(int port) {
     int first = socket(PF_ENET, SOCK_STREAM, 0), second = socket(PF_ENET, SOCK_STREAM, 0);
@@ -382,6 +408,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 6; i++) addr.se_addr[i] = (uint8_t)mac[i];
     if (strcmp(argv[1], "again") == 0) again(argv, port);
     else if (strcmp(argv[1], "planted") == 0) planted(addr);
+    else if (strcmp(argv[1], "refusing") == 0) refusing(port);
     else if (strcmp(argv[1], "listening") == 0) listening(port);
     else if (strcmp(argv[1], "end") == 0) end(addr);
     else if (strcmp(argv[1], "without_threads") == 0) without_threads(addr);

@@ -11,7 +11,7 @@ use libc::{SOCK_DGRAM, SOCK_STREAM, c_int};
 use preload_wire::{Answer, Broker, PATIENCE, Request, State, Until, VARIABLE, read_line};
 
 use crate::kernel::{self, Errno};
-use crate::memory::{Addr, ask_for_senders, option, peer_user};
+use crate::memory::{Addr, ask_for_senders, option, peer_user, refuse_descriptors};
 use crate::signals;
 
 /// Pause between two looks whether the broker has room for a request, or has answered.
@@ -211,6 +211,7 @@ pub(crate) fn open(kind: c_int, protocol: c_int) -> Result<c_int, Errno> {
     let name = format!("{prefix}{letter}.{}.{id:016x}", std::process::id());
     let addr = Addr::of_name(&name);
     let (to, len) = addr.raw();
+    refuse_descriptors(fd);
     let asked = match letter {
         'd' => ask_for_senders(fd),
         _ => Ok(()),

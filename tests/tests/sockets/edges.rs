@@ -57,6 +57,13 @@ fn names_that_another_user_has_bound_get_no_datagrams() {
 }
 
 #[test]
+fn programs_refuse_the_descriptors_of_others() {
+    if let Some(edges) = Edges::new("programs_refuse_the_descriptors") {
+        edges.passes("refusing");
+    }
+}
+
+#[test]
 fn a_datagram_socket_is_connected_to_a_former_peer_again() {
     let Some(edges) = Edges::new("a_datagram_socket_is_connected") else {
         return;
