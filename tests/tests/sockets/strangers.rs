@@ -4,6 +4,86 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
+/// Another user: passes to the broker a socket whose close blocks, sends it a request that never
+/// ends, and takes many connections at each of its sockets. Prints whether the first ones are still
+/// open once the last one has ended, and whether the request was ended before its time.
+const STRANGER: &str = r#"
+import encodings.idna, os, socket, struct, time
+end = "control"
+names = (line.rstrip().rpartition("@")[2] for line in open("/proc/net/unix"))
+prefix = next(name for name in names if name.startswith("esp.") and name.endswith(end))[:-len(end)]
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+def connect(to, name=""):
+    s = socket.socket(socket.AF_UNIX)
+    if name:
+        s.bind("\0" + prefix + name)
+    s.connect("\0" + prefix + to)
+    return s
+def ended(s, flags=0):
+    try:
+        return not s.recv(1, flags)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+line = b'{"secret":"","request":"Sockets"}\n'
+listener = socket.create_server(("127.0.0.1", 0))
+def pass_one(to):
+    s = socket.create_connection(listener.getsockname())
+    s.setblocking(False)
+    try:
+        while True: s.send(bytes(65536))
+    except BlockingIOError: pass
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    try:
+        socket.send_fds(to, [line], [s.fileno()])
+    except OSError:
+        # The kernel refuses it for the broker, or the broker has closed its end.
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+passed = [connect("control"), connect("streams"), connect("streams", "s.1.x")]
+for s in passed:
+    pass_one(s)
+assert ended(passed[0])
+slow, is_cut = connect("control"), False
+def drip():
+    global is_cut
+    try:
+        slow.send(b" ")
+    except OSError:
+        is_cut = True
+drip()
+idle = [connect("control") for number in range(200)]
+assert ended(idle[-1])
+control = "open" if not ended(idle[0], socket.MSG_DONTWAIT) else "ended"
+for step in range(300):
+    if not is_cut:
+        time.sleep(0.1)
+        drip()
+print(control, "cut" if is_cut else "endless")
+"#;
+
+#[test]
+fn other_users_have_bounded_parts_of_a_broker() {
+    let Some(lab) = bare_lab("other_users_have_bounded", 1) else {
+        return;
+    };
+    let mut program = esprun(&lab, 0, &["--tcp"], Path::new("sh"));
+    program.args(["-c", "echo ready; read line"]);
+    let mut program = Killed(program.stdin(Stdio::piped()).spawn().expect("start it"));
+    prints(&mut program.0, "ready");
+    let script = TempFile::new(STRANGER);
+    let mut stranger = lab.command(0, "python3").expect("a command");
+    let stranger = output(stranger.arg(script.path()));
+    assert_eq!(stranger.out, "open cut\n", "{stranger:?}");
+    let mut command = lab
+        .command(0, programs().join("esprun"))
+        .expect("a command");
+    let esprun = output(command.args(["--tcp", "true"]));
+    assert_eq!(esprun.code, Some(0), "{esprun:?}");
+}
+
 /// A user without other processes.
 const USER: u32 = 54321;
 

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use cli::out::{Doing, Failure, Verdict};
 use esp_client::Spin;
+use netif::{Closer, refuse_descriptors};
 use nix::errno::Errno;
 use preload_wire::{Broker, VARIABLE, abstract_addr};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -59,6 +60,8 @@ struct Node {
     tcp: Tcp,
     /// Number of threads that serve programs.
     busy: AtomicUsize,
+    /// Closes connections into which other users may have sent descriptors.
+    closer: Closer,
 }
 
 impl Node {
@@ -138,7 +141,12 @@ fn prepare(
     // Signals of the terminal are for the program.
     setsid().doing("leaving the session")?;
     raise_limit();
-    let bind = |name: &str| UnixListener::bind_addr(&abstract_addr(name)?);
+    let bind = |name: &str| {
+        let listener = UnixListener::bind_addr(&abstract_addr(name)?)?;
+        // Older kernels pass them: see `closer`.
+        refuse_descriptors(&listener);
+        io::Result::Ok(listener)
+    };
     let control = bind(&broker.control()).doing("listening")?;
     let streams = bind(&broker.streams()).doing("listening")?;
     let tcp = Tcp::new(broker.tcp, rules::load(rules)?).doing("listening on loopback")?;
@@ -148,6 +156,7 @@ fn prepare(
         table: Table::default(),
         tcp,
         busy: AtomicUsize::new(0),
+        closer: Closer::default(),
     });
     let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name(name.into());
@@ -204,7 +213,7 @@ fn watch(node: &Arc<Node>, program: &std::os::fd::OwnedFd) {
         };
         node.table.sweep(&all, &names);
         node.tcp.sweep();
-        streams::expire();
+        streams::expire(node);
         let prefix = node.broker.prefix();
         let holds = || {
             // Those of the broker have more parts.

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use esp_client::{Client, EspAddr, EspListener, EspStream, MacAddr, NodeAddr};
 use nix::errno::Errno;
 use preload_wire::{Broker, Enet};
-use rustix::net::sockopt::socket_peercred;
 
 use super::pump::{drop_bytes, pump};
 use super::table::{Entry, lock};
@@ -23,13 +22,21 @@ const OTHER_HALF: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Halves {
     /// Sockets of programs.
-    sockets: HashMap<String, (UnixStream, Instant)>,
+    sockets: HashMap<String, Socket>,
     /// Streams that are connected.
     streams: HashMap<String, (EspStream, Instant)>,
     /// Attempts to connect for which programs wait, or waited until a signal came.
     attempts: HashMap<String, Waiting>,
     /// Results of attempts whose programs do not wait any more.
     late: HashMap<String, (io::Result<EspStream>, Instant)>,
+}
+
+/// The broker's end of a program's socket.
+struct Socket {
+    end: UnixStream,
+    /// User of the program.
+    user: u32,
+    since: Instant,
 }
 
 /// Whether a program waits for the result of an attempt.
@@ -133,10 +140,10 @@ pub(super) fn interrupt(name: &str) -> io::Result<()> {
 }
 
 /// Drops halves of connections whose other half did not come.
-pub(super) fn expire() {
+pub(super) fn expire(node: &Node) {
     let is_late = |since: &Instant| since.elapsed() >= OTHER_HALF;
     let mut halves = lock(&HALVES);
-    let sockets = halves.sockets.extract_if(|_, half| is_late(&half.1));
+    let sockets = halves.sockets.extract_if(|_, half| is_late(&half.since));
     let sockets: Vec<_> = sockets.collect();
     let streams = halves.streams.extract_if(|_, half| is_late(&half.1));
     let streams: Vec<_> = streams.collect();
@@ -144,7 +151,10 @@ pub(super) fn expire() {
     let late: Vec<_> = late.collect();
     // Their ends take a moment.
     drop(halves);
-    drop((sockets, streams, late));
+    drop((streams, late));
+    for (_, socket) in sockets {
+        node.closer.close_socket(socket.user, socket.end.into());
+    }
 }
 
 /// Begins to connect a stream, or goes on with an attempt for which another call waits or waited.
@@ -199,7 +209,7 @@ fn wait_for_socket(name: &str) -> io::Result<UnixStream> {
     let (mut halves, _) = waited.unwrap_or_else(PoisonError::into_inner);
     let found = halves.sockets.remove(name);
     found
-        .map(|(socket, _)| socket)
+        .map(|socket| socket.end)
         .ok_or_else(|| Errno::ENOTCONN.into())
 }
 
@@ -233,34 +243,47 @@ pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
-        let addr = socket.peer_addr().ok();
-        let name = addr.as_ref().and_then(|addr| addr.as_abstract_name());
-        let Some(name) = name.and_then(|name| std::str::from_utf8(name).ok()) else {
-            continue;
-        };
-        if !is_stream(&node.broker, name) || !is_allowed(&socket) {
-            continue;
+        let user = system::user_of(&socket);
+        if let Err(socket) = take(node, socket, user) {
+            node.closer.close_socket(user, socket.into());
         }
-        let mut halves = lock(&HALVES);
-        let Some((stream, _)) = halves.streams.remove(name) else {
-            let half = (socket, Instant::now());
-            halves.sockets.insert(name.to_owned(), half);
-            ARRIVED.notify_all();
-            continue;
-        };
-        drop(halves);
-        let Ok(entry) = node.table.entry(name) else {
-            stream.abort();
-            continue;
-        };
-        serve_busily(node, "stream", name, (entry, socket, stream));
     }
 }
 
-/// Returns true if the other end may be a program.
-fn is_allowed(socket: &UnixStream) -> bool {
-    let other = socket_peercred(socket);
-    other.is_ok_and(|other| system::is_user_of_programs(other.uid.as_raw()))
+/// Takes the connection of a program's socket; gives it back if it is none.
+fn take(node: &Arc<Node>, socket: UnixStream, user: u32) -> Result<(), UnixStream> {
+    let addr = socket.peer_addr().ok();
+    let name = addr.as_ref().and_then(|addr| addr.as_abstract_name());
+    let name = name.and_then(|name| std::str::from_utf8(name).ok());
+    let is_allowed = |name: &&str| {
+        // Other users may connect, too.
+        is_stream(&node.broker, name) && system::is_user_of_programs(user)
+    };
+    let Some(name) = name.filter(is_allowed) else {
+        return Err(socket);
+    };
+    let mut halves = lock(&HALVES);
+    if let Some((stream, _)) = halves.streams.remove(name) {
+        drop(halves);
+        let Ok(entry) = node.table.entry(name) else {
+            stream.abort();
+            return Err(socket);
+        };
+        serve_busily(node, "stream", name, (entry, socket, stream));
+        return Ok(());
+    }
+    let half = Socket {
+        end: socket,
+        user,
+        since: Instant::now(),
+    };
+    let earlier = halves.sockets.insert(name.to_owned(), half);
+    ARRIVED.notify_all();
+    drop(halves);
+    if let Some(earlier) = earlier {
+        node.closer.close_socket(earlier.user, earlier.end.into());
+    }
+    Ok(())
 }
 
 /// Copies in a thread of this name until both directions have ended, and then ends the socket
