@@ -57,11 +57,14 @@ drip()
 idle = [connect("control") for number in range(200)]
 assert ended(idle[-1])
 control = "open" if not ended(idle[0], socket.MSG_DONTWAIT) else "ended"
+idle = [connect("streams", "s.1.%d" % number) for number in range(200)]
+assert ended(idle[-1])
+streams = "open" if not ended(idle[0], socket.MSG_DONTWAIT) else "ended"
 for step in range(300):
     if not is_cut:
         time.sleep(0.1)
         drip()
-print(control, "cut" if is_cut else "endless")
+print(control, streams, "cut" if is_cut else "endless")
 "#;
 
 #[test]
@@ -76,7 +79,7 @@ fn other_users_have_bounded_parts_of_a_broker() {
     let script = TempFile::new(STRANGER);
     let mut stranger = lab.command(0, "python3").expect("a command");
     let stranger = output(stranger.arg(script.path()));
-    assert_eq!(stranger.out, "open cut\n", "{stranger:?}");
+    assert_eq!(stranger.out, "open open cut\n", "{stranger:?}");
     let mut command = lab
         .command(0, programs().join("esprun"))
         .expect("a command");

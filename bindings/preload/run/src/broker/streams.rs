@@ -13,10 +13,14 @@ use preload_wire::{Broker, Enet};
 
 use super::pump::{drop_bytes, pump};
 use super::table::{Entry, lock};
-use super::{Node, SLEEP, system};
+use super::{MAX_SOCKETS, Node, SLEEP, system};
 
 /// Maximum wait for the other half of a connection, which its program makes at once.
 const OTHER_HALF: Duration = Duration::from_secs(10);
+
+/// Most sockets that wait of each user other than the broker's and root. These users get no more
+/// room when half of [`MAX_SOCKETS`] wait.
+const MAX_OF_OTHERS: usize = 64;
 
 /// Halves of connections that wait for the other one, by the name of the program's socket.
 #[derive(Default)]
@@ -37,6 +41,18 @@ struct Socket {
     /// User of the program.
     user: u32,
     since: Instant,
+}
+
+impl Halves {
+    /// Returns true if there is room for one more socket of this user.
+    fn has_room(&self, user: u32) -> bool {
+        let sockets = &self.sockets;
+        if system::is_own_or_root(user) {
+            return sockets.len() < MAX_SOCKETS;
+        }
+        let of_user = sockets.values().filter(|socket| socket.user == user);
+        sockets.len() < MAX_SOCKETS / 2 && of_user.count() < MAX_OF_OTHERS
+    }
 }
 
 /// Whether a program waits for the result of an attempt.
@@ -250,7 +266,7 @@ pub(super) fn accept(node: &Arc<Node>, listener: &UnixListener) {
     }
 }
 
-/// Takes the connection of a program's socket; gives it back if it is none.
+/// Takes the connection of a program's socket; gives it back if it is none, or there is no room.
 fn take(node: &Arc<Node>, socket: UnixStream, user: u32) -> Result<(), UnixStream> {
     let addr = socket.peer_addr().ok();
     let name = addr.as_ref().and_then(|addr| addr.as_abstract_name());
@@ -271,6 +287,9 @@ fn take(node: &Arc<Node>, socket: UnixStream, user: u32) -> Result<(), UnixStrea
         };
         serve_busily(node, "stream", name, (entry, socket, stream));
         return Ok(());
+    }
+    if !halves.has_room(user) {
+        return Err(socket);
     }
     let half = Socket {
         end: socket,
